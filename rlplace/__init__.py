@@ -1,0 +1,55 @@
+"""rlplace: reinforcement-learning device placement for PyTorch.
+
+The face of the package; importing it imports no torch.
+
+    graph   = rlplace.capture(model, inputs, loss_fn=loss, optimizer="adam")
+    problem = rlplace.Problem.profile(graph, rlplace.Host.detect())
+    result  = rlplace.train(problem, budget_s=300, seed=0)
+    step    = rlplace.export.to_step(model, graph, result.placement)
+    placed  = rlplace.place(model, inputs)          # all of the above in one call
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "capture": "rlplace.graphs",
+    "OpGraph": "rlplace.graphs",
+    "Grouping": "rlplace.graphs",
+    "group_ops": "rlplace.graphs",
+    "Costs": "rlplace.measure",
+    "Device": "rlplace.measure",
+    "Host": "rlplace.measure",
+    "HostRunner": "rlplace.measure",
+    "Measurement": "rlplace.measure",
+    "Measurer": "rlplace.measure",
+    "Placement": "rlplace.measure",
+    "Plan": "rlplace.measure",
+    "Problem": "rlplace.measure",
+    "Simulator": "rlplace.measure",
+    "load_placement": "rlplace.measure",
+    "save_placement": "rlplace.measure",
+    "TrainConfig": "rlplace.train",
+    "TrainResult": "rlplace.train",
+    "train": "rlplace.train",
+    "place": "rlplace.export",
+}
+_ROOMS = ("cli", "env", "errors", "export", "graphs", "measure", "policy", "report", "search", "workloads")
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"rlplace.{name}")
+    raise AttributeError(f"module 'rlplace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS])

@@ -1,0 +1,91 @@
+"""Every error that rlplace raises on purpose.
+
+One root, named for the condition. A message says what, actual, expected and what to do next; the same facts are
+attributes, so that a program can act on them. `UserError`s are mistakes of the caller (the command line exits with 2),
+the rest are failures of ours or of the machine (exit code 1).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlplaceError(Exception):
+    """Root of every error that rlplace raises on purpose."""
+
+
+class UserError(RlplaceError):
+    """The caller asked for something that cannot be: exit code 2."""
+
+
+class UnknownName(UserError):
+    """A name that nothing answers to; carries `kind`, `name`, `known` and the `nearest` known names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind = kind
+        self.name = name
+        self.known = tuple(sorted(known))
+        self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
+        hint = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
+        super().__init__(f"unknown {kind} {name!r}: {hint} Known: {', '.join(self.known)}.")
+
+
+class InvalidValue(UserError):
+    """A value of the wrong type, range or length; carries `field`, `actual` and `expected`."""
+
+    def __init__(self, field: str, actual: object, expected: str, *, where: str = "", hint: str = "") -> None:
+        self.field = field
+        self.actual = actual
+        self.expected = expected
+        self.where = where
+        prefix = f"{where}: " if where else ""
+        suffix = f" {hint}" if hint else ""
+        super().__init__(f"{prefix}{field} is {actual!r}, expected {expected}.{suffix}")
+
+
+class FileProblem(UserError):
+    """A file that is missing, malformed or in the way; carries `path`."""
+
+    def __init__(self, path: object, message: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{path}: {message}")
+
+
+class FingerprintMismatch(UserError):
+    """A placement or graph made for another graph or host; carries `kind`, `actual` and `expected`."""
+
+    def __init__(self, kind: str, actual: str, expected: str) -> None:
+        self.kind = kind
+        self.actual = actual
+        self.expected = expected
+        super().__init__(
+            f"this file was made for another {kind}: its {kind} fingerprint is {actual}, yours is {expected}. "
+            f"Use the {kind} that it was made for, or search a placement for this one."
+        )
+
+
+class CaptureError(UserError):
+    """A model that cannot be captured; carries `op` and the user's `source` line where they are known."""
+
+    def __init__(self, message: str, *, op: str = "", source: str = "") -> None:
+        self.op = op
+        self.source = source
+        super().__init__(message)
+
+
+class MissingExtra(UserError):
+    """An optional dependency that is not installed; carries `package` and `extra`."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(f"{package} is not installed; it comes with an extra: pip install 'rlplace[{extra}]'.")
+
+
+class RunnerError(RlplaceError):
+    """The machine or our runner failed while running a placement; carries the `op` where it is known."""
+
+    def __init__(self, message: str, *, op: str = "") -> None:
+        self.op = op
+        super().__init__(message)
