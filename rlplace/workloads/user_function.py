@@ -1,0 +1,152 @@
+"""`load`: a workload from a user's function."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+
+from torch import Tensor, nn
+
+from rlplace.errors import InvalidValue, RlplaceError, UnknownName
+from rlplace.workloads.registry import OPTIMIZERS, Optimizer, Workload
+
+RETURNED = "(model, inputs[, loss_fn[, optimizer]])"
+
+
+def load(name: str) -> Workload:
+    """The workload that the function `package.module:function` returns, checked.
+
+    The current folder is importable while the module is imported and the function runs.
+
+    Args:
+        name: the module and a function of it that takes no arguments and returns
+            `(model, inputs[, loss_fn[, optimizer]])`.
+
+    Raises:
+        UnknownName: there is no such module, function or optimizer.
+        InvalidValue: the module could not be imported, the function raised (`__cause__` is its error), or it returned
+            something else.
+    """
+    module_name, _, function_name = name.partition(":")
+    with _current_folder_importable():
+        function = _find(_import(module_name), function_name, name)
+        try:
+            returned = function()
+        except RlplaceError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InvalidValue(
+                "workload", name, f"a function without arguments that returns {RETURNED}", hint=_raised(error)
+            ) from error
+    return _checked(returned, name)
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except RlplaceError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and _is_or_contains(error.name, name):
+            raise UnknownName(f"module (in {Path.cwd()} or on Python's path)", name, _modules_beside(name)) from error
+        raise InvalidValue("workload", name, "a module that can be imported", hint=_raised(error)) from error
+
+
+def _is_or_contains(missing: str | None, name: str) -> bool:
+    return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _modules_beside(name: str) -> list[str]:
+    """Names that could have been meant: modules of the imported parent package, else of the current folder."""
+    parent, dot, _ = name.rpartition(".")
+    package = sys.modules.get(parent)
+    paths = getattr(package, "__path__", None) if package else None
+    if paths is None:
+        return [module.name for module in pkgutil.iter_modules([str(Path.cwd())])]
+    return [f"{parent}{dot}{module.name}" for module in pkgutil.iter_modules(paths)]
+
+
+def _find(module: ModuleType, function_name: str, name: str) -> Callable[[], object]:
+    if not hasattr(module, function_name):
+        functions = [key for key, _ in inspect.getmembers(module, inspect.isfunction)]
+        raise UnknownName(f"function of module {module.__name__}", function_name, functions)
+    found: object = getattr(module, function_name)
+    if not callable(found):
+        raise InvalidValue("workload", name, f"a function, but {function_name} is of type {_type_name(found)}")
+    return found
+
+
+def _raised(error: BaseException) -> str:
+    """What was raised, and the last line of it that is not in the import machinery."""
+    ours = ("<frozen ", importlib.__file__, __file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"It raised {type(error).__name__}: {error}{where}."
+
+
+def _checked(returned: object, name: str) -> Workload:
+    where = f"what {name} returned"
+    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 4:
+        actual = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else _type_name(returned)
+        raise InvalidValue("the value", actual, RETURNED, where=where)
+    model, inputs, loss_fn, optimizer = (*returned, None, None)[:4]
+    if not isinstance(model, nn.Module):
+        raise InvalidValue("model", _type_name(model), "a torch.nn.Module", where=where)
+    if loss_fn is not None and not callable(loss_fn):
+        raise InvalidValue(
+            "loss_fn", _type_name(loss_fn), "a function from the model's output to a scalar", where=where
+        )
+    return Workload(name, model, _checked_inputs(inputs, where), loss_fn, _checked_optimizer(optimizer, loss_fn, where))
+
+
+def _checked_inputs(inputs: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
+    if isinstance(inputs, Tensor):
+        return (inputs,)
+    if isinstance(inputs, Mapping):
+        return {str(key): _checked_tensor(f"inputs[{key!r}]", value, where) for key, value in inputs.items()}
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return tuple(_checked_tensor(f"inputs[{index}]", value, where) for index, value in enumerate(inputs))
+    raise InvalidValue("inputs", _type_name(inputs), "a tensor, a tuple or a dict of tensors", where=where)
+
+
+def _checked_tensor(field: str, value: object, where: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        hint = "Set whatever is not a tensor inside the model."
+        raise InvalidValue(field, _type_name(value), "a tensor", where=where, hint=hint)
+    return value
+
+
+def _checked_optimizer(optimizer: object, loss_fn: object, where: str) -> Optimizer | None:
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, str):
+        raise InvalidValue("optimizer", _type_name(optimizer), f"one of {', '.join(OPTIMIZERS)}", where=where)
+    for known in OPTIMIZERS:
+        if optimizer == known:
+            if loss_fn is None:
+                raise InvalidValue("loss_fn", None, f"a function, since the optimizer is {optimizer!r}", where=where)
+            return known
+    raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.workloads import InceptionV3, InceptionV3Config, NMTConfig, WorkloadSpec, build, parse_workload
+
+TINY_NMT = "nmt@layers=1,units=4,batch=2,steps=3,vocab=7"
+
+
+def test_parsing_imports_no_torch():
+    code = (
+        "import sys; from rlplace.workloads import parse_workload; parse_workload('nmt@paper').config();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nmt", WorkloadSpec("nmt")),
+        ("nmt@small", WorkloadSpec("nmt", (), "small")),
+        ("inception_v3@paper", WorkloadSpec("inception_v3", (), "paper")),
+        ("nmt@layers=4,units=512", WorkloadSpec("nmt", (("layers", 4), ("units", 512)))),
+        ("nmt@small,batch=4", WorkloadSpec("nmt", (("batch", 4),), "small")),
+        ("nmt@bidirectional=True", WorkloadSpec("nmt", (("bidirectional", True),))),
+        ("inception_v3@dropout=0.2", WorkloadSpec("inception_v3", (("dropout", 0.2),))),
+        ("inception_v3@image_size=75", WorkloadSpec("inception_v3", (("image_size", 75),))),
+        (" nmt @ small , batch = 4 ", WorkloadSpec("nmt", (("batch", 4),), "small")),
+        ("package.module:function", WorkloadSpec("package.module:function")),
+    ],
+)
+def test_parse(text, expected):
+    assert parse_workload(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("nmtt", "nmt"),
+        ("inception", "inception_v3"),
+        ("nmt@smal", "small"),
+        ("nmt@layer=2", "layers"),
+        ("inception_v3@small,image=149", "image_size"),
+    ],
+)
+def test_unknown_name_offers_the_nearest(text, nearest):
+    with pytest.raises(UnknownName) as caught:
+        parse_workload(text)
+    assert nearest in caught.value.known
+    assert nearest in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nmt@", "a size"),
+        ("nmt@batch", "key=value"),
+        ("nmt@batch=4,small", "size comes first"),
+        ("nmt@batch=4,,steps=2", "key=value"),
+        ("nmt@batch=4,batch=5", "twice"),
+        ("nmt@batch=four", "an integer"),
+        ("nmt@batch=4.0", "an integer"),
+        ("nmt@batch=", "an integer"),
+        ("nmt@batch=0", "at least 1"),
+        ("nmt@bidirectional=1", "true or false"),
+        ("inception_v3@dropout=much", "a number"),
+        ("inception_v3@dropout=nan", "a finite number"),
+        ("inception_v3@batch=1,image_size=75", "at least 107"),
+        ("inception_v3@small,image_size=75", "at least 107"),
+        ("module:function@small", "no size and no options"),
+        ("my-module:function", "package.module:function"),
+        ("module:", "package.module:function"),
+        (":function", "package.module:function"),
+    ],
+)
+def test_invalid_value_says_what_was_expected(text, message):
+    with pytest.raises(InvalidValue, match=message):
+        parse_workload(text)
+
+
+def test_function_spec_takes_no_options():
+    with pytest.raises(InvalidValue, match="none"):
+        WorkloadSpec("module:function", (("batch", 4),))
+    with pytest.raises(UnknownName):
+        WorkloadSpec("module:function").config()
+
+
+def test_options_come_from_the_size():
+    assert parse_workload("nmt").config() == NMTConfig.small()
+    assert parse_workload("nmt").config("paper") == NMTConfig.paper()
+    assert parse_workload("nmt@small").config("paper") == NMTConfig.small()
+    assert parse_workload("inception_v3@batch=8").config("paper") == InceptionV3Config(batch=8, image_size=299)
+
+
+def test_size_decides_whether_options_fit():
+    spec = parse_workload("inception_v3@image_size=75")
+    assert spec.config("paper") == InceptionV3Config(batch=32, image_size=75)
+    with pytest.raises(InvalidValue, match="at least 107"):
+        spec.config("small")
+    with pytest.raises(UnknownName, match="small"):
+        spec.config("smal")
+
+
+@given(
+    size=st.sampled_from([None, "small", "paper"]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "layers": st.integers(1, 9),
+            "batch": st.integers(1, 10**9),
+            "bidirectional": st.booleans(),
+        },
+    ),
+)
+def test_text_of_a_spec_parses_back(size, options):
+    spec = WorkloadSpec("nmt", tuple(options.items()), size)
+    assert parse_workload(str(spec)) == spec
+
+
+def test_float_option_parses_back():
+    spec = WorkloadSpec("inception_v3", (("dropout", 1e-05),))
+    assert parse_workload(str(spec)) == spec
+
+
+@pytest.mark.parametrize("text", [TINY_NMT, "inception_v3@image_size=107,classes=3"])
+def test_build(text):
+    workload = build(parse_workload(text))
+    assert (workload.name, workload.optimizer) == (text, "adam")
+    loss = workload.loss_fn(workload.model(*workload.inputs))
+    assert loss.shape == ()
+    assert loss.isfinite()
+
+
+def test_same_seed_same_weights_and_inputs():
+    def tensors(seed):
+        workload = build(parse_workload(TINY_NMT), seed=seed)
+        return [*workload.model.parameters(), *workload.inputs]
+
+    assert all(torch.equal(a, b) for a, b in zip(tensors(3), tensors(3), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(tensors(3), tensors(4), strict=True))
+
+
+def test_global_random_state_is_left_alone():
+    before = torch.get_rng_state()
+    build(parse_workload(TINY_NMT), seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["nmt", "inception_v3"])
+def test_paper_size_is_built_without_memory(name):
+    before = torch.get_rng_state()
+    with FakeTensorMode():
+        workload = build(parse_workload(name), default_size="paper")
+    assert all(isinstance(parameter.data, FakeTensor) for parameter in workload.model.parameters())
+    assert all(isinstance(tensor, FakeTensor) for tensor in workload.inputs)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_face_offers_the_models():
+    import rlplace.workloads
+
+    assert rlplace.workloads.InceptionV3 is InceptionV3
+    assert all(hasattr(rlplace.workloads, name) for name in rlplace.workloads.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = rlplace.workloads.nothing

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.workloads import build, parse_workload
+
+LINEAR = """
+    import torch
+
+    def make():
+        return torch.nn.Linear(3, 2), torch.randn(4, 3)
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a module into the current folder; what gets imported from there is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+
+    def write(path, text):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+
+    yield write
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def returning(write, expression):
+    """What `build` makes of a function that returns `expression`."""
+    write(
+        "mine.py",
+        f"import torch\nmodel = torch.nn.Linear(3, 2)\nx = torch.ones(4, 3)\ndef make():\n    return {expression}\n",
+    )
+    return build(parse_workload("mine:make"))
+
+
+def test_function_in_the_current_folder(write):
+    write("mine.py", LINEAR)
+    path = list(sys.path)
+    workload = build(parse_workload("mine:make"))
+    assert workload.model(*workload.inputs).shape == (4, 2)
+    assert (workload.name, workload.loss_fn, workload.optimizer) == ("mine:make", None, None)
+    assert sys.path == path
+
+
+def test_function_in_a_package(write):
+    write("zoo/__init__.py", "")
+    write("zoo/linear.py", LINEAR)
+    assert build(parse_workload("zoo.linear:make")).model.in_features == 3
+
+
+def test_function_may_import_late(write):
+    write("mine.py", "def make():\n    from other import make\n    return make()\n")
+    write("other.py", LINEAR)
+    assert build(parse_workload("mine:make")).model.in_features == 3
+
+
+def test_same_seed_same_weights_and_inputs(write):
+    write("mine.py", LINEAR)
+    first, second = (build(parse_workload("mine:make"), seed=3) for _ in range(2))
+    assert torch.equal(first.model.weight, second.model.weight)
+    assert torch.equal(first.inputs[0], second.inputs[0])
+
+
+def test_everything_given(write):
+    workload = returning(write, "model, (x,), lambda y: y.sum(), 'momentum'")
+    assert workload.optimizer == "momentum"
+    assert workload.loss_fn(workload.model(*workload.inputs)).shape == ()
+
+
+def test_dict_inputs_stay_a_dict(write):
+    workload = returning(write, "model, {'input': x}")
+    assert workload.model(**workload.inputs).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("expression", "field", "actual"),
+    [
+        ("model", "the value", "torch.nn.modules.linear.Linear"),
+        ("(model,)", "the value", "a tuple of 1"),
+        ("model, x, None, None, None", "the value", "a tuple of 5"),
+        ("torch.relu, x", "model", "builtin_function_or_method"),
+        ("model, 3", "inputs", "int"),
+        ("model, 'x'", "inputs", "str"),
+        ("model, (x, 3)", "inputs[1]", "int"),
+        ("model, {'input': x, 'use_cache': False}", "inputs['use_cache']", "bool"),
+        ("model, x, 'mse'", "loss_fn", "str"),
+        ("model, x, torch.sum, torch.optim.Adam", "optimizer", "type"),
+        ("model, x, None, 'adam'", "loss_fn", None),
+    ],
+)
+def test_wrong_return_is_named(write, expression, field, actual):
+    with pytest.raises(InvalidValue, match="what mine:make returned") as caught:
+        returning(write, expression)
+    assert (caught.value.field, caught.value.actual) == (field, actual)
+
+
+def test_unknown_optimizer(write):
+    with pytest.raises(UnknownName, match="'adam'"):
+        returning(write, "model, x, torch.sum, 'adamm'")
+
+
+def test_missing_module(write):
+    write("mine.py", LINEAR)
+    with pytest.raises(UnknownName, match="'mine'") as caught:
+        build(parse_workload("mind:make"))
+    assert caught.value.name == "mind"
+
+
+def test_missing_module_of_a_package(write):
+    write("zoo/__init__.py", "")
+    write("zoo/linear.py", LINEAR)
+    with pytest.raises(UnknownName) as caught:
+        build(parse_workload("zoo.lineal:make"))
+    assert caught.value.nearest == ("zoo.linear",)
+
+
+def test_missing_function(write):
+    write("mine.py", LINEAR)
+    with pytest.raises(UnknownName, match="function of module mine") as caught:
+        build(parse_workload("mine:male"))
+    assert caught.value.nearest == ("make",)
+
+
+def test_not_a_function(write):
+    write("mine.py", "make = 3\n")
+    with pytest.raises(InvalidValue, match="make is of type int"):
+        build(parse_workload("mine:make"))
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("import nothing_of_that_name\n", ModuleNotFoundError),
+        ("def make(:\n", SyntaxError),
+        ("raise RuntimeError('boom')\n", RuntimeError),
+        ("import sys\nsys.exit(1)\n", SystemExit),
+    ],
+)
+def test_module_that_cannot_be_imported(write, text, cause):
+    write("mine.py", text)
+    with pytest.raises(InvalidValue, match=f"can be imported. It raised {cause.__name__}") as caught:
+        build(parse_workload("mine:make"))
+    assert isinstance(caught.value.__cause__, cause)
+
+
+def test_error_of_the_function_keeps_its_cause_and_place(write):
+    write("mine.py", "def make():\n    raise ZeroDivisionError('boom')\n")
+    with pytest.raises(InvalidValue, match=r"It raised ZeroDivisionError: boom \(.*mine.py:2\)") as caught:
+        build(parse_workload("mine:make"))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_function_with_arguments(write):
+    write("mine.py", "def make(batch):\n    return batch\n")
+    with pytest.raises(InvalidValue, match="without arguments"):
+        build(parse_workload("mine:make"))
+
+
+def test_our_own_errors_pass_through(write):
+    write("mine.py", "from rlplace.errors import FileProblem\ndef make():\n    raise FileProblem('x', 'is missing')\n")
+    with pytest.raises(FileProblem, match="is missing"):
+        build(parse_workload("mine:make"))
