@@ -1,0 +1,106 @@
+"""`Problem`: all that a measurer, heuristic or policy needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping import Grouping, group_ops
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs import Costs
+from rlplace.measure.host import Host
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An `OpGraph` on a `Host`, with its `Costs` and the `Grouping` that moves are made of."""
+
+    graph: OpGraph
+    host: Host
+    costs: Costs
+    grouping: Grouping
+
+    def __post_init__(self) -> None:
+        n, d = self.graph.num_ops, self.host.num_devices
+        if self.costs.op_time_s.shape != (n, d):
+            raise InvalidValue("op_time_s", self.costs.op_time_s.shape, f"shape {(n, d)}", where="problem")
+        if len(self.grouping.op_group) != n:
+            raise InvalidValue("op_group", len(self.grouping.op_group), f"{n} entries", where="problem")
+
+    @classmethod
+    def profile(
+        cls, graph: OpGraph, host: Host, *, num_groups: int = 256, on_progress: Callable[[str], None] | None = None
+    ) -> Problem:
+        """The problem with costs and link figures measured on this machine, from real steps and real copies.
+
+        Args:
+            graph: with its program.
+            host: of this machine.
+            num_groups: how many groups to aim at.
+            on_progress: told what is being profiled.
+        """
+        from rlplace.measure.profile import profile_costs, profile_links
+
+        host = profile_links(host)
+        costs = profile_costs(graph, host, on_progress=on_progress)
+        return cls(graph, host, costs, group_ops(graph, costs.op_time_s.mean(axis=1), num_groups))
+
+    @classmethod
+    def estimate(cls, graph: OpGraph, host: Host, *, num_groups: int = 256) -> Problem:
+        """The problem with roofline costs, for a host that need not be here."""
+        from rlplace.measure.estimate import estimate_costs
+
+        costs = estimate_costs(graph, host)
+        return cls(graph, host, costs, group_ops(graph, costs.op_time_s.mean(axis=1), num_groups))
+
+    @cached_property
+    def transfer_latency_s(self) -> NDArray[np.float64]:
+        """(D, D) float64: latency of each route; 0 on the diagonal and for hand-overs."""
+        return self._over_routes("latency_s", max, 0.0)
+
+    @cached_property
+    def transfer_s_per_byte(self) -> NDArray[np.float64]:
+        """(D, D) float64: seconds per byte of each route; 0 on the diagonal and for hand-overs."""
+        rates = self._over_routes("bandwidth_bytes_per_s", min, np.inf)
+        return 1.0 / rates
+
+    def check_placement(self, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+        """`devices` (..., N) as int32, checked.
+
+        Raises:
+            InvalidValue: wrong length, a device out of range, or a co-location rule broken.
+        """
+        devices = np.asarray(devices)
+        if devices.shape[-1:] != (self.graph.num_ops,):
+            raise InvalidValue(
+                "length", devices.shape, f"{self.graph.num_ops} devices, one for each op", where="placement"
+            )
+        if devices.size and (devices.min() < 0 or devices.max() >= self.host.num_devices):
+            bad = int(devices.min()) if devices.min() < 0 else int(devices.max())
+            raise InvalidValue("device", bad, f"0..{self.host.num_devices - 1}", where="placement")
+        classes = self.graph.colocation
+        members = np.flatnonzero(classes >= 0)
+        leader = np.full(int(classes.max(initial=-1)) + 1, -1, dtype=np.int64)
+        leader[classes[members][::-1]] = members[::-1]
+        wrong = devices[..., members] != devices[..., leader[classes[members]]]
+        if np.any(wrong):
+            op = int(members[int(np.argmax(wrong.reshape(-1, len(members)).any(axis=0)))])
+            partner = int(leader[classes[op]])
+            raise InvalidValue(
+                "device", f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
+                "one device for ops that live together (a parameter, its gradient and its update)", where="placement")  # fmt: skip
+        return devices.astype(np.int32)
+
+    def _over_routes(self, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:
+        links = {link.name: float(getattr(link, field)) for link in self.host.links}
+        table = np.full((self.host.num_devices, self.host.num_devices), neutral)
+        for route in self.host.routes:
+            if route.links:
+                source, destination = self.host.device_index[route.source], self.host.device_index[route.destination]
+                table[source, destination] = reduce(links[name] for name in route.links)  # type: ignore[operator]
+        return table
