@@ -1,0 +1,132 @@
+"""Files that are whole or not there: atomic writes, and JSON that is read with care."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlplace.errors import FileProblem
+
+LARGEST_JSON_BYTES = 1 << 30
+PARTIAL_ENDING = ".partial"
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes `data` to `path`, whole or not at all: a failure or a kill at any moment leaves the old file.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_ENDING}")
+    try:
+        try:
+            with partial.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise FileProblem(path, f"cannot be written: {error.strerror or error}.") from error
+
+
+def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
+    """Writes `text` as UTF-8, whole or not at all.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_json_atomic(path: str | os.PathLike[str], data: object, *, indent: int | None = 2) -> None:
+    """Writes `data` as JSON (see `jsonable`), whole or not at all.
+
+    Raises:
+        FileProblem: the file cannot be written.
+        TypeError: `data` holds something that JSON has no word for; nothing is written.
+    """
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(jsonable(data), indent=indent, separators=separators, allow_nan=False, ensure_ascii=False)
+    write_text_atomic(path, text + "\n")
+
+
+def jsonable(data: object) -> object:
+    """`data` as JSON can hold it: NaN and infinities as None, arrays and tuples as lists.
+
+    Example:
+        >>> jsonable({"step_time_s": float("inf"), "samples_s": (0.5, 0.25)})
+        {'step_time_s': None, 'samples_s': [0.5, 0.25]}
+    """
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: jsonable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [jsonable(value) for value in data]
+    if hasattr(data, "tolist"):  # arrays and scalars of NumPy and PyTorch, without importing either
+        return jsonable(data.tolist())
+    return data
+
+
+def read_json(path: str | os.PathLike[str], *, largest_bytes: int = LARGEST_JSON_BYTES) -> Any:
+    """What a JSON file holds; reading runs no code.
+
+    Args:
+        path: of a regular file.
+        largest_bytes: a larger file is refused before it is read.
+
+    Raises:
+        FileProblem: the file is missing, too large, not UTF-8 or not JSON: NaN, a key given twice, nested too deeply.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise FileProblem(path, "no such file.")
+        if not path.is_file():
+            raise FileProblem(path, "not a regular file, expected JSON.")
+        size = path.stat().st_size
+        if size > largest_bytes:
+            raise FileProblem(path, f"{size} bytes of JSON, expected at most {largest_bytes}.")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileProblem(path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected JSON.") from error
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise FileProblem(path, f"not valid JSON: {error}.") from error
+    except RecursionError as error:
+        raise FileProblem(path, "not usable JSON: nested too deeply.") from error
+
+
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return mapping
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename survive a power cut."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

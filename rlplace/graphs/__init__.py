@@ -1,0 +1,22 @@
+"""Graphs: what a step computes (`OpGraph`), how to run it (`Program`), what moves together (`Grouping`)."""
+
+from rlplace.graphs.capture import capture
+from rlplace.graphs.grouping import Grouping, group_ops
+from rlplace.graphs.interpreter import StepResult, run_graph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, PHASES, UPDATE, OpGraph
+from rlplace.graphs.program import OptimizerSpec, Program
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "PHASES",
+    "UPDATE",
+    "Grouping",
+    "OpGraph",
+    "OptimizerSpec",
+    "Program",
+    "StepResult",
+    "capture",
+    "group_ops",
+    "run_graph",
+]

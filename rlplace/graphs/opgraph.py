@@ -1,0 +1,218 @@
+"""`OpGraph`: an immutable DAG of ops and tensors, as arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from rlplace.graphs.program import Program
+
+PHASES = ("forward", "backward", "update")
+FORWARD, BACKWARD, UPDATE = range(3)
+RESIDENT_TARGETS = ("parameter", "buffer", "state")
+SOURCE_TARGETS = (*RESIDENT_TARGETS, "input", "constant")
+
+IntArray = NDArray[np.int32]
+LongArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """A computation as N ops, T tensors and E edges (an edge joins a tensor to an op that reads it).
+
+    Op indices are a topological order, tensors are sorted by producer, and an op reads a tensor at most once.
+    Views and `getitem` are folded into their base. Arrays are read-only.
+
+    Attributes:
+        names: (N,) unique op names.
+        targets: (N,) ATen target (`aten.convolution.default`), or `parameter`, `buffer`, `input`, `constant`,
+            or `update.sgd`, `update.adam`, ... for an optimizer update.
+        modules: (N,) dotted path of the module that the op came from, `""` at the root.
+        signatures: (N,) target, shapes, dtypes and plain arguments: ops of one signature cost the same.
+        phases: (N,) int8, index into `PHASES`.
+        flops: (N,) float64, floating-point operations.
+        bytes_moved: (N,) float64, bytes read and written.
+        parameter_bytes: (N,) int64, bytes of the parameter that the op is; 0 for other ops.
+        state_bytes: (N,) int64, optimizer-state bytes kept beside the op; 0 for all but updates.
+        workspace_bytes: (N,) int64, scratch bytes held while the op runs.
+        colocation: (N,) int32, ops with the same value >= 0 share a device; -1 is free.
+        tensor_op: (T,) int32, producer of each tensor, ascending.
+        tensor_output: (T,) int32, output index of each tensor at its producer.
+        tensor_bytes: (T,) int64.
+        tensor_shapes: (T,) shape tuples.
+        tensor_dtypes: (T,) dtype names, e.g. `float32`.
+        input_offsets: (N + 1,) int32, CSR offsets into `input_tensors`.
+        input_tensors: (E,) int32, tensors read by each op, ascending within an op.
+        mutation_op: (M,) int32, ops that update a tensor in place ...
+        mutation_tensor: (M,) int32, ... and the (resident) tensors they update: such an op starts only when every
+            other reader of the tensor, and every transfer of it, is done.
+        output_tensors: (O,) int32, tensors that the step returns: they stay allocated.
+        program: the executable graph, where this one was captured here; never saved.
+    """
+
+    names: tuple[str, ...]
+    targets: tuple[str, ...]
+    modules: tuple[str, ...]
+    signatures: tuple[str, ...]
+    phases: NDArray[np.int8]
+    flops: FloatArray
+    bytes_moved: FloatArray
+    parameter_bytes: LongArray
+    state_bytes: LongArray
+    workspace_bytes: LongArray
+    colocation: IntArray
+    tensor_op: IntArray
+    tensor_output: IntArray
+    tensor_bytes: LongArray
+    tensor_shapes: tuple[tuple[int, ...], ...]
+    tensor_dtypes: tuple[str, ...]
+    input_offsets: IntArray
+    input_tensors: IntArray
+    mutation_op: IntArray
+    mutation_tensor: IntArray
+    output_tensors: IntArray
+    program: Program | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, dtype in _ARRAY_DTYPES.items():
+            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        self._validate()
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.tensor_op)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.input_tensors)
+
+    @cached_property
+    def output_offsets(self) -> IntArray:
+        """(N + 1,) int32: op i produces tensors `output_offsets[i]` up to `output_offsets[i + 1]`."""
+        counts = np.bincount(self.tensor_op, minlength=self.num_ops)
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+
+    @cached_property
+    def edge_op(self) -> IntArray:
+        """(E,) int32: the reading op of each edge, aligned with `input_tensors`."""
+        return np.repeat(np.arange(self.num_ops, dtype=np.int32), np.diff(self.input_offsets))
+
+    @cached_property
+    def readers(self) -> tuple[IntArray, IntArray]:
+        """CSR (T + 1,), (E,): the ops that read each tensor, ascending."""
+        order = np.argsort(self.input_tensors, kind="stable")
+        counts = np.bincount(self.input_tensors, minlength=self.num_tensors)
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), self.edge_op[order]
+
+    @cached_property
+    def output_bytes(self) -> LongArray:
+        """(N,) int64: bytes of all the outputs of each op."""
+        return np.bincount(self.tensor_op, weights=self.tensor_bytes, minlength=self.num_ops).astype(np.int64)
+
+    @cached_property
+    def is_resident(self) -> NDArray[np.bool_]:
+        """(N,) bool: parameters and buffers, which stay where the plan keeps them from step to step."""
+        return np.array([target in RESIDENT_TARGETS for target in self.targets], dtype=np.bool_)
+
+    @cached_property
+    def is_source(self) -> NDArray[np.bool_]:
+        """(N,) bool: parameters, buffers, inputs and constants: there when the step starts, at no cost."""
+        return np.array([target in SOURCE_TARGETS for target in self.targets], dtype=np.bool_)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits over targets, shapes, dtypes and edges; measured figures do not enter."""
+        digest = hashlib.sha256()
+        for part in (self.targets, self.tensor_shapes, self.tensor_dtypes):
+            digest.update(repr(part).encode())
+        for array in (self.tensor_op, self.tensor_output, self.input_offsets, self.input_tensors, self.mutation_op,
+                      self.mutation_tensor, self.output_tensors):  # fmt: skip
+            digest.update(array.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def to_networkx(self) -> nx.DiGraph[Any]:
+        """A `networkx.DiGraph` over op indices; an edge carries the `tensors` and their summed `bytes`."""
+        import networkx as nx
+
+        graph: nx.DiGraph[Any] = nx.DiGraph(fingerprint=self.fingerprint)
+        for i in range(self.num_ops):
+            graph.add_node(i, name=self.names[i], target=self.targets[i], module=self.modules[i],
+                           phase=PHASES[self.phases[i]], flops=float(self.flops[i]),
+                           output_bytes=int(self.output_bytes[i]))  # fmt: skip
+        for tensor, reader in zip(self.input_tensors.tolist(), self.edge_op.tolist(), strict=True):
+            producer = int(self.tensor_op[tensor])
+            if graph.has_edge(producer, reader):
+                graph[producer][reader]["tensors"].append(tensor)
+                graph[producer][reader]["bytes"] += int(self.tensor_bytes[tensor])
+            else:
+                graph.add_edge(producer, reader, tensors=[tensor], bytes=int(self.tensor_bytes[tensor]))
+        return graph
+
+    def _validate(self) -> None:
+        n, t = self.num_ops, self.num_tensors
+        for name, length in (("targets", n), ("modules", n), ("signatures", n), ("phases", n), ("flops", n),
+                             ("bytes_moved", n), ("parameter_bytes", n), ("state_bytes", n), ("workspace_bytes", n),
+                             ("colocation", n), ("tensor_output", t), ("tensor_bytes", t), ("tensor_shapes", t),
+                             ("tensor_dtypes", t), ("input_offsets", n + 1),
+                             ("mutation_tensor", len(self.mutation_op))):  # fmt: skip
+            if len(getattr(self, name)) != length:
+                raise InvalidValue(name, len(getattr(self, name)), f"{length} entries", where="graph")
+        if len(set(self.names)) != n:
+            raise InvalidValue("names", "a repeated name", "unique op names", where="graph")
+        for name, bound in (("tensor_op", n), ("input_tensors", t), ("mutation_op", n), ("mutation_tensor", t),
+                            ("output_tensors", t)):  # fmt: skip
+            array = getattr(self, name)
+            if len(array) and (array.min() < 0 or array.max() >= bound):
+                raise InvalidValue(name, f"{array.min()}..{array.max()}", f"indices in 0..{bound - 1}", where="graph")
+        for name in ("flops", "bytes_moved", "parameter_bytes", "state_bytes", "workspace_bytes", "tensor_bytes"):
+            array = getattr(self, name)
+            if not np.all(np.isfinite(array)) or np.any(array < 0):
+                raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
+        if np.any(np.diff(self.tensor_op) < 0):
+            raise InvalidValue("tensor_op", "out of order", "tensors sorted by producer", where="graph")
+        offsets = self.input_offsets
+        if offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != self.num_edges:
+            raise InvalidValue("input_offsets", "not a CSR", "offsets from 0 up to the number of edges", where="graph")
+        late = self.tensor_op[self.input_tensors] >= self.edge_op
+        if np.any(late):
+            edge = int(np.argmax(late))
+            reader, producer = int(self.edge_op[edge]), int(self.tensor_op[self.input_tensors[edge]])
+            raise InvalidValue(
+                "input_tensors", f"op {reader} reads op {producer}",
+                "op indices in topological order (the graph is cyclic, or out of order)", where="graph")  # fmt: skip
+
+
+_ARRAY_DTYPES: dict[str, type[np.generic]] = {
+    "phases": np.int8,
+    "flops": np.float64,
+    "bytes_moved": np.float64,
+    "parameter_bytes": np.int64,
+    "state_bytes": np.int64,
+    "workspace_bytes": np.int64,
+    "colocation": np.int32,
+    "tensor_op": np.int32,
+    "tensor_output": np.int32,
+    "tensor_bytes": np.int64,
+    "input_offsets": np.int32,
+    "input_tensors": np.int32,
+    "mutation_op": np.int32,
+    "mutation_tensor": np.int32,
+    "output_tensors": np.int32,
+}

@@ -1,0 +1,110 @@
+"""Optimizers as in-place updates, one parameter at a time, as PyTorch's fused kernels compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rlplace.errors import UnknownName
+from rlplace.graphs.program import OptimizerSpec
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "sgd": OptimizerSpec("sgd", lr=1e-3),
+    "momentum": OptimizerSpec("momentum", lr=1e-3, momentum=0.9),
+    "adam": OptimizerSpec("adam", lr=1e-3),
+    "adamw": OptimizerSpec("adamw", lr=1e-3, weight_decay=1e-2),
+}
+
+STATES_PER_PARAMETER = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+
+Updater = Callable[[torch.Tensor], None]
+"""Takes a gradient of the parameter's shape and updates the parameter and its own state in place."""
+
+
+def resolve_optimizer(optimizer: str | OptimizerSpec | None) -> OptimizerSpec | None:
+    """The spec that a name stands for, with PyTorch's defaults.
+
+    Raises:
+        UnknownName: not one of `sgd`, `momentum`, `adam`, `adamw`.
+    """
+    if optimizer is None or isinstance(optimizer, OptimizerSpec):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    return OPTIMIZERS[optimizer]
+
+
+def state_bytes(spec: OptimizerSpec, parameter: torch.Tensor) -> int:
+    """Bytes of state that `spec` keeps for `parameter` (the step counter of Adam is 4 more)."""
+    moments = STATES_PER_PARAMETER[spec.name] * parameter.numel() * parameter.element_size()
+    return moments + (4 if spec.name in ("adam", "adamw") else 0)
+
+
+class UpdateState:
+    """One parameter's optimizer state, beside the parameter.
+
+    Attributes:
+        moments: tensors of the parameter's shape, zero at the start.
+        step: Adam's step counter, a float32 scalar, or None.
+    """
+
+    def __init__(self, spec: OptimizerSpec, parameter: torch.Tensor) -> None:
+        self.spec = spec
+        self.moments = [torch.zeros_like(parameter) for _ in range(STATES_PER_PARAMETER[spec.name])]
+        is_adam = spec.name in ("adam", "adamw")
+        self.step = torch.zeros((), dtype=torch.float32, device=parameter.device) if is_adam else None
+        self._is_first = True
+
+    def reset(self) -> None:
+        """Back to the state before the first step."""
+        for moment in self.moments:
+            moment.zero_()
+        if self.step is not None:
+            self.step.zero_()
+        self._is_first = True
+
+    def updater(self, parameter: torch.Tensor) -> Updater:
+        """A function of the gradient that updates `parameter` and this state in place."""
+        spec, strides = self.spec, parameter.stride()
+
+        def laid_out(gradient: torch.Tensor) -> torch.Tensor:
+            """The gradient in the parameter's layout: fused kernels walk raw memory, whatever the strides."""
+            return gradient if gradient.stride() == strides else torch.empty_like(parameter).copy_(gradient)
+
+        if self.step is not None:
+            fused = torch._fused_adamw_ if spec.name == "adamw" else torch._fused_adam_
+            parameters, firsts, seconds, steps = [parameter], [self.moments[0]], [self.moments[1]], [self.step]
+            beta1, beta2 = spec.betas
+
+            def adam(gradient: torch.Tensor) -> None:
+                torch._foreach_add_(steps, 1)
+                fused(
+                    parameters, [laid_out(gradient)], firsts, seconds, [], steps, lr=spec.lr, beta1=beta1, beta2=beta2,
+                    weight_decay=spec.weight_decay, eps=spec.eps, amsgrad=False, maximize=False,
+                )  # fmt: skip
+
+            return adam
+
+        parameters, momenta = [parameter], list(self.moments)
+
+        def sgd(gradient: torch.Tensor) -> None:
+            torch._fused_sgd_(
+                parameters, [laid_out(gradient)], momenta, weight_decay=spec.weight_decay, momentum=spec.momentum,
+                lr=spec.lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=self._is_first,
+            )  # fmt: skip
+            self._is_first = False
+
+        return sgd
+
+
+def torch_optimizer(spec: OptimizerSpec, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The same optimizer as PyTorch offers it, with its fused kernels: what `eager` runs."""
+    if spec.name in ("adam", "adamw"):
+        cls = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+        return cls(
+            parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
+        )  # fmt: skip
+    return torch.optim.SGD(
+        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True
+    )  # fmt: skip

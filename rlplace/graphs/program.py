@@ -1,0 +1,185 @@
+"""`Program`: the executable side of an `OpGraph`, one `Call` an op, with its views apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+SourceKind = Literal["parameter", "buffer", "input", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands in a call's arguments for a value: tensor `id` of the graph, or view `id - num_tensors`."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the value of a source op comes from.
+
+    Attributes:
+        kind: what it is.
+        key: dotted name of a parameter or buffer, position of an input among the flattened inputs, or "" .
+        value: the tensor at capture time (fake tensors where the model was built from them).
+    """
+
+    kind: SourceKind
+    key: str
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How one op runs: `outputs = target(*args, **kwargs)`.
+
+    Attributes:
+        target: the ATen overload (or a `torch.library` op).
+        args: positional arguments, with `Ref` leaves, lists and tuples nested as the op takes them.
+        kwargs: keyword arguments, likewise.
+        outputs: tensor index of each output, -1 for one that is not a tensor or that nobody reads; an op that returns
+            a single tensor has one entry.
+        returns_tuple: whether the op returns a tuple or list, to be unpacked into `outputs`.
+        is_random: whether the op draws random numbers: it is then seeded by (seed, op, step).
+        takes_device: whether the op has a `device` argument that must follow its placement.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int, ...]
+    returns_tuple: bool
+    is_random: bool = False
+    takes_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An optimizer's in-place update of one parameter; its state lives where the parameter lives."""
+
+    parameter: Ref
+    gradient: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value that aliases tensor `base` and costs nothing: run wherever it is read.
+
+    Attributes:
+        base: the tensor whose memory it shows.
+        target: view op, or `operator.getitem` on a view that returns several.
+        args: with `Ref` leaves: the base or an earlier view of it.
+        kwargs: likewise.
+    """
+
+    base: int
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Which optimizer updates the parameters, with PyTorch's own defaults.
+
+    Attributes:
+        name: `sgd`, `momentum`, `adam` or `adamw`.
+        lr: learning rate.
+        betas: moment decays of `adam` and `adamw`.
+        eps: denominator term of `adam` and `adamw`.
+        momentum: of `momentum`.
+        weight_decay: L2 term, decoupled for `adamw`.
+    """
+
+    name: str
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the user gave: kept to run the same step eagerly beside the placed one.
+
+    Attributes:
+        model: in the mode that it was captured in.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        loss_fn: of the model's output; None for inference.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss_fn: Callable[[Any], torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """The executable graph: re-captured from the user's model, never saved.
+
+    Attributes:
+        sources: by op index, for source ops.
+        calls: by op index, for ops that run.
+        views: in topological order; view k has id `num_tensors + k`.
+        num_tensors: T of the graph.
+        result: what the step returns, a pytree with `Ref` leaves for tensors (for a training step, the loss).
+        optimizer: of a training step.
+        is_training: whether the step has a backward.
+        origin: the model, inputs and loss that were captured.
+    """
+
+    sources: dict[int, Source]
+    calls: dict[int, Call | Update]
+    views: tuple[View, ...]
+    num_tensors: int
+    result: Any
+    optimizer: OptimizerSpec | None
+    is_training: bool
+    origin: Origin
+
+    @property
+    def result_refs(self) -> tuple[Ref, ...]:
+        """The `Ref` leaves of `result`, in order."""
+        return tuple(leaf for leaf in pytree.tree_leaves(self.result) if isinstance(leaf, Ref))
+
+    def base(self, ref: Ref) -> int:
+        """The tensor whose memory `ref` shows."""
+        return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
+
+
+def refs_in(value: Any) -> Iterator[Ref]:
+    """Every `Ref` in nested arguments, in order."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from refs_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from refs_in(item)
+    elif isinstance(value, slice):
+        yield from refs_in((value.start, value.stop, value.step))
+
+
+def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
+    """Nested arguments with every `Ref` replaced by `function` of it."""
+    if isinstance(value, Ref):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        items = [map_refs(function, item) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
+    if isinstance(value, dict):
+        return {key: map_refs(function, item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(map_refs(function, item) for item in (value.start, value.stop, value.step)))
+    return value
