@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 CostSource = Literal["estimated", "profiled"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Costs:
     """Seconds per (op, device).
 

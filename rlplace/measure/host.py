@@ -80,8 +80,8 @@ class Route:
     """The links that a transfer from `source` to `destination` holds, all at once, for its whole duration.
 
     It takes `latency_s + bytes / bandwidth_bytes_per_s` with the largest latency and the least bandwidth of its links.
-    A route without links is a hand-over: both devices see the same memory (a gang and its member), nothing is copied and
-    no time passes; the tensor stays on the source's account until its readers at the destination are done.
+    A route without links is a hand-over: both devices see the same memory (a gang and its member), nothing is copied
+    and no time passes; the tensor stays on the source's account until its readers at the destination are done.
     """
 
     source: str

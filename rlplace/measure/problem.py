@@ -16,7 +16,7 @@ from rlplace.measure.costs import Costs
 from rlplace.measure.host import Host
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """An `OpGraph` on a `Host`, with its `Costs` and the `Grouping` that moves are made of."""
 
@@ -93,7 +93,8 @@ class Problem:
             partner = int(leader[classes[op]])
             raise InvalidValue(
                 "device", f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
-                "one device for ops that live together (a parameter, its gradient and its update)", where="placement")  # fmt: skip
+                "one device for ops that live together (a parameter, its gradient and its update)", where="placement",
+            )  # fmt: skip
         return devices.astype(np.int32)
 
     def _over_routes(self, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:

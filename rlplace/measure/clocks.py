@@ -1,0 +1,64 @@
+"""Clocks of a traced step: when an item of the plan began and ended, on a core or on a GPU's compute stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Traced code calls `mark` at the beginning and end of every item; `seconds` tells afterwards when that was."""
+
+    mark: Callable[[], Any]
+
+    def start(self) -> None: ...
+    def seconds(self, mark: Any) -> float: ...
+
+
+class HostClock:
+    """Marks are `time.perf_counter` seconds."""
+
+    def __init__(self) -> None:
+        self.mark = time.perf_counter
+
+    def start(self) -> None:
+        pass
+
+    def seconds(self, mark: float) -> float:
+        return mark
+
+
+class CudaClock:
+    """Marks are events on the calling thread's stream: work on a GPU ends long after it was launched.
+
+    Their times are made comparable with the host's by one event whose end the host has seen, at the start of the job.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._base = cuda_event(is_timed=True)
+        self._base_s = 0.0
+        self.mark = self._record
+
+    def start(self) -> None:
+        self._base.record(torch.cuda.current_stream(self._device))
+        self._base.synchronize()
+        self._base_s = time.perf_counter()
+
+    def _record(self) -> torch.cuda.Event:
+        event = cuda_event(is_timed=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, mark: torch.cuda.Event) -> float:
+        """Seconds on `time.perf_counter` at which the device passed `mark`; waits for it."""
+        mark.synchronize()
+        return self._base_s + float(self._base.elapsed_time(mark)) / 1e3
+
+
+def cuda_event(*, is_timed: bool = False) -> torch.cuda.Event:
+    """A CUDA event, on the device that first records it."""
+    return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]

@@ -1,0 +1,87 @@
+"""`Measurement`, `Timeline` and the `Measurer` protocol: what comes back when a placement is run or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.measure.problem import Problem
+
+Status = Literal["ok", "oom", "error", "timeout"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One placement's step time and memory.
+
+    Attributes:
+        status: `ok`, or what went wrong; then `step_time_s` is infinite.
+        step_time_s: median step time.
+        samples_s: every timed step, in order; a single value when simulated.
+        peak_bytes: peak of each device, (D,).
+        why: the cause when status is not `ok`.
+        reference_s: median step time of the reference placement timed in turn with this one; 0 where there was none.
+    """
+
+    status: Status
+    step_time_s: float
+    samples_s: tuple[float, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
+    why: str = ""
+    reference_s: float = 0.0
+
+    @property
+    def spread_s(self) -> float:
+        """Half the interquartile range of the samples."""
+        if len(self.samples_s) < 2:
+            return 0.0
+        low, high = np.percentile(self.samples_s, (25, 75))
+        return float(high - low) / 2
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Start and end of every op and transfer of one step, in seconds from its start.
+
+    Attributes:
+        op_device: (N,) int32.
+        op_start_s, op_end_s: (N,) float64.
+        transfer_tensor, transfer_source, transfer_destination: (K,) int32.
+        transfer_start_s, transfer_end_s: (K,) float64.
+        memory_time_s, memory_device, memory_bytes: (P,) float64, int32, int64: allocated bytes of a device from each
+            instant on; empty where memory was not followed.
+        source: `simulated` or `measured`.
+    """
+
+    op_device: NDArray[np.int32]
+    op_start_s: NDArray[np.float64]
+    op_end_s: NDArray[np.float64]
+    transfer_tensor: NDArray[np.int32]
+    transfer_source: NDArray[np.int32]
+    transfer_destination: NDArray[np.int32]
+    transfer_start_s: NDArray[np.float64]
+    transfer_end_s: NDArray[np.float64]
+    memory_time_s: NDArray[np.float64]
+    memory_device: NDArray[np.int32]
+    memory_bytes: NDArray[np.int64]
+    source: Literal["simulated", "measured"]
+
+
+class Measurer(Protocol):
+    """Anything that tells how long a step takes under a placement: the simulator, the host itself, a pool of hosts."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that placements are measured on."""
+        ...
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """One `Measurement` for each row of `placements` (B, N)."""
+        ...

@@ -1,0 +1,195 @@
+"""`Placement`: which device each op runs on, with the orders that were planned, as a file people keep."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.host import Host
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+
+SCHEMA = 1
+_FIELDS = ("schema", "graph_fingerprint", "host_fingerprint", "method", "devices", "op_device", "transfers", "sequence")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A plan, and what it was made for.
+
+    Attributes:
+        plan: devices of ops, transfers, and the one sequence that all orders come from.
+        graph_fingerprint: of the graph it places.
+        host_fingerprint: of the host it places on.
+        device_names: (D,) names of the host's devices, for people.
+        method: what found it.
+    """
+
+    plan: Plan
+    graph_fingerprint: str
+    host_fingerprint: str
+    device_names: tuple[str, ...]
+    method: str = ""
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan, method: str = "") -> Placement:
+        """The placement of `plan` on `problem`."""
+        names = tuple(device.name for device in problem.host.devices)
+        return cls(plan, problem.graph.fingerprint, problem.host.fingerprint, names, method)
+
+    @property
+    def devices(self) -> NDArray[np.int32]:
+        """(N,) int32 device of each op."""
+        return self.plan.devices
+
+    def require(self, graph: OpGraph, host: Host) -> Placement:
+        """This placement, if it was made for `graph` and `host`.
+
+        Raises:
+            FingerprintMismatch: it was not.
+        """
+        if self.graph_fingerprint != graph.fingerprint:
+            raise FingerprintMismatch("graph", self.graph_fingerprint, graph.fingerprint)
+        if self.host_fingerprint != host.fingerprint:
+            raise FingerprintMismatch("host", self.host_fingerprint, host.fingerprint)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `placement.json` keeps it."""
+        plan = self.plan
+        return {
+            "schema": SCHEMA,
+            "graph_fingerprint": self.graph_fingerprint,
+            "host_fingerprint": self.host_fingerprint,
+            "method": self.method,
+            "devices": list(self.device_names),
+            "op_device": plan.devices.tolist(),
+            "transfers": [list(pair) for pair in zip(plan.transfer_tensor.tolist(), plan.transfer_destination.tolist())],
+            "sequence": plan.sequence.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str) -> Placement:
+        """The placement in plain data, checked against itself.
+
+        Args:
+            data: what a placement file holds.
+            where: its name, for messages.
+
+        Raises:
+            InvalidValue: a missing, mistyped or inconsistent field.
+            UnknownName: a field that placements do not have.
+        """
+        if not isinstance(data, dict):
+            raise InvalidValue("file", type(data).__name__, "an object", where=where)
+        for key in data:
+            if key not in _FIELDS:
+                raise UnknownName("placement field", str(key), _FIELDS)
+        for key in _FIELDS:
+            if key not in data and key != "method":
+                raise InvalidValue(key, "missing", "a placement file has it", where=where)
+        if data["schema"] != SCHEMA:
+            raise InvalidValue("schema", data["schema"], str(SCHEMA), where=where)
+        names = data["devices"]
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise InvalidValue("devices", names, "a list of device names", where=where)
+        op_device = _int_array(data["op_device"], "op_device", len(names), where)
+        transfers = data["transfers"]
+        if not isinstance(transfers, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in transfers):
+            raise InvalidValue("transfers", "not pairs", "a list of [tensor, device] pairs", where=where)
+        tensors = _int_array([pair[0] for pair in transfers], "transfers", 2**31 - 1, where)
+        destinations = _int_array([pair[1] for pair in transfers], "transfers", len(names), where)
+        total = len(op_device) + len(transfers)
+        sequence = _int_array(data["sequence"], "sequence", max(total, 1), where)
+        if len(sequence) != total or len(np.unique(sequence)) != total:
+            raise InvalidValue("sequence", f"{len(sequence)} entries", f"each of {total} items once", where=where)
+        for key in ("graph_fingerprint", "host_fingerprint"):
+            if not isinstance(data[key], str):
+                raise InvalidValue(key, data[key], "a string", where=where)
+        return cls(
+            plan=Plan(op_device, tensors, destinations, sequence),
+            graph_fingerprint=data["graph_fingerprint"],
+            host_fingerprint=data["host_fingerprint"],
+            device_names=tuple(names),
+            method=str(data.get("method", "")),
+        )
+
+
+def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
+    """Writes `placement` as JSON, whole or not at all."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(placement.to_dict()), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def load_placement(path: str | os.PathLike[str]) -> Placement:
+    """The placement in a JSON file.
+
+    Raises:
+        FileProblem: no such file, or not JSON.
+        InvalidValue, UnknownName: a malformed field.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileProblem(path, "no such file, expected a placement (JSON).") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileProblem(path, f"not a placement file ({error}), expected JSON as `rlplace train` writes it.") from error
+    return Placement.from_dict(data, str(path))
+
+
+def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "placement") -> Plan:
+    """`plan`, if it is a complete and executable plan of `graph`.
+
+    Raises:
+        InvalidValue: wrong length, a device out of range, a transfer missing or needless, or an order in which
+            something runs before what it needs.
+    """
+    n, t = graph.num_ops, graph.num_tensors
+    if len(plan.devices) != n:
+        raise InvalidValue("op_device", f"{len(plan.devices)} entries", f"{n}, one for each op", where=where)
+    if plan.devices.size and (plan.devices.min() < 0 or plan.devices.max() >= num_devices):
+        raise InvalidValue("op_device", int(plan.devices.max()), f"0..{num_devices - 1}", where=where)
+    reader_device = plan.devices[graph.edge_op]
+    producer_device = plan.devices[graph.tensor_op[graph.input_tensors]]
+    crossing = reader_device != producer_device
+    needed = np.unique(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
+    keys = plan.transfer_tensor.astype(np.int64) * num_devices + plan.transfer_destination
+    if plan.transfer_tensor.size and plan.transfer_tensor.max() >= t:
+        raise InvalidValue("transfers", int(plan.transfer_tensor.max()), f"tensors in 0..{t - 1}", where=where)
+    if not np.array_equal(np.sort(keys), needed):
+        raise InvalidValue("transfers", f"{len(keys)} of them", f"the {len(needed)} that the devices call for", where=where)
+    position = np.empty(n + plan.num_transfers, dtype=np.int64)
+    if len(plan.sequence) != len(position) or len(np.unique(plan.sequence)) != len(position):
+        raise InvalidValue("sequence", f"{len(plan.sequence)} entries", f"each of {len(position)} items once", where=where)
+    position[plan.sequence] = np.arange(len(position))
+    order = np.argsort(keys)
+    edge_keys = graph.input_tensors.astype(np.int64) * num_devices + reader_device
+    source = graph.tensor_op[graph.input_tensors].astype(np.int64)
+    if len(keys):
+        found = order[np.minimum(np.searchsorted(keys[order], edge_keys), len(keys) - 1)]
+        source = np.where(crossing, n + found, source)
+    late = position[source] > position[graph.edge_op]
+    sent_early = position[graph.tensor_op[plan.transfer_tensor]] > position[n:]
+    if np.any(late) or np.any(sent_early):
+        raise InvalidValue("sequence", "out of order", "every op after what it reads", where=where)
+    return plan
+
+
+def _int_array(values: Any, field: str, bound: int, where: str) -> NDArray[np.int32]:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise InvalidValue(field, "not integers", "a list of integers", where=where)
+    wrong = [value for value in values if not 0 <= value < bound]
+    if wrong:
+        raise InvalidValue(field, wrong[0], f"0..{bound - 1}", where=where)
+    return np.array(values, dtype=np.int32)

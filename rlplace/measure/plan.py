@@ -1,0 +1,38 @@
+"""`Plan`: a placement with every order fixed, as it will run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One global sequence of ops and transfers; every static order is this sequence, filtered.
+
+    The order of ops on a device, of transfers on a link and of launches on a dispatcher are sub-sequences of
+    `sequence`. Since it is one topological order, no set of threads that follow it can deadlock.
+
+    Attributes:
+        devices: (N,) int32, device of each op.
+        transfer_tensor: (K,) int32, tensor that each transfer carries ...
+        transfer_destination: (K,) int32, ... and the device it goes to (the source is the producer's device).
+        sequence: (N + K,) int32, op i as `i`, transfer k as `N + k`, in order of planned start.
+    """
+
+    devices: NDArray[np.int32]
+    transfer_tensor: NDArray[np.int32]
+    transfer_destination: NDArray[np.int32]
+    sequence: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "transfer_tensor", "transfer_destination", "sequence"):
+            array = np.ascontiguousarray(getattr(self, name), dtype=np.int32)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self.transfer_tensor)

@@ -1,0 +1,130 @@
+"""Interleaved racing: every contender in turn with a reference, the clearly slower ones dropped early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlplace.errors import InvalidValue
+
+Timer = Callable[[], float]
+"""Runs one step and returns its seconds; raises what went wrong."""
+
+
+@dataclass(frozen=True)
+class RaceProtocol:
+    """How many steps are timed, and when a contender is dropped."""
+
+    warmup: int = 2
+    """Untimed steps of each contender before the first round."""
+    min_rounds: int = 3
+    """Rounds before anyone is dropped."""
+    max_rounds: int = 15
+    """Rounds that those never dropped are timed for."""
+    margin: float = 0.03
+    """A contender is dropped when its lower quartile is this much above the leader's upper quartile."""
+    hopeless: float = 1.5
+    """After one round, a contender this many times slower than the leader is dropped at once."""
+    seed: int = 0
+    """Of the order within a round."""
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or self.min_rounds < 1 or self.max_rounds < self.min_rounds:
+            raise InvalidValue(
+                "rounds", (self.warmup, self.min_rounds, self.max_rounds), "0 <= warmup, 1 <= min_rounds <= max_rounds",
+                where="race",
+            )  # fmt: skip
+
+
+@dataclass
+class Lane:
+    """One contender's timed steps.
+
+    Attributes:
+        samples_s: its steps.
+        references_s: the reference's step of the same round, one for each sample.
+        error: what stopped it, or None.
+        dropped: whether it left before the last round for being slower.
+    """
+
+    samples_s: list[float] = field(default_factory=list)
+    references_s: list[float] = field(default_factory=list)
+    error: Exception | None = None
+    dropped: bool = False
+
+    @property
+    def ratios(self) -> list[float]:
+        """Sample over reference, round by round: what a drift of the machine cancels in."""
+        return [s / r for s, r in zip(self.samples_s, self.references_s, strict=True)]
+
+
+def race(
+    contenders: Sequence[Timer],
+    reference: Timer | None = None,
+    protocol: RaceProtocol | None = None,
+    *,
+    deadline_s: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Lane]:
+    """The lanes of all contenders, after rounds in which each runs once beside one step of the reference.
+
+    The order changes from round to round, so that nobody always runs after the same neighbour. A contender that raises
+    stops; the race goes on.
+
+    Args:
+        contenders: one timer each.
+        reference: timed once a round; without one, ratios are to 1 s.
+        protocol: how long and when to drop.
+        deadline_s: on `clock`; the race ends after the round in which it passes.
+        clock: seconds.
+    """
+    protocol = protocol or RaceProtocol()
+    generator = np.random.default_rng(protocol.seed)
+    lanes = [Lane() for _ in contenders]
+    if reference is not None:
+        for _ in range(protocol.warmup):
+            reference()
+    for timer, lane in zip(contenders, lanes, strict=True):
+        for _ in range(protocol.warmup):
+            _run(timer, lane)
+            if lane.error is not None or clock() > deadline_s:
+                break
+    for done in range(protocol.max_rounds):
+        running = [k for k, lane in enumerate(lanes) if lane.error is None and not lane.dropped]
+        if not running or (clock() > deadline_s and done > 0):
+            break
+        reference_s = reference() if reference is not None else 1.0
+        for k in generator.permutation(running):
+            sample = _run(contenders[k], lanes[k])
+            if sample is not None:
+                lanes[k].samples_s.append(sample)
+                lanes[k].references_s.append(reference_s)
+        _drop(lanes, done + 1, protocol)
+    return lanes
+
+
+def _run(timer: Timer, lane: Lane) -> float | None:
+    try:
+        return timer()
+    except Exception as error:
+        lane.error = error
+        return None
+
+
+def _drop(lanes: list[Lane], rounds: int, protocol: RaceProtocol) -> None:
+    running = [lane for lane in lanes if lane.error is None and not lane.dropped]
+    if len(running) < 2:
+        return
+    leader = min(running, key=lambda lane: float(np.median(lane.ratios)))
+    best = float(np.median(leader.ratios))
+    high = float(np.percentile(leader.ratios, 75))
+    for lane in running:
+        if lane is leader:
+            continue
+        if float(np.median(lane.ratios)) > protocol.hopeless * best:
+            lane.dropped = True
+        elif rounds >= protocol.min_rounds:
+            lane.dropped = float(np.percentile(lane.ratios, 25)) > high * (1 + protocol.margin)

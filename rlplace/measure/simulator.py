@@ -1,0 +1,269 @@
+"""`Simulator`: the step-time model as a `Measurer`."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.compiled import account_names, compile_problem
+from rlplace.measure.kernel_batch import busiest, evaluate, plan_and_time, time_plan
+from rlplace.measure.kernel_events import new_event_scratch
+from rlplace.measure.kernel_memory import peaks
+from rlplace.measure.kernel_retime import check
+from rlplace.measure.measurement import Measurement, Timeline
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.ranks import upward_ranks
+from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch, new_scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rlplace.measure.kernel_events import EventScratch
+
+Objective = Literal["latency", "throughput"]
+
+__all__ = ["Objective", "Simulator", "upward_ranks"]
+
+
+class Simulator:
+    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, whatever the threads."""
+
+    def __init__(self, problem: Problem, *, objective: Objective = "latency", threads: int | None = None) -> None:
+        """Lay the problem out for the kernels.
+
+        Args:
+            problem: what placements are simulated on.
+            objective: `latency`, one step from start to end, or `throughput`, seconds per step of a full pipeline.
+            threads: placements simulated at once; every core by default.
+
+        Raises:
+            InvalidValue: an unknown objective, no thread, or a problem that cannot be simulated.
+        """
+        if objective not in ("latency", "throughput"):
+            raise InvalidValue("objective", objective, "'latency' or 'throughput'", where="simulator")
+        if threads is not None and threads < 1:
+            raise InvalidValue("threads", threads, "at least 1", where="simulator")
+        self._problem = problem
+        self._throughput = objective == "throughput"
+        self._threads = threads if threads is not None else len(os.sched_getaffinity(0))
+        self._compiled = compile_problem(problem)
+        self._default_order = _order(upward_ranks(problem))
+        self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that placements are simulated on."""
+        return self._problem
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """One `Measurement` for each row of `placements` (B, N).
+
+        Raises:
+            InvalidValue: a placement of the wrong length, with a device out of range, or against a co-location rule.
+        """
+        step_s, peak_bytes = self._evaluate(placements, None)
+        return [self._measurement(float(step_s[b]), peak_bytes[b]) for b in range(len(step_s))]
+
+    def step_times(
+        self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """(B,) float64 seconds, one for each row of `placements` (B, N); infinite where memory does not suffice.
+
+        Args:
+            placements: (B, N) device of each op.
+            priorities: (N,) float64, higher runs first; upward ranks by default.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        return self._evaluate(placements, priorities)[0]
+
+    def plan(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> Plan:
+        """The placement `devices` (N,) with every order fixed.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        return self.plan_and_time(devices, priorities)[0]
+
+    def plan_and_time(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> tuple[Plan, Measurement]:
+        """The plan of a placement and its `Measurement`: `plan` and `retime` in one.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        devices = self._problem.check_placement(np.atleast_1d(devices))
+        rank, order = self._priority_order(priorities)
+        with self._scratch() as (s, v):
+            step_s = plan_and_time(self._compiled, s, v, devices, rank, order)
+            position, transfers = int(s.state[POSITION]), int(s.state[TRANSFERS])
+            plan = Plan(
+                devices=devices.copy(),
+                transfer_tensor=s.transfer_tensor[:transfers].copy(),
+                transfer_destination=s.transfer_destination[:transfers].copy(),
+                sequence=s.sequence[:position].copy(),
+            )
+            return plan, self._finish(s, devices, step_s)
+
+    def retime(self, plan: Plan) -> Measurement:
+        """The step time and peak memory of exactly this plan.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        with self._timed(plan) as (s, step_s):
+            return self._finish(s, plan.devices, step_s)
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """Start and end of every op and transfer of this plan, and allocated bytes over time.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        n, p = self._compiled.num_ops, self._compiled
+        with self._timed(plan) as (s, _):
+            peaks(p, s, plan.devices)
+            counters = [_memory_steps(s, device) for device in range(p.num_devices)]
+            items = slice(n, n + plan.num_transfers)
+            return Timeline(
+                op_device=plan.devices,
+                op_start_s=s.start_s[:n].copy(),
+                op_end_s=s.end_s[:n].copy(),
+                transfer_tensor=plan.transfer_tensor,
+                transfer_source=plan.devices[p.tensor_op[plan.transfer_tensor]],
+                transfer_destination=plan.transfer_destination,
+                transfer_start_s=s.start_s[items].copy(),
+                transfer_end_s=s.end_s[items].copy(),
+                memory_time_s=np.concatenate([times for times, _ in counters]),
+                memory_device=np.repeat(
+                    np.arange(p.num_devices, dtype=np.int32), [len(times) for times, _ in counters]
+                ),
+                memory_bytes=np.concatenate([held for _, held in counters]),
+                source="simulated",
+            )
+
+    def _evaluate(
+        self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        placements = self._problem.check_placement(np.atleast_2d(placements))
+        rank, order = self._priority_order(priorities)
+        count = len(placements)
+        step_s = np.empty(count)
+        peak_bytes = np.empty((count, self._compiled.num_accounts), dtype=np.int64)
+
+        def run(first: int, last: int) -> None:
+            with self._scratch() as (s, v):
+                evaluate(
+                    self._compiled, s, v, self._throughput, placements[first:last], rank, order, step_s[first:last],
+                    peak_bytes[first:last],
+                )  # fmt: skip
+
+        if self._threads == 1 or count < 2:
+            run(0, count)
+        else:
+            size = max(1, count // (4 * self._threads))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
+            list(self._pool.map(lambda first: run(first, min(first + size, count)), range(0, count, size)))
+        return step_s, peak_bytes
+
+    def _priority_order(
+        self, priorities: NDArray[np.float64] | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        if priorities is None:
+            return self._default_order
+        priorities = np.asarray(priorities, dtype=np.float64)
+        if priorities.shape != (self._compiled.num_ops,):
+            raise InvalidValue("priorities", priorities.shape, f"shape {(self._compiled.num_ops,)}", where="simulator")
+        if np.any(np.isnan(priorities)):
+            raise InvalidValue("priorities", "NaN", "numbers", where="simulator")
+        return _order(priorities)
+
+    def _finish(self, s: Scratch, devices: NDArray[np.int32], step_s: float) -> Measurement:
+        fits = peaks(self._compiled, s, devices)
+        if self._throughput:
+            step_s = busiest(self._compiled, s, devices)
+        return self._measurement(step_s if fits else np.inf, s.peak_bytes)
+
+    def _measurement(self, step_s: float, peak_bytes: NDArray[np.int64]) -> Measurement:
+        peak = tuple(peak_bytes[: self._compiled.num_devices].tolist())
+        if step_s < np.inf:
+            return Measurement("ok", step_s, (step_s,), peak)
+        names = account_names(self._problem.host)
+        capacity = self._compiled.capacity_bytes
+        over = [
+            f"{names[a]}: peak of {peak_bytes[a]} bytes is {peak_bytes[a] - capacity[a]} bytes over its {capacity[a]}"
+            for a in np.flatnonzero(peak_bytes > capacity).tolist()
+        ]
+        return Measurement("oom", np.inf, (), peak, "; ".join(over))
+
+    @contextmanager
+    def _scratch(self) -> Iterator[tuple[Scratch, EventScratch]]:
+        """Working memory that no other thread uses."""
+        if self._idle.empty():
+            pair = new_scratch(self._compiled), new_event_scratch(self._compiled)
+        else:
+            pair = self._idle.get()
+        try:
+            yield pair
+        finally:
+            self._idle.put(pair)
+
+    @contextmanager
+    def _timed(self, plan: Plan) -> Iterator[tuple[Scratch, float]]:
+        """Working memory with the plan and its times, and the step time."""
+        p = self._compiled
+        devices = self._problem.check_placement(plan.devices)
+        if len(plan.transfer_tensor) > p.max_transfers or len(plan.sequence) != p.num_ops + plan.num_transfers:
+            raise InvalidValue("sequence", len(plan.sequence), "every op and needed transfer once", where="plan")
+        _check_range("sequence", plan.sequence, len(plan.sequence))
+        _check_range("transfer_tensor", plan.transfer_tensor, p.num_tensors)
+        _check_range("transfer_destination", plan.transfer_destination, p.num_devices)
+        with self._scratch() as (s, v):
+            s.state[POSITION] = len(plan.sequence)
+            s.sequence[: len(plan.sequence)] = plan.sequence
+            s.transfer_tensor[: plan.num_transfers] = plan.transfer_tensor
+            s.transfer_destination[: plan.num_transfers] = plan.transfer_destination
+            wrong = check(p, s, devices)
+            if wrong >= 0 or s.state[TRANSFERS] != plan.num_transfers:
+                raise InvalidValue(
+                    "sequence", f"item {plan.sequence[wrong]} at place {wrong}" if wrong >= 0 else plan.num_transfers,
+                    "every op and needed transfer once, after what it needs", where="plan")  # fmt: skip
+            yield s, time_plan(p, s, v, devices)
+
+
+def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Place of each op in order of priority (ties by index), and the op at each place."""
+    order = np.argsort(-priorities, kind="stable").astype(np.int32)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank, order
+
+
+def _check_range(name: str, values: NDArray[np.int32], bound: int) -> None:
+    if len(values) and (values.min() < 0 or values.max() >= bound):
+        raise InvalidValue(name, f"{values.min()}..{values.max()}", f"indices in 0..{bound - 1}", where="plan")
+
+
+def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Instants at which a device's allocated bytes change, and the bytes from then on."""
+    times, deltas = [np.zeros(1)], [s.held_bytes[device : device + 1]]
+    for lane, sign in ((2 * device, 1), (2 * device + 1, -1)):
+        events = slice(int(s.event_base[lane]), int(s.event_base[lane] + s.event_count[lane]))
+        times.append(s.event_time_s[events])
+        deltas.append(sign * s.event_bytes[events])
+    instants, places = np.unique(np.concatenate(times), return_inverse=True)
+    changes = np.zeros(len(instants), dtype=np.int64)
+    np.add.at(changes, places, np.concatenate(deltas))
+    return instants, np.cumsum(changes)

@@ -1,0 +1,79 @@
+"""Threads that stay on their cores, and a C library that keeps the memory it has."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+
+def pin_current_thread(cores: Sequence[int]) -> None:
+    """Pins the calling thread to `cores`; does nothing where the system cannot or `cores` is empty."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, set(cores))
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The cores that this process may run on, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def set_intra_op_threads(count: int) -> None:
+    """Makes the calling thread run its ops with `count` threads; other threads keep theirs.
+
+    `torch.set_num_threads` sets MKL's count for the whole process, so OpenMP's and MKL's own per-thread settings are
+    used where they can be found.
+    """
+    import torch
+
+    openmp, mkl = _libraries()
+    if openmp is None:
+        torch.set_num_threads(count)
+        return
+    torch.get_num_threads()  # PyTorch sets a new thread's count at its first use: let it, then override
+    openmp.omp_set_num_threads(ctypes.c_int(count))
+    if mkl is not None:
+        mkl.MKL_Set_Num_Threads_Local(ctypes.c_int(count))
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None]:
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    loaded = [*folder.glob("libgomp*.so*"), *folder.parent.parent.glob("torch.libs/libgomp*.so*")]
+    openmp = ctypes.CDLL(str(loaded[0])) if loaded else None
+    mkl = None
+    library = folder / "libtorch_cpu.so"
+    if library.exists():
+        candidate = ctypes.CDLL(str(library))
+        mkl = candidate if hasattr(candidate, "MKL_Set_Num_Threads_Local") else None
+    return openmp, mkl
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep freed memory and never to map large blocks one by one; returns whether it listened.
+
+    Otherwise every large output of every step is mapped, zeroed and unmapped again by the kernel, which dominates large
+    ops on a CPU. It holds for the whole process, so eager PyTorch measured beside a placement has it too.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        return all(
+            libc.mallopt(option, value) == 1
+            for option, value in (
+                (_M_MMAP_MAX, 0),
+                (_M_TRIM_THRESHOLD, 2**31 - 1),
+                (_M_TOP_PAD, 64 << 20),
+                (_M_ARENA_MAX, 1),
+            )
+        )
+    except (OSError, AttributeError):
+        return False
