@@ -1,0 +1,22 @@
+"""Gymnasium environments over a `Problem` and a `Measurer`."""
+
+from rlplace.env.features import GraphFeatures, graph_features
+from rlplace.env.one_shot import OneShotEnv
+from rlplace.env.rewards import REWARD_NAMES, LogSpeedupReward, Reward, SqrtReward, make_reward
+from rlplace.env.scoring import Scorer, Scores, single_device_s
+from rlplace.env.vec import PlacementVecEnv
+
+__all__ = [
+    "REWARD_NAMES",
+    "GraphFeatures",
+    "LogSpeedupReward",
+    "OneShotEnv",
+    "PlacementVecEnv",
+    "Reward",
+    "Scorer",
+    "Scores",
+    "SqrtReward",
+    "graph_features",
+    "make_reward",
+    "single_device_s",
+]

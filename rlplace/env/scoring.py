@@ -1,0 +1,129 @@
+"""`Scorer`: measures a batch of group placements, equal ones once, and rewards them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.env.rewards import Reward, make_reward
+from rlplace.measure.measurement import Measurer, Status
+from rlplace.measure.problem import Problem
+
+CACHE_ENTRIES = 200_000
+
+
+@runtime_checkable
+class StepTimer(Protocol):
+    """A measurer that can give step times alone, faster than whole measurements (the simulator)."""
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds for (B, N) placements; infinite where a placement failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Outcomes of B placements of groups.
+
+    Attributes:
+        step_time_s: (B,) float64, infinite where the placement failed.
+        reward: (B,) float64, finite.
+        status: B statuses.
+        placements: (B, N) int32, devices of ops.
+    """
+
+    step_time_s: NDArray[np.float64]
+    reward: NDArray[np.float64]
+    status: tuple[Status, ...]
+    placements: NDArray[np.int32]
+
+
+class Scorer:
+    """Measures placements of groups in one batched call.
+
+    Equal placements of a batch are measured once. With `deterministic` every outcome is also kept, and an equal
+    placement is never measured again; a host that runs placements should be asked again, as its answers vary.
+
+    Attributes:
+        num_measured: placements that were measured, as opposed to looked up.
+    """
+
+    def __init__(self, measurer: Measurer, reward: Reward, *, deterministic: bool) -> None:
+        self.measurer = measurer
+        self.reward = reward
+        self.deterministic = deterministic
+        self.num_measured = 0
+        self._known: dict[bytes, tuple[float, Status]] = {}
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the measurer."""
+        return self.measurer.problem
+
+    def score(self, group_devices: NDArray[np.integer]) -> Scores:
+        """Outcomes of `group_devices` (B, G), devices of groups, in order."""
+        rows = np.ascontiguousarray(group_devices, dtype=np.int32)
+        placements = self.problem.grouping.expand(rows)
+        keys = [row.tobytes() for row in rows]
+        outcomes = self._known if self.deterministic else {}
+        new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
+        if new:
+            fresh = sorted(new.values())
+            outcomes.update(zip((keys[row] for row in fresh), self._measure(placements[fresh]), strict=True))
+        found = [outcomes[key] for key in keys]
+        while len(self._known) > CACHE_ENTRIES:
+            del self._known[next(iter(self._known))]
+        step_time_s = np.array([step_time_s for step_time_s, _ in found], dtype=np.float64)
+        return Scores(step_time_s, self.reward(step_time_s), tuple(status for _, status in found), placements)
+
+    def _measure(self, placements: NDArray[np.int32]) -> list[tuple[float, Status]]:
+        self.num_measured += len(placements)
+        if not isinstance(self.measurer, StepTimer):
+            return [_outcome(m.step_time_s, m.status) for m in self.measurer.measure(placements)]
+        step_time_s = self.measurer.step_times(placements)
+        outcomes = [_outcome(float(seconds), "ok") for seconds in step_time_s]
+        failed = np.flatnonzero(~np.isfinite(step_time_s)).tolist()
+        if failed:
+            for row, measurement in zip(failed, self.measurer.measure(placements[failed]), strict=True):
+                outcomes[row] = _outcome(measurement.step_time_s, measurement.status)
+        return outcomes
+
+
+def make_scorer(
+    measurer: Measurer,
+    reward: str | Reward = "log_speedup",
+    *,
+    baseline_s: float | None = None,
+    deterministic: bool,
+) -> Scorer:
+    """A `Scorer` whose reward is given by name or as an object.
+
+    Args:
+        measurer: what measures placements.
+        reward: a reward's name, or a reward.
+        baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+        deterministic: whether the measurer gives a placement the same step time every time.
+
+    Raises:
+        UnknownName: no reward has that name.
+    """
+    if isinstance(reward, str):
+        make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
+        reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
+    return Scorer(measurer, reward, deterministic=deterministic)
+
+
+def single_device_s(measurer: Measurer) -> float:
+    """Step time on the best single device; where no device can run it alone, the summed mean costs of all ops."""
+    problem = measurer.problem
+    everywhere = np.arange(problem.host.num_devices, dtype=np.int32)[:, None]
+    placements = np.repeat(everywhere, problem.graph.num_ops, axis=1)
+    best_s = min(measurement.step_time_s for measurement in measurer.measure(placements))
+    return best_s if np.isfinite(best_s) else float(problem.costs.op_time_s.mean(axis=1).sum())
+
+
+def _outcome(step_time_s: float, status: Status) -> tuple[float, Status]:
+    return (step_time_s if status == "ok" else float("inf")), status

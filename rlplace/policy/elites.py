@@ -1,0 +1,47 @@
+"""`Elites`: the best placements seen so far."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Elites:
+    """The `capacity` distinct placements with the highest mean reward, best first.
+
+    A placement that comes again counts with the mean of its rewards: on a host whose answers vary, one lucky answer
+    does not stay on top.
+
+    Example:
+        >>> elites = Elites(capacity=2)
+        >>> elites.add(np.array([[0, 1], [1, 1], [0, 0]]), np.array([-2.0, -1.0, -3.0]))
+        >>> elites.group_devices.tolist(), elites.rewards.tolist()
+        ([[1, 1], [0, 1]], [-1.0, -2.0])
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def clear(self) -> None:
+        """Forgets everything, as when rewards come to mean something else."""
+        self.group_devices: NDArray[np.int32] = np.zeros((0, 0), dtype=np.int32)
+        self.rewards: NDArray[np.float64] = np.zeros(0)
+        self._counts: dict[bytes, int] = {}
+
+    def add(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
+        """Takes note of B placements (B, G) and their rewards (B,)."""
+        mean = {row.tobytes(): reward for row, reward in zip(self.group_devices, self.rewards.tolist(), strict=True)}
+        rows = np.ascontiguousarray(group_devices_BG, dtype=np.int32)
+        for row, reward in zip(rows, np.asarray(rewards_B, dtype=np.float64).tolist(), strict=True):
+            key = row.tobytes()
+            count = self._counts.get(key, 0) + 1
+            self._counts[key] = count
+            mean[key] = mean.get(key, 0.0) + (reward - mean.get(key, 0.0)) / count
+        kept = sorted(mean, key=lambda key: -mean[key])[: self.capacity]
+        self._counts = {key: self._counts[key] for key in kept}
+        self.rewards = np.array([mean[key] for key in kept])
+        self.group_devices = np.array([np.frombuffer(key, dtype=np.int32) for key in kept], dtype=np.int32)

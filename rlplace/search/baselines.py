@@ -1,0 +1,47 @@
+"""Placements without search: one device, contiguous blocks, round-robin, random."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.measure.problem import Problem
+
+
+def group_cost_s(problem: Problem) -> NDArray[np.float64]:
+    """(G, D) float64: seconds of each group's ops on each device."""
+    grouping = problem.grouping
+    table = np.zeros((grouping.num_groups, problem.host.num_devices))
+    np.add.at(table, grouping.op_group, problem.costs.op_time_s)
+    return table
+
+
+def single(problem: Problem, device: int) -> NDArray[np.int32]:
+    """(N,) int32: everything on `device`."""
+    return np.full(problem.graph.num_ops, device, dtype=np.int32)
+
+
+def plain_devices(problem: Problem) -> list[int]:
+    """Indices of devices that are not gangs."""
+    return [index for index, device in enumerate(problem.host.devices) if not device.members]
+
+
+def blocks(problem: Problem) -> NDArray[np.int32]:
+    """(N,) int32: groups in order of their first op, cut into one contiguous block a device, of equal cost."""
+    devices = plain_devices(problem)
+    cost_s = group_cost_s(problem)[:, devices].mean(axis=1)
+    middle = np.cumsum(cost_s) - cost_s / 2
+    block = np.minimum((middle / max(cost_s.sum(), 1e-30) * len(devices)).astype(np.int64), len(devices) - 1)
+    return problem.grouping.expand(np.array(devices, dtype=np.int32)[block])
+
+
+def round_robin(problem: Problem) -> NDArray[np.int32]:
+    """(N,) int32: group g on device g modulo D, groups in order of their first op."""
+    devices = np.array(plain_devices(problem), dtype=np.int32)
+    return problem.grouping.expand(devices[np.arange(problem.grouping.num_groups) % len(devices)])
+
+
+def random(problem: Problem, generator: np.random.Generator, count: int = 1) -> NDArray[np.int32]:
+    """(count, N) int32: every group on a device drawn uniformly."""
+    drawn = generator.integers(0, problem.host.num_devices, (count, problem.grouping.num_groups), dtype=np.int32)
+    return problem.grouping.expand(drawn)
