@@ -33,9 +33,9 @@ _HOMES = {
     "Simulator": "rlplace.measure",
     "load_placement": "rlplace.measure",
     "save_placement": "rlplace.measure",
-    "TrainConfig": "rlplace.train",
-    "TrainResult": "rlplace.train",
-    "train": "rlplace.train",
+    "TrainConfig": "rlplace.training",
+    "TrainResult": "rlplace.training",
+    "train": "rlplace.training",
     "place": "rlplace.export",
 }
 _ROOMS = ("cli", "env", "errors", "export", "graphs", "measure", "policy", "report", "search", "workloads")

@@ -1,0 +1,87 @@
+"""`rlplace train` and `rlplace export`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rlplace.cli.words import check_workload, find_host, parse_duration, print_json
+
+
+def train(
+    workload: tyro.conf.Positional[str],
+    host: str = "auto",
+    budget: str = "5m",
+    run: Path | None = None,
+    seed: int = 0,
+    groups: int = 256,
+    reward: str = "log_speedup",
+    init: str = "eft",
+    simulate_share: float = 0.6,
+    track: str = "disabled",
+    gangs: bool = False,
+    overwrite: bool = False,
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Learn a placement; the run folder is the result.
+
+    Args:
+        workload: a name with an optional size (`nmt`, `nmt@small`, `nmt@layers=4`), or `package.module:function`
+        host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, a preset, or a host file
+        budget: time of search, e.g. 90, 150s, 5m, 1.5h; profiling and the final table come on top
+        run: run folder; by default runs/WORKLOAD
+        seed: of the policy, of sampling, of the workload and of random ops
+        groups: groups of ops that the policy places
+        reward: log_speedup, or sqrt as in the 2017 paper
+        init: what the policy starts by imitating: eft, or none
+        simulate_share: share of the budget spent on simulated placements
+        track: Weights & Biases: disabled, offline or online
+        gangs: on CPU hosts, also a device that runs an op on all cores at once
+        overwrite: replace an existing run folder
+        json: print the result as one JSON object on stdout
+        quiet: no progress
+    """
+    from rlplace.training.config import TrainConfig
+
+    spec = check_workload(workload)
+    config = TrainConfig(
+        budget_s=parse_duration(budget), seed=seed, num_groups=groups, reward=reward, init=init,
+        simulate_share=simulate_share, track=track,
+    )  # fmt: skip
+    found = find_host(host, gangs=gangs)
+    from rlplace.training.session import run_training
+
+    folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+    result = run_training(spec, found, config, folder, host_word=host, gangs=gangs, overwrite=overwrite, is_quiet=quiet)
+    if json:
+        print_json(result)
+
+
+def export(
+    folder: tyro.conf.Positional[Path],
+    workload: str | None = None,
+    check: bool = False,
+    json: bool = False,
+) -> None:
+    """A run's placement as a model that runs: writes FOLDER/step.py, or checks it against eager.
+
+    Args:
+        folder: a run folder
+        workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
+        check: compare 5 training steps with eager ones on one device, in float64
+        json: print the result as one JSON object on stdout
+    """
+    from rlplace.training.session import export_run
+
+    result = export_run(folder, workload=workload, is_check=check)
+    if json:
+        print_json(result)
+    if check and not result["ok"]:
+        raise SystemExit(1)
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {"train": train, "export": export}

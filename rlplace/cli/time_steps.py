@@ -1,0 +1,132 @@
+"""`rlplace simulate`, `measure`, `fidelity` and `bench`: step times, predicted and real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rlplace.cli.words import check_workload, find_host, print_json, say
+
+
+def simulate(
+    workload: tyro.conf.Positional[str],
+    placement: Path | None = None,
+    host: str = "auto",
+    seed: int = 0,
+    gangs: bool = False,
+    timeline: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Simulate one step of a placement.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        placement: a placement file; without one, everything runs on the best single device
+        host: `auto`, `cores`, `cores:2x4`, a preset, or a host file
+        seed: of the workload
+        gangs: on CPU hosts, also a device that runs an op on all cores at once
+        timeline: write a Chrome trace of the simulated step here
+        json: print one JSON object on stdout
+    """
+    from rlplace.training.stopwatch import time_placement
+
+    spec, found = check_workload(workload), find_host(host, gangs=gangs)
+    _show(time_placement(spec, found, placement, is_measured=False, seed=seed, timeline=timeline), json)
+
+
+def measure(
+    workload: tyro.conf.Positional[str],
+    placement: Path | None = None,
+    host: str = "auto",
+    seed: int = 0,
+    gangs: bool = False,
+    timeline: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Run steps of a placement on this machine and time them.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        placement: a placement file; without one, everything runs on the best single device
+        host: `auto`, `cores` or `cores:2x4`
+        seed: of the workload
+        gangs: on CPU hosts, also a device that runs an op on all cores at once
+        timeline: write a Chrome trace of a measured and of a simulated step here
+        json: print one JSON object on stdout
+    """
+    from rlplace.training.stopwatch import time_placement
+
+    spec, found = check_workload(workload), find_host(host, gangs=gangs)
+    _show(time_placement(spec, found, placement, is_measured=True, seed=seed, timeline=timeline), json)
+
+
+def fidelity(
+    workload: tyro.conf.Positional[str],
+    host: str = "auto",
+    placements: int = 40,
+    fit: int = 16,
+    seed: int = 0,
+    gangs: bool = False,
+    plot: Path = Path("fidelity.png"),
+    json: bool = False,
+) -> None:
+    """Simulate and measure many unseen placements: how far the simulator can be trusted here.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        host: `auto`, `cores` or `cores:2x4`
+        placements: how many unseen placements
+        fit: how many other placements the simulator is calibrated on first
+        seed: of the workload and of what is drawn
+        gangs: on CPU hosts, also a device that runs an op on all cores at once
+        plot: where the scatter plot goes
+        json: print one JSON object on stdout
+    """
+    from rlplace.training.trust import run_fidelity
+
+    spec, found = check_workload(workload), find_host(host, gangs=gangs)
+    result = run_fidelity(spec, found, num_placements=placements, num_fit=fit, seed=seed, plot=plot)
+    if json:
+        print_json(result)
+
+
+def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:
+    """Time rlplace itself.
+
+    Args:
+        subject: simulator
+        quick: fewer sizes
+        json: print one JSON object on stdout
+    """
+    from rlplace.errors import UnknownName
+
+    if subject != "simulator":
+        raise UnknownName("benchmark", subject, ("simulator",))
+    from rlplace.measure.bench_simulator import bench_simulator
+
+    result = bench_simulator(is_quick=quick, on_row=lambda row: say(str(row)))
+    if json:
+        print_json({"schema": 1, **result})
+
+
+def _show(result: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(result)
+    elif result["status"] == "ok":
+        say(
+            f"{result['kind']}: {result['step_time_s'] * 1e3:.2f} ms ± {result['spread_s'] * 1e3:.2f}, "
+            f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
+        )
+    else:
+        say(f"{result['kind']}: {result['status']}: {result['why']}")
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "simulate": simulate,
+    "measure": measure,
+    "fidelity": fidelity,
+    "bench": bench,
+}

@@ -1,0 +1,113 @@
+"""`check_export`: does the placed model train as plain PyTorch does?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue
+from rlplace.export.step import PlacedModel
+from rlplace.graphs.capture import capture
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.host import Host
+from rlplace.measure.plan import Plan
+from rlplace.training.eager import EagerStep
+
+LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
+SMALLEST_SCALE = 1e-3
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Largest relative differences over the steps; per tensor max |a - b| / max(max |a|, 1e-3).
+
+    Attributes:
+        max_loss_rel_diff: of the losses, or of the outputs of an inference.
+        max_param_rel_diff: of parameters and buffers after the last step.
+        num_steps: how many steps were compared.
+    """
+
+    max_loss_rel_diff: float
+    max_param_rel_diff: float
+    num_steps: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are within tolerance."""
+        return self.max_loss_rel_diff <= LOSS_TOLERANCE and self.max_param_rel_diff <= PARAMETER_TOLERANCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `rlplace export --check --json` prints."""
+        return {
+            "schema": 1,
+            "max_loss_rel_diff": self.max_loss_rel_diff,
+            "max_param_rel_diff": self.max_param_rel_diff,
+            "num_steps": self.num_steps,
+            "ok": self.ok,
+        }
+
+
+def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) -> CheckResult:
+    """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
+
+    In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. A
+    model with random ops draws other numbers eagerly; check it with dropout at 0.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        plan: what is to run.
+        num_steps: steps from the same start.
+
+    Raises:
+        InvalidValue: in float64 the model captures to other ops, or it draws random numbers.
+    """
+    origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
+    model = copy.deepcopy(origin.model).double()
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs))
+    inputs = kwargs if kwargs else args
+    double = capture(model, inputs, origin.loss_fn, optimizer)
+    if double.targets != graph.targets:
+        raise InvalidValue("targets", "other ops in float64", "the ops of the placed graph", where="export check")
+    if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
+        raise InvalidValue(
+            "model", "random ops (dropout)", "a step without random ops", where="export check",
+            hint="Set dropout to 0, or put the model in eval mode.",
+        )  # fmt: skip
+    placed = PlacedModel(double, host, plan)
+    eager = EagerStep(double, host, num_threads=max(len(host.devices[0].cores), 1))
+    loss_difference = 0.0
+    try:
+        for _ in range(num_steps):
+            result = placed(*args, **kwargs)
+            eager()
+            pairs = zip(pytree.tree_leaves(eager.loss), pytree.tree_leaves(result), strict=True)
+            loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
+        return CheckResult(loss_difference, _state_difference(eager.state_dict(), placed.state_dict()), num_steps)
+    finally:
+        placed.close()
+        eager.close()
+
+
+def _state_difference(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> float:
+    return max((_difference(expected[name], actual[name]) for name in actual), default=0.0)
+
+
+def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    expected, actual = expected.detach().double().cpu(), actual.detach().double().cpu()
+    if not expected.numel():
+        return 0.0
+    if not bool(torch.isfinite(expected).all()) or not bool(torch.isfinite(actual).all()):
+        return float("inf")
+    scale = max(float(expected.abs().max()), SMALLEST_SCALE)
+    return float((expected - actual).abs().max()) / scale
+
+
+def _as_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor

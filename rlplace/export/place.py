@@ -1,0 +1,42 @@
+"""`place`: capture, profile, learn and export in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from rlplace.export.step import PlacedModel
+from rlplace.graphs.capture import capture
+from rlplace.graphs.program import OptimizerSpec
+from rlplace.graphs.trace import LossFn
+from rlplace.measure.host import Host
+from rlplace.measure.problem import Problem
+from rlplace.training import train
+
+
+def place(
+    model: nn.Module,
+    inputs: Any,
+    loss_fn: LossFn | None = None,
+    optimizer: str | OptimizerSpec | None = None,
+    *,
+    host: Host | None = None,
+    budget_s: float = 60.0,
+    seed: int = 0,
+) -> PlacedModel:
+    """`model` as a callable that runs the best placement that was measured on this machine.
+
+    Args:
+        model: in the mode that it is to run in.
+        inputs: a tensor, a tuple or a dict.
+        loss_fn: makes it a training step.
+        optimizer: `sgd`, `momentum`, `adam` or `adamw`.
+        host: of this machine; `Host.detect()` by default.
+        budget_s: seconds of search.
+        seed: of the search and of random ops.
+    """
+    graph = capture(model, inputs, loss_fn, optimizer)
+    problem = Problem.profile(graph, Host.detect() if host is None else host)
+    result = train(problem, budget_s=budget_s, seed=seed)
+    return PlacedModel(graph, problem.host, result.placement.plan, seed=seed)

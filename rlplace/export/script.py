@@ -1,0 +1,44 @@
+"""`write_script`: a run's placement as a short program that trains with it."""
+
+from __future__ import annotations
+
+from rlplace import __version__
+
+_TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
+
+from pathlib import Path
+
+import rlplace
+{imports}
+
+{build}
+graph = rlplace.capture(model, inputs, loss_fn, optimizer)
+placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
+step = rlplace.export.to_step(model, graph, placement)
+
+args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {{}})
+for number in range(10):
+    print(number, step(*args, **kwargs))
+step.copy_to(model)  # the trained parameters, back in the model
+step.close()
+'''
+
+_NAMED = """workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
+model, inputs = workload.model, workload.inputs
+loss_fn, optimizer = workload.loss_fn, workload.optimizer"""
+
+
+def script(workload: str, *, default_size: str, seed: int) -> str:
+    """The text of `step.py` for a run of `workload`.
+
+    Args:
+        workload: as the user named it.
+        default_size: `small` or `paper`, where the name gives no size.
+        seed: of the workload's weights and inputs.
+    """
+    return _TEMPLATE.format(
+        workload=workload,
+        version=__version__,
+        imports="from rlplace.workloads import build, parse_workload",
+        build=_NAMED.format(workload=workload, size=default_size, seed=seed),
+    )

@@ -1,0 +1,138 @@
+"""`to_step`: a model that runs as a placement says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.detect import detect_host
+from rlplace.measure.host import Host
+from rlplace.measure.placed_step import PlacedStep
+from rlplace.measure.placement import Placement, check_plan
+from rlplace.measure.plan import Plan
+from rlplace.measure.residents import Residents
+from rlplace.measure.threads import keep_freed_memory
+from rlplace.measure.workers import Crew
+
+
+class PlacedModel:
+    """A captured step that runs as placed: a training step that updates its own parameters, or an inference.
+
+    Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
+    plan that was measured: the same devices, orders and transfers.
+
+    Args:
+        graph: captured from the model.
+        host: of this machine.
+        plan: what runs.
+        seed: of random ops: each draws from (seed, op, step).
+    """
+
+    def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, seed: int = 0) -> None:
+        keep_freed_memory()
+        self._program = require_program(graph)
+        self._graph, self._plan = graph, check_plan(graph, host.num_devices, plan)
+        self._residents = Residents(graph, host, seed=seed)
+        self._crew = Crew(host.devices)
+        self._step = PlacedStep(graph, host, plan, self._residents, self._crew, seed=seed)
+        sources = self._program.sources.items()
+        self._inputs = [op for op, source in sorted(sources) if source.kind == "input"]
+        self._state = {source.key: op for op, source in sources if source.kind in ("parameter", "buffer")}
+        origin = self._program.origin
+        self._input_spec = pytree.tree_structure((origin.args, origin.kwargs))
+        self.num_steps = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step: the loss of a training step, or the model's output.
+
+        Args:
+            args: inputs as they were captured: the same structure, shapes and dtypes.
+            kwargs: likewise.
+
+        Raises:
+            InvalidValue: inputs of another structure, shape or dtype.
+            RunnerError: an op failed.
+        """
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._input_spec:
+            raise InvalidValue("inputs", str(spec), str(self._input_spec), where="placed step")
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for op, tensor in zip(self._inputs, tensors, strict=True):
+            self._residents.set_tensor(op, int(self._plan.devices[op]), tensor)
+        self._step.run(self.num_steps)
+        self.num_steps += 1
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies of all parameters and buffers, by dotted name."""
+        return {name: self._resident(name).detach().clone() for name in self._state}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
+
+        Raises:
+            UnknownName: no parameter or buffer has that name.
+            InvalidValue: another shape or dtype.
+        """
+        for name, value in state.items():
+            if name not in self._state:
+                raise UnknownName("parameter", name, self._state)
+            op = self._state[name]
+            self._residents.set_tensor(op, int(self._plan.devices[op]), value.detach())
+
+    def copy_to(self, model: nn.Module) -> None:
+        """Writes parameters and buffers back into `model`."""
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        with torch.no_grad():
+            for name in self._state:
+                named[name].copy_(self._resident(name))
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._crew.stop()
+
+    def _resident(self, name: str) -> torch.Tensor:
+        op = self._state[name]
+        return self._residents.tensor(op, int(self._plan.devices[op]))
+
+
+def to_step(
+    model: nn.Module, graph: OpGraph, placement: Placement, *, host: Host | None = None, seed: int = 0
+) -> PlacedModel:
+    """`model` as a callable that runs as placed, starting from its parameters as they are now.
+
+    Args:
+        model: the one that `graph` was captured from.
+        graph: with its program.
+        placement: made for `graph` and for a host of this machine.
+        host: that host; by default the one of `auto`, `cores` and `cores` with gangs that the placement was made for.
+        seed: of random ops.
+
+    Raises:
+        FingerprintMismatch: the placement was made for another graph or host.
+    """
+    host = matching_host(placement) if host is None else host
+    placement.require(graph, host)
+    placed = PlacedModel(graph, host, placement.plan, seed=seed)
+    placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    return placed
+
+
+def matching_host(placement: Placement) -> Host:
+    """The host of this machine that the placement was made for.
+
+    Raises:
+        FingerprintMismatch: there is none.
+    """
+    auto = detect_host("auto")
+    for host in (auto, detect_host("cores"), detect_host("cores", gangs=True)):
+        if host.fingerprint == placement.host_fingerprint:
+            return host
+    raise FingerprintMismatch("host", placement.host_fingerprint, auto.fingerprint)

@@ -1,0 +1,39 @@
+"""Reports: traces, pictures and tables. Importing this imports neither matplotlib, rich nor torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlplace.report.format import format_bytes, format_clock, format_ms, format_seconds
+
+if TYPE_CHECKING:
+    from rlplace.report.chrome_trace import write_chrome_trace
+    from rlplace.report.scatter import save_fidelity_png
+    from rlplace.report.table import results_table
+    from rlplace.report.timeline_picture import save_timeline_png
+
+__all__ = [
+    "format_bytes",
+    "format_clock",
+    "format_ms",
+    "format_seconds",
+    "results_table",
+    "save_fidelity_png",
+    "save_timeline_png",
+    "write_chrome_trace",
+]
+
+_HOMES = {
+    "results_table": "rlplace.report.table",
+    "save_fidelity_png": "rlplace.report.scatter",
+    "save_timeline_png": "rlplace.report.timeline_picture",
+    "write_chrome_trace": "rlplace.report.chrome_trace",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

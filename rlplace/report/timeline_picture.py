@@ -1,0 +1,254 @@
+"""A timeline as a picture: one lane for each device, one for each direction in which tensors were sent."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.files import write_bytes_atomic
+from rlplace.graphs.opgraph import PHASES, OpGraph
+from rlplace.measure.host import Host
+from rlplace.measure.measurement import Timeline
+from rlplace.report.format import format_bytes, format_seconds
+
+PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}
+"""Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
+TRANSFER_COLOR = "#CC79A7"
+
+_INK, _FAINT_INK, _LANE, _GRID = "#1F2933", "#5B6773", "#F1F3F5", "#DDE2E7"
+_WIDTH_IN, _DPI = 14.0, 150
+_TOP_IN, _BOTTOM_IN, _RIGHT_IN = 1.0, 0.62, 0.35
+_DEVICE_IN, _DIRECTION_IN, _GAP_IN = 0.62, 0.27, 0.07
+_MOST_LANES_IN, _MOST_DIRECTIONS = 16.0, 20
+_LABEL_PT = 7.5
+_LABEL_COLORS = ("white", _INK, "white")  # on forward, backward, update
+
+
+def save_timeline_png(
+    path: str | os.PathLike[str], timeline: Timeline, graph: OpGraph, host: Host, title: str = ""
+) -> None:
+    """Writes a Gantt chart of one step, coloured by phase, whole or not at all.
+
+    Each device's label says for what share of the step it was busy. An op on a gang is drawn, hatched, on each member.
+
+    Args:
+        path: of the PNG file.
+        timeline: of one step.
+        graph: the graph it is of.
+        host: the host it is on.
+        title: above the chart.
+
+    Raises:
+        InvalidValue: a timeline of another graph.
+        FileProblem: the file cannot be written.
+    """
+    if len(timeline.op_device) != graph.num_ops:
+        raise InvalidValue("op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op",
+                           where="timeline")  # fmt: skip
+    buffer = io.BytesIO()
+    _draw(timeline, graph, host, title).savefig(buffer, format="png", dpi=_DPI)
+    write_bytes_atomic(path, buffer.getvalue())
+
+
+@dataclass
+class _Lane:
+    """A row of the chart; ops or transfers by index, those of gangs apart; `bottom` and `height` in inches."""
+
+    name: str
+    is_device: bool
+    items: list[int] = field(default_factory=list)
+    gang_items: list[int] = field(default_factory=list)
+    bottom: float = 0.0
+    height: float = 0.0
+
+
+def _draw(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
+    step_s = float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+    lanes = _lanes(timeline, graph, host)
+    lanes_in = _lay_out(lanes)
+    height_in = _TOP_IN + lanes_in + _BOTTOM_IN
+    left_in = 0.45 + 0.085 * max(max(len(lane.name) for lane in lanes), len("100 % busy"))
+    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    chart_in = _WIDTH_IN - left_in - _RIGHT_IN
+    axes = figure.add_axes((left_in / _WIDTH_IN, _BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in))
+    axes.set_xlim(0.0, step_s * 1e3 or 1.0)
+    axes.set_ylim(0.0, lanes_in)
+    width_ms = (step_s * 1e3 or 1.0) / chart_in  # of one inch
+    for lane in lanes:
+        _draw_lane(axes, lane, timeline, graph, step_s, width_ms)
+    num_ops = int(np.count_nonzero(~graph.is_source))
+    copies = _copies(timeline, host)
+    facts = f"{timeline.source} · {num_ops:,} ops · {len(copies):,} transfers"
+    if copies:
+        sent_bytes = float(graph.tensor_bytes[timeline.transfer_tensor[copies]].sum())
+        facts += f" of {format_bytes(sent_bytes)} in all"
+    patches = [Patch(facecolor=color, label=phase) for phase, color in PHASE_COLORS.items()]
+    if copies:
+        patches.append(Patch(facecolor=TRANSFER_COLOR, label="transfer"))
+    if any(lane.gang_items for lane in lanes):
+        patches.append(
+            Patch(facecolor=_FAINT_INK, edgecolor="white", linewidth=0, hatch="////", label="on several devices")
+        )
+    _head(figure, title or "One step", facts, patches)
+    _mark_time(axes, step_s)
+    return figure
+
+
+def _draw_lane(axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, step_s: float, width_ms: float) -> None:
+    axes.axhspan(lane.bottom, lane.bottom + lane.height, color=_LANE, linewidth=0, zorder=0)
+    middle = lane.bottom + lane.height / 2
+    if not lane.is_device:
+        colors = np.full(timeline.transfer_tensor.size, TRANSFER_COLOR, dtype=object)
+        _draw_bars(axes, lane.items, timeline.transfer_start_s, timeline.transfer_end_s, colors, lane, width_ms)
+        _lane_text(axes, middle, lane.name, size=min(9.0, 56 * lane.height), color=_FAINT_INK)
+        return
+    start_s, end_s = timeline.op_start_s, timeline.op_end_s
+    colors = np.array([PHASE_COLORS[phase] for phase in PHASES], dtype=object)[graph.phases]
+    _draw_bars(axes, lane.items, start_s, end_s, colors, lane, width_ms)
+    _draw_bars(axes, lane.gang_items, start_s, end_s, colors, lane, width_ms, hatch="////")
+    for op, text in _op_labels(lane, timeline, graph, width_ms):
+        color = _LABEL_COLORS[graph.phases[op]]
+        axes.text((start_s[op] + end_s[op]) * 500, middle, text, ha="center", va="center", fontsize=_LABEL_PT,
+                  color=color, zorder=4, clip_on=True)  # fmt: skip
+    busy = _busy_s([*lane.items, *lane.gang_items], start_s, end_s) / step_s if step_s else 0.0
+    _lane_text(axes, middle + 0.19 * lane.height, lane.name, size=10.5, color=_INK, weight="bold")
+    _lane_text(axes, middle - 0.21 * lane.height, f"{busy:.0%} busy".replace("%", " %"), size=9, color=_FAINT_INK)
+
+
+def _lanes(timeline: Timeline, graph: OpGraph, host: Host) -> list[_Lane]:
+    """A lane for each device that is no gang, in order, then one for each direction used.
+
+    Where there are too many directions to read, one for each sender.
+    """
+    names = [device.name for device in host.devices]
+    lanes = {index: _Lane(device.name, True) for index, device in enumerate(host.devices) if not device.members}
+    for op, device in enumerate(timeline.op_device.tolist()):
+        if graph.is_source[op]:
+            continue
+        if device in lanes:
+            lanes[device].items.append(op)
+            continue
+        for member in host.devices[device].members:
+            lanes[host.device_index[member]].gang_items.append(op)
+    directions: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for transfer in _copies(timeline, host):
+        source, destination = timeline.transfer_source[transfer], timeline.transfer_destination[transfer]
+        directions[int(source), int(destination)].append(transfer)
+    if len(directions) <= _MOST_DIRECTIONS:
+        sent = [_Lane(f"{names[a]} → {names[b]}", False, items) for (a, b), items in sorted(directions.items())]
+        return [*lanes.values(), *sent]
+    senders: dict[int, _Lane] = {}
+    for (source, _), items in sorted(directions.items()):
+        senders.setdefault(source, _Lane(f"{names[source]} → others", False)).items.extend(items)
+    return [*lanes.values(), *senders.values()]
+
+
+def _copies(timeline: Timeline, host: Host) -> list[int]:
+    """The transfers that use a link: a hand-over between a gang and its member copies nothing."""
+    index = host.device_index
+    wired = {(index[route.source], index[route.destination]) for route in host.routes if route.links}
+    ends = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
+    return [transfer for transfer, pair in enumerate(ends) if pair in wired]
+
+
+def _lay_out(lanes: Sequence[_Lane]) -> float:
+    """Stacks the lanes from the top, lower where there are many; returns their height in all, in inches."""
+    for lane in lanes:
+        lane.height = _DEVICE_IN if lane.is_device else _DIRECTION_IN
+    total = sum(lane.height + _GAP_IN for lane in lanes) + _GAP_IN
+    scale = min(1.0, _MOST_LANES_IN / total)
+    top = total * scale - _GAP_IN * scale
+    for lane in lanes:
+        lane.height *= scale
+        lane.bottom = top - lane.height
+        top = lane.bottom - _GAP_IN * scale
+    return total * scale
+
+
+def _draw_bars(
+    axes: Axes, items: list[int], start_s: NDArray[np.float64], end_s: NDArray[np.float64],
+    colors: NDArray[np.object_], lane: _Lane, width_ms: float, hatch: str | None = None,
+) -> None:  # fmt: skip
+    """Draws a lane's items: wide ones stop short of the next, and no transfer is too thin to be seen."""
+    if not items:
+        return
+    index = np.array(items, dtype=np.int64)
+    pixel_ms = width_ms / _DPI
+    start, end = start_s[index] * 1e3, end_s[index] * 1e3
+    end = np.where(end - start >= 4 * pixel_ms, end - pixel_ms, end)
+    if not lane.is_device:
+        end = np.maximum(end, start + 2 * pixel_ms)
+    corners = np.empty((index.size, 4, 2))
+    corners[:, :2, 0], corners[:, 2:, 0] = start[:, None], end[:, None]
+    corners[:, [0, 3], 1] = lane.bottom + 0.04 * lane.height
+    corners[:, 1:3, 1] = lane.bottom + 0.96 * lane.height
+    bars = PolyCollection(list(corners), facecolors=list(colors[index]), edgecolors="white", linewidths=0, hatch=hatch,
+                          zorder=3)  # fmt: skip
+    axes.add_collection(bars, autolim=False)
+
+
+def _busy_s(items: list[int], start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> float:
+    """Seconds covered by at least one of the items."""
+    if not items:
+        return 0.0
+    order = np.array(items)[np.argsort(start_s[items], kind="stable")]
+    covered_until = np.concatenate(([-np.inf], np.maximum.accumulate(end_s[order])[:-1]))
+    return float(np.maximum(end_s[order] - np.maximum(start_s[order], covered_until), 0.0).sum())
+
+
+def _op_labels(lane: _Lane, timeline: Timeline, graph: OpGraph, width_ms: float) -> list[tuple[int, str]]:
+    """The target of each op whose bar is wide enough to hold it."""
+    labels = []
+    for op in lane.items:
+        parts = graph.targets[op].split(".")
+        text = parts[1] if len(parts) > 1 else parts[0]
+        text = text.removeprefix("_").removesuffix("_backward")
+        width_in = float(timeline.op_end_s[op] - timeline.op_start_s[op]) * 1e3 / width_ms
+        if width_in > len(text) * _LABEL_PT * 0.62 / 72 + 0.08 and lane.height > 0.2:
+            labels.append((op, text))
+    return labels
+
+
+def _lane_text(axes: Axes, y: float, text: str, *, size: float, color: str, weight: str = "normal") -> None:
+    axes.annotate(text, (0.0, y), xycoords=("axes fraction", "data"), xytext=(-9, 0), textcoords="offset points",
+                  ha="right", va="center", fontsize=size, color=color, fontweight=weight)  # fmt: skip
+
+
+def _head(figure: Figure, title: str, facts: str, patches: Sequence[Patch]) -> None:
+    """Title and facts on the left, legend on the right."""
+    height_in = figure.get_figheight()
+    left, right = 0.25 / _WIDTH_IN, 1 - _RIGHT_IN / _WIDTH_IN
+    figure.text(left, 1 - 0.26 / height_in, title, ha="left", va="top", fontsize=15, color=_INK, fontweight="bold")
+    figure.text(left, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=_FAINT_INK)
+    figure.legend(handles=patches, loc="upper right", bbox_to_anchor=(right, 1 - 0.2 / height_in), ncols=len(patches),
+                  frameon=False, fontsize=10, labelcolor=_INK, handlelength=1.1, handleheight=1.0, columnspacing=1.6,
+                  handletextpad=0.5, borderaxespad=0.0, borderpad=0.1)  # fmt: skip
+
+
+def _mark_time(axes: Axes, step_s: float) -> None:
+    """The time axis, and a mark at the step's end."""
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 2, 2.5, 5, 10]))
+    axes.tick_params(axis="x", length=0, pad=6, labelsize=9, labelcolor=_FAINT_INK)
+    axes.grid(axis="x", color=_GRID, linewidth=0.8, zorder=1)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("time since the step began, ms", fontsize=9.5, color=_FAINT_INK, labelpad=6)
+    axes.axvline(step_s * 1e3 or 1.0, color=_INK, linewidth=1.6, zorder=5, clip_on=False)
+    axes.annotate(f"step {format_seconds(step_s)}", (1.0, 1.0), xycoords="axes fraction", xytext=(0, 5), color=_INK,
+                  textcoords="offset points", ha="right", va="bottom", fontsize=11, fontweight="bold")  # fmt: skip

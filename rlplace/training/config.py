@@ -1,0 +1,57 @@
+"""`TrainConfig`: everything that decides how a placement is learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlplace.errors import InvalidValue, UnknownName
+
+REWARDS = ("log_speedup", "sqrt")
+TEACHERS = ("eft", "none")
+TRACKING = ("disabled", "offline", "online")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a placement is learned; the budget counts search alone."""
+
+    budget_s: float = 300.0
+    """Seconds of search; profiling and the final table come on top, and `random` gets as much again."""
+    seed: int = 0
+    """Of the policy, of sampling and of random ops."""
+    num_groups: int = 256
+    """Groups of ops that the policy places."""
+    reward: str = "log_speedup"
+    """`log_speedup`, or `sqrt` as in the 2017 paper."""
+    init: str = "eft"
+    """The heuristic that the policy starts by imitating, or `none`."""
+    simulate_share: float = 0.6
+    """Share of the budget spent on simulated placements; the rest goes to measured ones."""
+    num_envs: int = 64
+    """Simulated placements a batch."""
+    num_measured: int = 6
+    """Measured placements a batch."""
+    table_rounds: int = 25
+    """Rounds of the final table."""
+    track: str = "disabled"
+    """Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        for field, least in (
+            ("budget_s", 0.0),
+            ("num_groups", 1),
+            ("num_envs", 1),
+            ("num_measured", 1),
+            ("table_rounds", 1),
+        ):
+            if not getattr(self, field) >= least:
+                raise InvalidValue(field, getattr(self, field), f"at least {least}", where="train")
+        if not 0.0 <= self.simulate_share <= 1.0:
+            raise InvalidValue("simulate_share", self.simulate_share, "0..1", where="train")
+        for kind, value, known in (
+            ("reward", self.reward, REWARDS),
+            ("init", self.init, TEACHERS),
+            ("tracking mode", self.track, TRACKING),
+        ):
+            if value not in known:
+                raise UnknownName(kind, value, known)

@@ -1,0 +1,92 @@
+"""Plain PyTorch, timed: the same step as people run it without placing anything."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import torch_optimizer
+from rlplace.measure.host import Device, Host
+from rlplace.measure.threads import usable_cores
+from rlplace.measure.workers import Crew
+
+
+class EagerStep:
+    """The captured model's own step, eagerly, with every core on every op (or on the first GPU).
+
+    The optimizer is PyTorch's with its fused kernels, the same ones that a placed step updates with. It works on a copy
+    of the model, on a thread of its own.
+
+    Args:
+        graph: with its program.
+        host: tells whether there are GPUs.
+        num_threads: intra-op threads; all cores by default.
+
+    Raises:
+        InvalidValue: the model was built from fake tensors and has no values to run with.
+    """
+
+    def __init__(self, graph: OpGraph, host: Host, *, num_threads: int | None = None) -> None:
+        origin = require_program(graph).origin
+        optimizer = require_program(graph).optimizer
+        if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
+            raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
+        place = "cuda:0" if any(device.backend == "cuda" for device in host.devices) else "cpu"
+        cores = usable_cores()[: num_threads or len(usable_cores())]
+        self._is_cuda = place != "cpu"
+        self._crew = Crew((Device("eager", "eager", "cpu", 1, cores=cores),))
+        self._model = copy.deepcopy(origin.model).to(place)
+        self._args, self._kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.detach().clone().to(place), (origin.args, origin.kwargs)
+        )
+        self._loss_fn = origin.loss_fn
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = None if optimizer is None else torch_optimizer(optimizer, parameters)
+        self.loss: Any = None
+
+    def __call__(self) -> float:
+        """Seconds of one eager step.
+
+        Raises:
+            RunnerError: the step failed.
+        """
+        begin = time.perf_counter()
+        self._crew.run([self._step], 0, on_error=_ignore, deadline_s=600.0)
+        return time.perf_counter() - begin
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The copy's parameters and buffers, by dotted name."""
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._crew.stop()
+
+    def _step(self, _: int) -> None:
+        with torch.inference_mode(False):
+            if self._loss_fn is None:
+                with torch.no_grad():
+                    self.loss = self._model(*self._args, **self._kwargs)
+            else:
+                if self._optimizer is not None:
+                    self._optimizer.zero_grad()
+                with torch.enable_grad():
+                    loss = self._loss_fn(self._model(*self._args, **self._kwargs))
+                    loss.backward()
+                if self._optimizer is not None:
+                    self._optimizer.step()
+                self.loss = loss.detach()
+            if self._is_cuda:
+                torch.cuda.synchronize()
+
+
+def _ignore() -> None:
+    pass

@@ -1,0 +1,106 @@
+"""What a person sees on stderr while a run goes on."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+
+from rlplace.report.format import format_clock, format_seconds
+
+LINE_EVERY_S = 10.0
+REDRAW_EVERY_S = 0.25
+
+
+class Progress:
+    """A bar with placements tried, best step, speedup over one device and time left; plain lines off a terminal.
+
+    It redraws only when told something new: a thread of its own would disturb what is measured.
+
+    Args:
+        is_quiet: show nothing.
+        stream: what to write to; stderr by default, since stdout belongs to `--json`.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, *, is_quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._console = Console(file=stream, highlight=False, quiet=is_quiet)
+        self._is_live = not is_quiet and stream.isatty() and not self._console.is_dumb_terminal
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._shown_s = -math.inf
+        self._unshown: tuple[str, float] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def update(self, *, placements: int, best_s: float, single_s: float, left_s: float, budget_s: float) -> None:
+        """Says how the search stands; shown at most four times a second, off a terminal every ten seconds.
+
+        Args:
+            placements: tried so far.
+            best_s: best measured step time so far; infinite while there is none.
+            single_s: step time on the best single device; infinite or nan where it is not known.
+            left_s: seconds of search left.
+            budget_s: seconds of search in all.
+        """
+        parts = [f"{placements:,} placements"]
+        if math.isfinite(best_s) and best_s > 0:
+            parts.append(f"best {format_seconds(best_s)}")
+            if math.isfinite(single_s):
+                parts.append(f"{single_s / best_s:.2f}× over one device")
+        parts.append(f"{format_clock(max(left_s, 0.0))} left")
+        done = 1.0 - left_s / budget_s if budget_s > 0 else 1.0
+        self._unshown = " · ".join(parts), min(max(done, 0.0), 1.0)
+        if self._clock() - self._shown_s >= (REDRAW_EVERY_S if self._is_live else LINE_EVERY_S):
+            self._show()
+
+    def close(self) -> None:
+        """Shows what was not shown yet and leaves the last state standing; closing twice does no harm."""
+        self._show()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+    def _show(self) -> None:
+        if self._unshown is None:
+            return
+        (text, done), self._unshown = self._unshown, None
+        self._shown_s = self._clock()
+        if not self._is_live:
+            self.say(f"search: {text}")
+            return
+        if self._bar is None or self._task is None:
+            columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[detail]}")
+            self._bar = Bar(
+                *columns, console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )  # fmt: skip
+            self._task = self._bar.add_task("search", total=1.0, detail=text)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, detail=text)
+        self._bar.refresh()
+
+
+def make_progress(*, is_quiet: bool = False) -> Progress:
+    """The progress display on stderr; nothing at all if `is_quiet`."""
+    return Progress(is_quiet=is_quiet)

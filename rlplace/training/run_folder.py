@@ -1,0 +1,196 @@
+"""`RunFolder`: the folder that a run is kept in."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.files import PARTIAL_ENDING, read_json, write_bytes_atomic, write_json_atomic, write_text_atomic
+
+RUN_FILES = (
+    "config.json",
+    "problem.json",
+    "result.json",
+    "placement.json",
+    "policy.safetensors",
+    "policy.json",
+    "timeline.json",
+    "timeline.png",
+    "step.py",
+    "measurements.db",
+    "report.html",
+)
+"""Every file that rlplace writes into a run folder, and so all that `overwrite` removes."""
+
+_DATABASE_COMPANIONS = ("measurements.db-wal", "measurements.db-shm", "measurements.db-journal")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder whose files are each written whole or not at all.
+
+    Attributes:
+        root: the folder; it exists.
+    """
+
+    root: Path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> RunFolder:
+        """A folder for a new run, made with its parents where it is missing.
+
+        Args:
+            path: of the folder.
+            overwrite: remove the files of the run that is in it; whatever else lies there stays.
+
+        Raises:
+            FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, or it cannot be
+                written.
+        """
+        root = Path(path)
+        try:
+            if root.exists() and not root.is_dir():
+                raise FileProblem(root, "this is a file, expected a folder for the run: name another.")
+            root.mkdir(parents=True, exist_ok=True)
+            entries = sorted(entry.name for entry in root.iterdir())
+            if entries and not overwrite:
+                shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
+                hint = "name another, or pass --overwrite to replace the run in it"
+                raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
+            if not os.access(root, os.W_OK | os.X_OK):
+                raise FileProblem(root, "this folder cannot be written to: name another.")
+            _remove_run(root)
+        except OSError as error:
+            raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
+        return cls(root)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that was started before.
+
+        Raises:
+            FileProblem: there is no such folder, or no (readable) `config.json` in it.
+        """
+        root = Path(path)
+        if not root.exists():
+            raise FileProblem(root, f"no such run folder.{_nearby(root)}")
+        if not root.is_dir():
+            raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
+        if not (root / "config.json").exists():
+            raise FileProblem(
+                root, "not a run folder (it has no config.json), expected one as `rlplace train --run DIR` writes it."
+            )  # fmt: skip
+        folder = cls(root)
+        folder.read_json("config.json")
+        return folder
+
+    def path(self, name: str) -> Path:
+        """Where the run's file `name` is, or would be.
+
+        Raises:
+            UnknownName: runs have no file of that name.
+        """
+        if name not in RUN_FILES:
+            raise UnknownName("run file", name, RUN_FILES)
+        return self.root / name
+
+    def has(self, name: str) -> bool:
+        """Whether the run's file `name` is there."""
+        return self.path(name).is_file()
+
+    def write_json(self, name: str, data: object) -> Path:
+        """Writes `data` as JSON, NaN and infinities as null, and returns where.
+
+        Raises:
+            FileProblem: the file cannot be written.
+        """
+        path = self.path(name)
+        write_json_atomic(path, data)
+        return path
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Writes `text` as UTF-8 and returns where.
+
+        Raises:
+            FileProblem: the file cannot be written.
+        """
+        path = self.path(name)
+        write_text_atomic(path, text)
+        return path
+
+    def write_bytes(self, name: str, data: bytes) -> Path:
+        """Writes `data` and returns where.
+
+        Raises:
+            FileProblem: the file cannot be written.
+        """
+        path = self.path(name)
+        write_bytes_atomic(path, data)
+        return path
+
+    def read_json(self, name: str, fields: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
+        """The JSON object in the run's file `name`.
+
+        Args:
+            name: of the file.
+            fields: fields that it must have, with their types.
+
+        Raises:
+            FileProblem: the file is missing or not JSON.
+            InvalidValue: it holds no object, or a field is missing or of another type.
+        """
+        path = self.path(name)
+        if not path.exists():
+            raise FileProblem(path, f"this run has no {name}: it stopped before writing it. Run it again to the end.")
+        data = read_json(path)
+        if not isinstance(data, dict):
+            raise InvalidValue("file", type(data).__name__, "a JSON object", where=str(path))
+        for field, kind in (fields or {}).items():
+            if field not in data:
+                raise InvalidValue(field, "missing", "a value", where=str(path))
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            is_stray_bool = isinstance(data[field], bool) and bool not in kinds
+            if not isinstance(data[field], kinds) or is_stray_bool:
+                names = " or ".join(_WORDS.get(one, one.__name__) for one in kinds)
+                raise InvalidValue(field, data[field], names, where=str(path))
+        return data
+
+
+_WORDS: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def _remove_run(root: Path) -> None:
+    """Removes the files of a run, `config.json` last: without it the folder is no run."""
+    ours = [*_DATABASE_COMPANIONS, *reversed(RUN_FILES)]
+    for name in ours:
+        if (root / name).is_dir() and not (root / name).is_symlink():
+            raise FileProblem(
+                root / name, "a folder is where a file of the run would go: move it, or name another run."
+            )
+    for entry in sorted(root.glob(f".*{PARTIAL_ENDING}")):
+        if any(entry.name.startswith(f".{name}.") for name in RUN_FILES) and not entry.is_dir():
+            entry.unlink()
+    for name in ours:
+        (root / name).unlink(missing_ok=True)
+
+
+def _nearby(root: Path) -> str:
+    try:
+        names = [entry.name for entry in root.parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return f" There is no folder {str(root.parent)!r} either."
+    nearest = difflib.get_close_matches(root.name, names, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""

@@ -1,0 +1,198 @@
+"""`run_training` and `export_run`: what the command line does, from words to a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlplace import __version__
+from rlplace.errors import InvalidValue
+from rlplace.graphs.capture import capture
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.host import Host
+from rlplace.measure.placement import Placement, load_placement, save_placement
+from rlplace.measure.problem import Problem
+from rlplace.training.config import TrainConfig
+from rlplace.training.run_folder import RunFolder
+from rlplace.training.train import TrainResult, train
+from rlplace.workloads import Workload, WorkloadSpec, build, parse_workload
+from rlplace.workloads.config import Size
+
+if TYPE_CHECKING:
+    from rlplace.training.progress import Progress
+
+
+def default_size(host: Host) -> Size:
+    """The size of a workload named without one: `small` on a host of cores only, else `paper`."""
+    return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
+
+
+def capture_workload(workload: Workload) -> OpGraph:
+    """The graph of a workload's step."""
+    return capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer)
+
+
+def run_training(
+    spec: WorkloadSpec,
+    host: Host,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    host_word: str,
+    gangs: bool = False,
+    overwrite: bool = False,
+    is_quiet: bool = False,
+) -> dict[str, Any]:
+    """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
+
+    Raises:
+        FileProblem: the folder exists and `overwrite` is not given.
+        UserError: the workload cannot be built or captured.
+    """
+    from rlplace.training.progress import make_progress
+    from rlplace.training.tracking import make_tracker
+
+    run = RunFolder.create(folder, overwrite=overwrite)
+    progress = make_progress(is_quiet=is_quiet)
+    size = default_size(host)
+    resolved = {
+        "schema": 1,
+        "workload": str(spec),
+        "default_size": size,
+        "host": host_word,
+        "gangs": gangs,
+        "train": dataclasses.asdict(config),
+        "versions": versions(),
+    }
+    run.write_json("config.json", resolved)
+    tracker = make_tracker(config.track, folder, resolved)
+    try:
+        progress.say(f"building {spec} and capturing its step")
+        workload = build_for(spec, host, config.seed)
+        graph = capture_workload(workload)
+        progress.say(f"{graph.num_ops} ops, {graph.num_edges} edges on {_devices(host)}")
+        problem = make_problem(graph, host, config.num_groups, progress)
+        run.write_json("problem.json", describe_problem(problem))
+        result = train(problem, config, run=run, progress=progress, tracker=tracker)
+        from rlplace.export.script import script
+
+        if not spec.is_function:
+            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed))
+        _show(result, folder, is_quiet=is_quiet)
+        return result.table.to_dict()
+    finally:
+        progress.close()
+        tracker.finish()
+
+
+def make_problem(graph: OpGraph, host: Host, num_groups: int, progress: Progress) -> Problem:
+    """The problem: profiled on a host of this machine, estimated on a simulated one."""
+    if host.is_simulated:
+        progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
+        return Problem.estimate(graph, host, num_groups=num_groups)
+    return Problem.profile(graph, host, num_groups=num_groups, on_progress=progress.say)
+
+
+def export_run(folder: Path, *, workload: str | None, is_check: bool) -> dict[str, Any]:
+    """Writes a run's `step.py`, or compares its placed step with eager; returns what `--json` prints.
+
+    Raises:
+        FileProblem: no run there, or a malformed one.
+        FingerprintMismatch: its placement is for another graph or host.
+        InvalidValue: the run is of a user's function, and `workload` does not name it again.
+    """
+    from rlplace.export.check import check_export
+    from rlplace.export.script import script
+    from rlplace.export.step import matching_host
+
+    run = RunFolder.open(folder)
+    config = run.read_json("config.json")
+    placement = load_placement(run.path("placement.json"))
+    spec = _spec_of(config, workload)
+    if not is_check:
+        run.write_text("step.py", script(str(spec), default_size=config["default_size"], seed=config["train"]["seed"]))
+        print(f"wrote {run.path('step.py')}: run it with python {run.path('step.py')}", file=sys.stderr)
+        return {"schema": 1, "path": str(run.path("step.py"))}
+    host = matching_host(placement)
+    graph = capture_workload(build(spec, default_size=config["default_size"], seed=config["train"]["seed"]))
+    placement.require(graph, host)
+    checked = check_export(graph, host, placement.plan)
+    verdict = "agrees with eager" if checked.ok else "DIFFERS from eager"
+    print(
+        f"{checked.num_steps} placed steps: {verdict}; largest relative difference of the loss "
+        f"{checked.max_loss_rel_diff:.2e}, of parameters {checked.max_param_rel_diff:.2e} (float64)",
+        file=sys.stderr,
+    )
+    return checked.to_dict()
+
+
+def describe_problem(problem: Problem) -> dict[str, Any]:
+    """What a run keeps of its problem: host, figures, groups and costs."""
+    graph = problem.graph
+    return {
+        "schema": 1,
+        "graph": {
+            "fingerprint": graph.fingerprint,
+            "num_ops": graph.num_ops,
+            "num_edges": graph.num_edges,
+            "names": list(graph.names),
+        },
+        "host_fingerprint": problem.host.fingerprint,
+        "host": problem.host.to_dict(),
+        "costs": {"source": problem.costs.source, "op_time_s": problem.costs.op_time_s.tolist()},
+        "grouping": {"rule": problem.grouping.rule, "op_group": problem.grouping.op_group.tolist()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {"rlplace": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def save_run_placement(run: RunFolder, placement: Placement) -> None:
+    """Writes `placement.json`."""
+    save_placement(placement, run.path("placement.json"))
+
+
+def _spec_of(config: dict[str, Any], workload: str | None) -> WorkloadSpec:
+    recorded = parse_workload(config["workload"])
+    if workload is not None:
+        return parse_workload(workload)
+    if recorded.is_function:
+        raise InvalidValue(
+            "workload", None, repr(config["workload"]), where="export",
+            hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
+            f"--workload {config['workload']}",
+        )  # fmt: skip
+    return recorded
+
+
+def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
+    """The workload at the size that suits the host; without memory behind it where the host is simulated."""
+    if not host.is_simulated:
+        return build(spec, default_size=default_size(host), seed=seed)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():  # a simulated host runs nothing: no need to allocate a model of a paper's size
+        return build(spec, default_size=default_size(host), seed=seed)
+
+
+def _devices(host: Host) -> str:
+    return ", ".join(f"{device.name} ({device.kind})" for device in host.devices)
+
+
+def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
+    from rich.console import Console
+
+    from rlplace.report import results_table
+
+    if is_quiet:
+        return
+    console = Console(stderr=True)
+    console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
+    console.print(f"best: {result.table.best}; run kept in {folder}")

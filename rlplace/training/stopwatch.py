@@ -1,0 +1,100 @@
+"""`time_placement`: one placement of a workload, simulated or run, as `rlplace simulate` and `measure` report it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.host import Host
+from rlplace.measure.measurement import Timeline
+from rlplace.measure.placement import check_plan, load_placement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.race import RaceProtocol
+from rlplace.measure.runner import HostRunner
+from rlplace.measure.simulator import Simulator
+from rlplace.report import write_chrome_trace
+from rlplace.search import baselines
+from rlplace.training.progress import make_progress
+from rlplace.training.session import build_for, capture_workload, make_problem
+from rlplace.workloads import WorkloadSpec
+
+ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
+
+
+def time_placement(
+    spec: WorkloadSpec, host: Host, path: Path | None, *, is_measured: bool, seed: int, timeline: Path | None
+) -> dict[str, Any]:
+    """What `--json` prints: status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
+
+    Args:
+        spec: the workload.
+        host: where.
+        path: a placement file; None is the best single device.
+        is_measured: run it here, instead of simulating it.
+        seed: of the workload.
+        timeline: where a Chrome trace goes.
+
+    Raises:
+        FingerprintMismatch: the placement was made for another graph or host.
+        InvalidValue: a simulated host is to be measured.
+    """
+    if is_measured and host.is_simulated:
+        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="measure")
+    placement = None if path is None else load_placement(path)
+    progress = make_progress()
+    graph = capture_workload(build_for(spec, host, seed))
+    if placement is not None:
+        placement.require(graph, host)
+        check_plan(graph, host.num_devices, placement.plan)
+    problem = make_problem(graph, host, 256, progress)
+    simulator = Simulator(problem)
+    plan = placement.plan if placement is not None else best_single_plan(problem, simulator)
+    measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
+    if is_measured:
+        runner = HostRunner(problem, simulator)
+        try:
+            (outcome,) = runner.measure_plans([plan], protocol=ROUNDS)
+            timelines = runner.trace(plan) if outcome.ok else []
+        finally:
+            runner.close()
+        if timelines:
+            traces = {"measured": timelines[len(timelines) // 2], **traces}
+            peaks = counted_peaks(timelines[len(timelines) // 2], host.num_devices)
+            outcome = dataclasses.replace(outcome, peak_bytes=tuple(peaks.tolist()))
+        measurement = outcome
+    if timeline is not None:
+        write_chrome_trace(timeline, traces, graph, problem.host)
+    bound_s, bound = lower_bound_s(problem)
+    return {
+        "schema": 1,
+        "kind": "measured" if is_measured else "simulated",
+        "status": measurement.status,
+        "why": measurement.why,
+        "step_time_s": measurement.step_time_s,
+        "spread_s": measurement.spread_s,
+        "peak_bytes": list(measurement.peak_bytes),
+        "lower_bound_s": bound_s,
+        "lower_bound": bound,
+        "costs": problem.costs.source,
+    }
+
+
+def best_single_plan(problem: Problem, simulator: Simulator) -> Plan:
+    """The plan of the single device with the shortest step."""
+    devices = baselines.plain_devices(problem)
+    singles = np.stack([baselines.single(problem, device) for device in devices])
+    return simulator.plan(singles[int(np.argmin(simulator.step_times(singles)))])
+
+
+def counted_peaks(timeline: Timeline, num_devices: int) -> NDArray[np.int64]:
+    """(D,) peak bytes of each device as a timeline's memory counters show them."""
+    peaks = np.zeros(num_devices, dtype=np.int64)
+    np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
+    return peaks

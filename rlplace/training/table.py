@@ -1,0 +1,109 @@
+"""The final table: every method's placement, measured in turn in one race, and plain PyTorch beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a method brings to the table.
+
+    Attributes:
+        method: its name.
+        plan: what it proposes; None for a row that is no placement.
+        placements: how many placements it tried.
+        facts: more keys of its row (`init`, ...).
+        why: the reason for having no plan.
+    """
+
+    method: str
+    plan: Plan | None
+    placements: int = 1
+    facts: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows as `rlplace train --json` prints them, and the best placement among them.
+
+    Attributes:
+        rows: one a method.
+        best: the method whose placement the run hands back.
+        plans: by method.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    best: str
+    plans: dict[str, Plan]
+
+    def row(self, method: str) -> dict[str, Any]:
+        """The row of `method`."""
+        return next(row for row in self.rows if row["method"] == method)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints and `result.json` holds."""
+        step_time_s = self.row(self.best)["step_time_s"] if self.best else None
+        return {"schema": 1, "rows": list(self.rows), "best": {"method": self.best, "step_time_s": step_time_s}}
+
+
+def fill_table(
+    entries: list[Entry], eager: Callable[[], float] | None, eager_why: str,
+    measure: Callable[[list[Plan], list[Callable[[], float]]], list[Measurement]],
+) -> Table:  # fmt: skip
+    """The table of `entries`; equal plans share one measurement.
+
+    Args:
+        entries: one a method.
+        eager: times plain PyTorch; None skips that row.
+        eager_why: why it is skipped.
+        measure: measures plans and further timers in one race.
+    """
+    distinct: dict[bytes, int] = {}
+    plans: list[Plan] = []
+    for entry in entries:
+        if entry.plan is not None and _key(entry.plan) not in distinct:
+            distinct[_key(entry.plan)] = len(plans)
+            plans.append(entry.plan)
+    outcomes = measure(plans, [] if eager is None else [eager])
+    rows = []
+    for entry in entries:
+        outcome = None if entry.plan is None else outcomes[distinct[_key(entry.plan)]]
+        rows.append(_row(entry, outcome))
+    eager_row = {"method": "eager", "placement": False, "placements": 0}
+    if eager is None:
+        rows.append({**eager_row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": eager_why})
+    else:
+        rows.append({**eager_row, **_figures(outcomes[-1])})
+    placed = [row for row in rows if row["placement"] and row["status"] == "ok"]
+    best = min(placed, key=lambda row: row["step_time_s"])["method"] if placed else ""
+    return Table(tuple(rows), best, {entry.method: entry.plan for entry in entries if entry.plan is not None})
+
+
+def _row(entry: Entry, outcome: Measurement | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": entry.method, "placement": True, "placements": entry.placements, **entry.facts}
+    if outcome is None:
+        return {**row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": entry.why}
+    return {**row, **_figures(outcome)}
+
+
+def _figures(outcome: Measurement) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "step_time_s": outcome.step_time_s if outcome.ok else None,
+        "spread_s": outcome.spread_s if outcome.ok else None,
+        "samples": len(outcome.samples_s),
+        "status": outcome.status,
+    }
+    if outcome.why:
+        figures["why"] = outcome.why
+    return figures
+
+
+def _key(plan: Plan) -> bytes:
+    return plan.devices.tobytes() + plan.sequence.tobytes()

@@ -1,0 +1,172 @@
+"""`Tracker`: where a run's figures go besides its folder: nowhere, or Weights & Biases.
+
+The run folder is the truth and W&B a mirror of it; wandb is imported only when it is used.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rlplace.errors import UnknownName, UserError
+from rlplace.files import jsonable
+
+if TYPE_CHECKING:
+    import wandb
+
+TRACKING_MODES = ("disabled", "offline", "online")
+PROJECT = "rlplace"
+
+
+class Tracker(Protocol):
+    """Takes the figures of a run as they come."""
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Records figures by name; those that are not finite are left out."""
+        ...
+
+    def log_search(
+        self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
+    ) -> None:
+        """Records how the search stands.
+
+        Args:
+            placements: tried so far.
+            mean_s: mean step time of the latest batch.
+            best_s: best step time so far.
+            speedup: of the best over the best single device.
+            infeasible_rate: share of the latest batch that failed.
+        """
+        ...
+
+    def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
+        """Records a new best placement: its file, and the picture of its timeline."""
+        ...
+
+    def finish(self, *, is_complete: bool = True) -> None:
+        """Ends the record; one that is not complete is marked as failed."""
+        ...
+
+
+def make_tracker(mode: str, run_dir: str | os.PathLike[str], config: Mapping[str, object]) -> Tracker:
+    """The tracker of that mode.
+
+    Args:
+        mode: `disabled` does nothing; `offline` writes under `run_dir/wandb`, without login or network; `online` also
+            sends it to the W&B server that the user is logged in to.
+        run_dir: the run folder.
+        config: the run's configuration, plain data.
+
+    Raises:
+        UnknownName: no mode has that name.
+        UserError: wandb is not installed, or the server cannot be had.
+    """
+    if mode not in TRACKING_MODES:
+        raise UnknownName("tracking mode", mode, TRACKING_MODES)
+    if mode == "disabled":
+        return NoTracker()
+    return WandbTracker(Path(run_dir), config, is_online=mode == "online")
+
+
+class NoTracker:
+    """Records nothing."""
+
+    def log(self, values: Mapping[str, float]) -> None:
+        pass
+
+    def log_search(
+        self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
+    ) -> None:
+        pass
+
+    def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
+        pass
+
+    def finish(self, *, is_complete: bool = True) -> None:
+        pass
+
+
+class WandbTracker:
+    """Records to Weights & Biases; prints nothing and samples nothing, as either would disturb what is measured.
+
+    Raises:
+        UserError: wandb is not installed, or the server cannot be had.
+    """
+
+    def __init__(self, run_dir: Path, config: Mapping[str, object], *, is_online: bool) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(f"wandb cannot be imported ({error}): pip install wandb, or --track disabled.") from error
+        self._folder = run_dir / "wandb"
+        self._wandb = wandb
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with _files_under(self._folder):
+                self._run: wandb.Run = wandb.init(
+                    project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_dir.resolve().name, dir=str(run_dir),
+                    config=_config(config),
+                    settings=wandb.Settings(
+                        mode="online" if is_online else "offline", silent=True, console="off", disable_git=True,
+                        save_code=False, x_disable_stats=True, reinit="create_new",
+                    ),
+                )  # fmt: skip
+        except (wandb.errors.Error, OSError, TimeoutError) as error:
+            hint = "Log in with `wandb login`, or use --track offline." if is_online else "Use --track disabled."
+            cause = str(error).rstrip(".")
+            raise UserError(f"Weights & Biases cannot be started: {cause}. {hint}") from error
+        self._run.define_metric("place/placements")
+        self._run.define_metric("place/*", step_metric="place/placements")
+
+    def log(self, values: Mapping[str, float]) -> None:
+        finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
+        if finite:
+            self._run.log(finite)
+
+    def log_search(
+        self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
+    ) -> None:
+        self.log({
+            "place/placements": placements,
+            "place/step_time_ms/mean": mean_s * 1e3,
+            "place/step_time_ms/best": best_s * 1e3,
+            "place/speedup": speedup,
+            "place/infeasible_rate": infeasible_rate,
+        })  # fmt: skip
+
+    def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
+        with _files_under(self._folder):
+            if timeline_png is not None:
+                image = self._wandb.Image(str(timeline_png), caption=f"step {step_time_s * 1e3:.2f} ms")
+                self._run.log({"place/timeline": image})
+            artifact = self._wandb.Artifact(
+                f"placement-{self._run.id}", type="placement", metadata={"step_time_s": step_time_s}
+            )
+            artifact.add_file(str(placement), name="placement.json")
+            self._run.log_artifact(artifact)
+
+    def finish(self, *, is_complete: bool = True) -> None:
+        with _files_under(self._folder):
+            self._run.finish(exit_code=0 if is_complete else 1)
+
+
+def _config(config: Mapping[str, object]) -> dict[str, object]:
+    plain = jsonable(config)
+    return dict(plain) if isinstance(plain, dict) else {}
+
+
+@contextmanager
+def _files_under(folder: Path) -> Iterator[None]:
+    """Keeps wandb's staged and cached files in the run folder, where the user has not said otherwise."""
+    wanted = {"WANDB_DATA_DIR": folder / "data", "WANDB_CACHE_DIR": folder / "cache"}
+    added = {name: str(path.resolve()) for name, path in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

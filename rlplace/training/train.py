@@ -1,0 +1,189 @@
+"""`train`: baselines, random search and a learned policy over one problem, judged in one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.measurement import Timeline
+from rlplace.measure.placement import Placement, save_placement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.race import RaceProtocol
+from rlplace.measure.simulator import Simulator
+from rlplace.report import save_timeline_png, write_chrome_trace
+from rlplace.search import baselines, eft
+from rlplace.training.config import TrainConfig
+from rlplace.training.eager import EagerStep
+from rlplace.training.judge import Judge
+from rlplace.training.learner import PolicySearch
+from rlplace.training.progress import Progress, make_progress
+from rlplace.training.random_search import RandomSearch
+from rlplace.training.run_folder import RunFolder
+from rlplace.training.search_loop import Found, search_within
+from rlplace.training.table import Entry, Table, fill_table
+from rlplace.training.tracking import NoTracker, Tracker
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run found.
+
+    Attributes:
+        placement: of the best method, as it was measured.
+        table: all methods, measured in one race (simulated on a simulated host).
+        timeline: a typical step of the placement.
+        is_measured: whether the step times come from running.
+    """
+
+    placement: Placement
+    table: Table
+    timeline: Timeline
+    is_measured: bool
+
+    @property
+    def step_time_s(self) -> float:
+        """Median step time of the placement."""
+        return float(self.table.row(self.table.best)["step_time_s"])
+
+
+def train(
+    problem: Problem,
+    config: TrainConfig | None = None,
+    *,
+    run: RunFolder | None = None,
+    progress: Progress | None = None,
+    tracker: Tracker | None = None,
+    **options: Any,
+) -> TrainResult:
+    """The best placement that was measured, and the table that it stands in.
+
+    The policy starts by imitating a heuristic, learns from simulated placements, then from measured ones. On a
+    simulated host nothing is measured: the simulator judges everything.
+
+    Args:
+        problem: what to place where.
+        config: how; or give its fields as keywords (`budget_s=60, seed=0`).
+        run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
+        progress: told how it goes.
+        tracker: told figures.
+        options: fields of `TrainConfig`, over those of `config`.
+
+    Raises:
+        InvalidValue: an unknown option, or one out of range.
+    """
+    config = _config(config, options)
+    progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
+    simulator = Simulator(problem)
+    reference = _best_single(problem, simulator)
+    judge = Judge(problem, simulator, reference, seed=config.seed)
+    try:
+        heuristics = {
+            "single": reference,
+            "blocks": baselines.blocks(problem),
+            "round-robin": baselines.round_robin(problem),
+            "eft": eft(problem),
+        }
+        if run is not None:
+            _keep(run, problem, simulator.plan(reference), "single")
+        progress.say("random search")
+        random = search_within(
+            RandomSearch(problem, seed=config.seed), judge, config, progress=progress,
+            on_best=_keeper(run, problem, "random"),
+        )  # fmt: skip
+        progress.say("learning")
+        policy = PolicySearch(problem, simulator, config, teacher=heuristics.get(config.init), tracker=tracker)
+        learned = search_within(
+            policy, judge, config, progress=progress, tracker=tracker,
+            on_best=_keeper(run, problem, "learned"),
+        )  # fmt: skip
+        entries = [Entry(name, simulator.plan(devices)) for name, devices in heuristics.items()]
+        entries.insert(3, _entry("random", random, {}))
+        entries.append(_entry("learned", learned, {"init": policy.init}))
+        progress.say("measuring the final table")
+        table = _table(problem, judge, entries, config)
+        plan = table.plans[table.best or "single"]
+        timeline = judge.timeline(plan)
+        placement = Placement.of(problem, plan, table.best)
+        result = TrainResult(placement, table, timeline, judge.is_measured)
+        if run is not None:
+            _write(run, problem, result, policy)
+            tracker.log_best(
+                step_time_s=result.step_time_s, placement=run.path("placement.json"),
+                timeline_png=run.path("timeline.png"),
+            )  # fmt: skip
+        return result
+    finally:
+        judge.close()
+
+
+def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    for name in options:
+        if name not in known:
+            raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
+    return dataclasses.replace(config or TrainConfig(), **options)
+
+
+def _best_single(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
+    """The single device with the shortest step; gangs are no single device."""
+    devices = baselines.plain_devices(problem)
+    singles = np.stack([baselines.single(problem, device) for device in devices])
+    best: NDArray[np.int32] = singles[int(np.argmin(simulator.step_times(singles)))]
+    return best
+
+
+def _table(problem: Problem, judge: Judge, entries: list[Entry], config: TrainConfig) -> Table:
+    protocol = RaceProtocol(max_rounds=config.table_rounds, min_rounds=config.table_rounds, hopeless=float("inf"))
+    eager, why = _eager(problem, judge)
+    try:
+        return fill_table(
+            entries, eager, why, lambda plans, others: judge.judge(plans, protocol, others=others)
+        )  # fmt: skip
+    finally:
+        if eager is not None:
+            eager.close()
+
+
+def _eager(problem: Problem, judge: Judge) -> tuple[EagerStep | None, str]:
+    if not judge.is_measured:
+        return None, "the host is simulated"
+    try:
+        return EagerStep(problem.graph, problem.host), ""
+    except InvalidValue as error:
+        return None, str(error)
+
+
+def _entry(method: str, found: Found, facts: dict[str, Any]) -> Entry:
+    return Entry(
+        method, found.plan, found.num_measured or found.num_proposed,
+        {"simulated": found.num_proposed, **facts}, why="" if found.plan is not None else "found no feasible placement",
+    )  # fmt: skip
+
+
+def _keeper(run: RunFolder | None, problem: Problem, method: str) -> Any:
+    def keep(plan: Plan) -> None:
+        if run is not None:
+            _keep(run, problem, plan, method)
+
+    return keep
+
+
+def _keep(run: RunFolder, problem: Problem, plan: Plan, method: str) -> None:
+    save_placement(Placement.of(problem, plan, method), run.path("placement.json"))
+
+
+def _write(run: RunFolder, problem: Problem, result: TrainResult, policy: PolicySearch) -> None:
+    save_placement(result.placement, run.path("placement.json"))
+    run.write_json("result.json", {**result.table.to_dict(), "measured": result.is_measured, "time": time.time()})
+    policy.save(run)
+    kind = "measured" if result.is_measured else "simulated"
+    write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
+    title = f"{result.table.best}: {result.step_time_s * 1e3:.1f} ms a step ({kind})"
+    save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)

@@ -1,0 +1,127 @@
+"""`run_fidelity`: the simulator against this machine, over placements that it was not fitted to."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue, RunnerError
+from rlplace.measure.calibrate import Calibration, calibrate
+from rlplace.measure.fidelity import draw_mix, judge_fidelity
+from rlplace.measure.host import Host
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.race import RaceProtocol
+from rlplace.measure.runner import HostRunner, idle_share
+from rlplace.measure.simulator import Simulator
+from rlplace.report import save_fidelity_png
+from rlplace.search import AnnealConfig, anneal, eft
+from rlplace.training.learner import majority
+from rlplace.training.progress import Progress, make_progress
+from rlplace.training.session import build_for, capture_workload, make_problem, versions
+from rlplace.training.stopwatch import counted_peaks
+from rlplace.workloads import WorkloadSpec
+
+ROUNDS = 9
+SEARCH = AnnealConfig(evaluations=4000, seconds=30.0)
+
+
+def run_fidelity(
+    spec: WorkloadSpec, host: Host, *, num_placements: int, num_fit: int, seed: int, plot: Path
+) -> dict[str, Any]:
+    """What `rlplace fidelity --json` prints; saves the scatter plot.
+
+    Args:
+        spec: the workload.
+        host: of this machine.
+        num_placements: unseen placements.
+        num_fit: other placements, that the simulator is calibrated on.
+        seed: of the workload and of what is drawn.
+        plot: where the picture goes.
+
+    Raises:
+        InvalidValue: a simulated host, or too few placements.
+        RunnerError: a placement failed.
+    """
+    if host.is_simulated:
+        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="fidelity")
+    if num_placements < 8 or num_fit < 4:
+        raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
+    progress = make_progress()
+    graph = capture_workload(build_for(spec, host, seed))
+    problem = make_problem(graph, host, 256, progress)
+    simulator = Simulator(problem)
+    start = majority(problem, eft(problem))
+    best, _ = anneal(problem, simulator, start, dataclasses.replace(SEARCH, seed=seed))
+    generator = np.random.default_rng(seed)
+    test_groups, kinds = draw_mix(problem, best, num_placements, generator)
+    fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
+    runner = HostRunner(problem, simulator)
+    idle = idle_share()
+    try:
+        progress.say(f"measuring {num_fit} placements to calibrate on")
+        fit_plans = _plans(problem, simulator, fit_groups)
+        fit_s = _measure(runner, fit_plans, seed)
+        calibration = calibrate(problem, fit_plans, fit_s.tolist(), seed=seed)
+        _say_calibration(progress, calibration)
+        # plans are made by the profiled simulator and kept; the calibrated one re-times exactly these
+        plans = _plans(problem, simulator, test_groups)
+        progress.say(f"measuring {num_placements} unseen placements, twice")
+        first_s, second_s = (_measure(runner, plans, seed + k) for k in (1, 2))
+        counted = np.stack(
+            [counted_peaks(runner.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
+        )
+    finally:
+        runner.close()
+    calibrated = Simulator(calibration.problem)
+    outcomes = [calibrated.retime(plan) for plan in plans]
+    simulated_s = [outcome.step_time_s for outcome in outcomes]
+    peaks = np.array([outcome.peak_bytes for outcome in outcomes], dtype=np.float64)
+    figures = judge_fidelity(simulated_s, first_s.tolist(), second_s.tolist(), peaks, counted)
+    save_fidelity_png(plot, simulated_s, ((first_s + second_s) / 2).tolist(), kinds, figures.to_dict())
+    return {
+        "schema": 1,
+        "workload": str(spec),
+        "host": host.name,
+        **figures.to_dict(),
+        "calibration": {
+            **dataclasses.asdict(calibration.figures),
+            "error_before": calibration.error_before,
+            "error_after": calibration.error_after,
+            "num_fitted": calibration.num_fitted,
+            "num_held_out": calibration.num_held_out,
+        },
+        "idle_share": idle,
+        "versions": versions(),
+        "simulated_s": simulated_s,
+        "measured_s": ((first_s + second_s) / 2).tolist(),
+        "kinds": list(kinds),
+        "plot": str(plot),
+    }
+
+
+def _plans(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
+    return [simulator.plan(row) for row in problem.grouping.expand(groups)]
+
+
+def _measure(runner: HostRunner, plans: list[Plan], seed: int) -> NDArray[np.float64]:
+    """(P,) median step times, all plans in one race that drops nobody."""
+    protocol = RaceProtocol(warmup=1, min_rounds=ROUNDS, max_rounds=ROUNDS, hopeless=float("inf"), seed=seed)
+    outcomes = runner.measure_plans(plans, protocol=protocol)
+    for outcome in outcomes:
+        if not outcome.ok:
+            raise RunnerError(f"a placement could not be measured: {outcome.why}")
+    return np.array([outcome.step_time_s for outcome in outcomes])
+
+
+def _say_calibration(progress: Progress, calibration: Calibration) -> None:
+    fitted = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(calibration.figures).items())
+    progress.say(f"fitted {fitted}")
+    progress.say(
+        f"median error on {calibration.num_held_out} held-out placements: {calibration.error_before:.1%} before, "
+        f"{calibration.error_after:.1%} after"
+    )

@@ -1,0 +1,88 @@
+"""In-place updates against `torch.optim`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import random
+
+from rlplace.errors import UnknownName
+from rlplace.graphs.optimizers import OPTIMIZERS, UpdateState, resolve_optimizer, state_bytes, torch_optimizer
+from rlplace.graphs.program import OptimizerSpec
+
+SPECS = {
+    **OPTIMIZERS,
+    "momentum_decay": OptimizerSpec("momentum", lr=0.1, momentum=0.8, weight_decay=0.1),
+    "adam_decay": OptimizerSpec("adam", lr=0.1, betas=(0.5, 0.6), eps=1e-3, weight_decay=0.1),
+}
+
+GRADIENTS = {
+    "contiguous": random(4, 6, seed=2),
+    "transposed": random(6, 4, seed=2).t(),
+    "expanded": random(4, 1, seed=2).expand(4, 6),
+    "strided": random(8, 12, seed=2)[::2, ::2],
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("layout", GRADIENTS)
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["parameter", "transposed_parameter"])
+def test_updates_equal_torch_optim_whatever_the_memory_layout(name: str, layout: str, is_transposed: bool) -> None:
+    spec, gradient = SPECS[name], GRADIENTS[layout]
+    start = random(6, 4).t() if is_transposed else random(4, 6)
+    parameter, expected = start.clone(), torch.nn.Parameter(start.clone())
+    update = UpdateState(spec, parameter).updater(parameter)
+    optimizer = torch_optimizer(spec, [expected])
+    for factor in (1.0, -2.0, 3.0):
+        update(gradient * factor if layout == "contiguous" else gradient)
+        expected.grad = torch.empty_like(expected).copy_(gradient * factor if layout == "contiguous" else gradient)
+        optimizer.step()
+        assert torch.equal(parameter, expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_reset_forgets_every_step(name: str) -> None:
+    parameter = random(3)
+    state = UpdateState(OPTIMIZERS[name], parameter)
+    update = state.updater(parameter)
+
+    def two_steps() -> torch.Tensor:
+        parameter.copy_(random(3))
+        update(random(3, seed=2))
+        update(random(3, seed=3))
+        return parameter.clone()
+
+    first = two_steps()
+    state.reset()
+    assert torch.equal(two_steps(), first)
+
+
+def test_two_updaters_share_one_state() -> None:
+    """Plans over the same devices bind the same parameter and its state again."""
+    parameter = random(3)
+    state = UpdateState(OPTIMIZERS["adam"], parameter)
+    state.updater(parameter)(random(3))
+    state.updater(parameter)(random(3))
+    assert state.step is not None
+    assert float(state.step) == 2.0
+
+
+def test_state_bytes() -> None:
+    parameter = torch.zeros(3, 4)
+    assert {name: state_bytes(spec, parameter) for name, spec in OPTIMIZERS.items()} == {
+        "sgd": 0, "momentum": 48, "adam": 100, "adamw": 100,
+    }  # fmt: skip
+    for spec in OPTIMIZERS.values():
+        state = UpdateState(spec, parameter)
+        kept = [*state.moments, *([state.step] if state.step is not None else [])]
+        assert sum(tensor.numel() * tensor.element_size() for tensor in kept) == state_bytes(spec, parameter)
+
+
+def test_names_resolve_and_mistyped_ones_offer_the_nearest() -> None:
+    assert resolve_optimizer("adamw") is OPTIMIZERS["adamw"]
+    assert resolve_optimizer(None) is None
+    spec = OptimizerSpec("sgd", lr=1.0)
+    assert resolve_optimizer(spec) is spec
+    with pytest.raises(UnknownName) as unknown:
+        resolve_optimizer("adm")
+    assert unknown.value.nearest[0] == "adam"

@@ -1,0 +1,59 @@
+"""The final table: rows, shared measurements, the best."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.training.table import Entry, fill_table
+
+
+def plan(*devices: int) -> Plan:
+    none = np.zeros(0)
+    return Plan(np.array(devices), none, none, np.arange(len(devices)))
+
+
+def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() -> None:
+    asked: list[int] = []
+
+    def measure(plans: list[Plan], others: list[object]) -> list[Measurement]:
+        asked.append(len(plans))
+        times = [2.0, 1.0] + [0.5] * len(others)
+        return [Measurement("ok", t, (t - 0.1, t, t, t + 0.1)) for t in times]
+
+    entries = [
+        Entry("single", plan(0, 0)),
+        Entry("eft", plan(0, 1)),
+        Entry("learned", plan(0, 1), 12, {"init": "imitate:eft"}),
+        Entry("random", None, why="no time"),
+    ]
+    table = fill_table(entries, lambda: 0.5, "", measure)
+    assert asked == [2]
+    assert table.row("eft")["step_time_s"] == table.row("learned")["step_time_s"] == 1.0
+    assert table.row("learned")["init"] == "imitate:eft"
+    assert table.row("learned")["placements"] == 12
+    assert table.row("random")["status"] == "skipped"
+    assert table.row("random")["why"] == "no time"
+    assert table.best == "eft"  # of equals the first; eager is faster, but no placement
+    assert table.row("eager")["placement"] is False
+    assert table.row("single")["spread_s"] == pytest.approx(0.025)
+    assert json.loads(json.dumps(table.to_dict()))["best"] == {"method": "eft", "step_time_s": 1.0}
+
+
+def test_without_eager_its_row_says_why() -> None:
+    table = fill_table([Entry("single", plan(0))], None, "simulated host", lambda plans, others: [
+        Measurement("ok", 1.0, (1.0,)) for _ in plans])  # fmt: skip
+    assert table.row("eager")["status"] == "skipped"
+    assert table.row("eager")["why"] == "simulated host"
+
+
+def test_a_failed_row_keeps_its_cause_and_cannot_win() -> None:
+    outcomes = [Measurement("error", float("inf"), why="boom"), Measurement("ok", 3.0, (3.0,))]
+    table = fill_table([Entry("a", plan(0)), Entry("b", plan(1))], None, "-", lambda plans, others: outcomes)
+    assert table.row("a")["step_time_s"] is None
+    assert table.row("a")["why"] == "boom"
+    assert table.best == "b"
