@@ -32,7 +32,7 @@ def random_graph(rng: np.random.Generator, num_ops: int) -> OpGraph:
         latest = max([i for i in range(num_ops) if t in reads[i]], default=tensor_op[t])
         late = [i for i in range(latest, num_ops) if targets[i] == "aten.op" and i > tensor_op[t]]
         mutations += [(i, t) for i in late if rng.random() < 2 / len(late)]
-    graph = op_graph([[] for _ in range(num_ops)], targets=targets, mutations=mutations if num_tensors else ())
+    graph = op_graph([[] for _ in range(num_ops)], targets=targets)
     sizes = rng.integers(0, 9, num_tensors) * 100
     return replace(
         graph,
@@ -45,6 +45,8 @@ def random_graph(rng: np.random.Generator, num_ops: int) -> OpGraph:
         input_tensors=np.array([t for read in reads for t in read], dtype=np.int32),
         workspace_bytes=rng.integers(0, 3, num_ops) * 70,
         state_bytes=rng.integers(0, 2, num_ops) * 50,
+        mutation_op=np.array([op for op, _ in mutations], dtype=np.int32),
+        mutation_tensor=np.array([t for _, t in mutations], dtype=np.int32),
         output_tensors=rng.permutation(num_tensors)[: num_tensors // 10].astype(np.int32),
     )
 

@@ -6,11 +6,13 @@ and `rlplace/OneShotMeasured-v0`, for a host that runs the placements: `gymnasiu
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import Reward
@@ -37,6 +39,16 @@ def action_space(problem: Problem) -> spaces.MultiDiscrete:
     return spaces.MultiDiscrete(np.full(problem.grouping.num_groups, problem.host.num_devices))
 
 
+class SharedMeasurer:
+    """A measurer that copies of an env's spec share: it may hold threads, and a host cannot be copied."""
+
+    def __init__(self, measurer: Measurer) -> None:
+        self.measurer = measurer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedMeasurer:
+        return self
+
+
 class OneShotEnv(gym.Env[Observation, Action]):
     """Places all G groups of a problem at once, as in Mirhoseini et al. 2017.
 
@@ -50,10 +62,11 @@ class OneShotEnv(gym.Env[Observation, Action]):
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
+    _spec: EnvSpec | None = None
 
     def __init__(
         self,
-        measurer: Measurer,
+        measurer: Measurer | SharedMeasurer,
         reward: str | Reward = "log_speedup",
         baseline_s: float | None = None,
         deterministic: bool = True,
@@ -74,10 +87,23 @@ class OneShotEnv(gym.Env[Observation, Action]):
         """
         if render_mode is not None:
             raise InvalidValue("render_mode", render_mode, "None", where="OneShotEnv")
+        if isinstance(measurer, SharedMeasurer):
+            measurer = measurer.measurer
         self.render_mode = render_mode
         self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
         self.observation_space = observation_space()
         self.action_space = action_space(measurer.problem)
+
+    @property  # type: ignore[override]
+    def spec(self) -> EnvSpec | None:
+        """How `gymnasium.make` made this env, and can make another on the same measurer."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        if spec is not None and "measurer" in spec.kwargs:
+            spec = dataclasses.replace(spec, kwargs={**spec.kwargs, "measurer": SharedMeasurer(self.scorer.measurer)})
+        self._spec = spec
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -69,6 +69,7 @@ class _Lowering:
         self.tensor_values: list[torch.Tensor] = []
         self.mutations: list[tuple[int, int]] = []
         self.sources: dict[int, Source] = {}
+        self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.calls: dict[int, Call | Update] = {}
         self.refs: dict[torch.fx.Node, Any] = {}  # a Ref, or for an op with several outputs a list of Ref | None
         self.views: list[View] = []
@@ -164,9 +165,12 @@ class _Lowering:
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
-        op = self._add_op(node.name, "constant", "", FORWARD, "constant", (0.0, 0.0))
-        self.sources[op] = Source("constant", "", value.detach())
-        self.refs[node] = self._add_tensor(op, 0, value)
+        memory = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if memory not in self.constants:  # tracing names a tensor anew wherever it is read
+            op = self._add_op(node.name, "constant", "", FORWARD, "constant", (0.0, 0.0))
+            self.sources[op] = Source("constant", "", value.detach())
+            self.constants[memory] = self._add_tensor(op, 0, value)
+        self.refs[node] = self.constants[memory]
 
     def _add_call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:

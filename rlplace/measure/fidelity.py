@@ -85,9 +85,9 @@ def draw_mix(
             favourite = generator.integers(devices)
             share = generator.choice([0.0, 0.1, 0.25])
             row = np.where(generator.random(groups) < share, generator.integers(0, devices, groups), favourite)
-        row = row.astype(np.int32)
-        if row.tobytes() not in seen:
-            drawn.append(row)
+        placement = row.astype(np.int32)
+        if placement.tobytes() not in seen:
+            drawn.append(placement)
             kinds.append(kind)
     return np.stack(drawn), tuple(kinds)
 
@@ -112,7 +112,7 @@ def judge_fidelity(
     measured = (first + second) / 2
     errors = np.abs(simulated / measured - 1.0)
     quartile = np.argsort(measured)[: max(len(measured) // 4, 3)]
-    used = counted_peaks > 0
+    used = counted_peaks > 0  # a device that a placement leaves out holds nothing
     peak_errors = np.abs(simulated_peaks[used] / counted_peaks[used] - 1.0)
     return Fidelity(
         spearman=_spearman(simulated, measured),

@@ -105,8 +105,8 @@ def plan(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore[no-unty
                     for b in range(first_link, last_link):
                         link = route_links[b]
                         link_free_s[link] = end
-                        place = k * most_links + b - first_link
-                        link_last[link] = place
+                        link_last[link] = k * most_links + b - first_link
+                    for place in range(k * most_links, (k + 1) * most_links):
                         follower[place] = -1
                     start_s[n + k] = start
                     end_s[n + k] = end

@@ -80,7 +80,7 @@ class EagerStep:
                     self._optimizer.zero_grad()
                 with torch.enable_grad():
                     loss = self._loss_fn(self._model(*self._args, **self._kwargs))
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                 if self._optimizer is not None:
                     self._optimizer.step()
                 self.loss = loss.detach()

@@ -110,4 +110,5 @@ def majority(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
     grouping = problem.grouping
     weight = np.zeros((grouping.num_groups, problem.host.num_devices))
     np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
-    return weight.argmax(axis=1).astype(np.int32)
+    devices_G: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
+    return devices_G

@@ -52,22 +52,39 @@ class RunFolder:
             FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, or it cannot be
                 written.
         """
+        cls.check(path, overwrite)
         root = Path(path)
         try:
-            if root.exists() and not root.is_dir():
-                raise FileProblem(root, "this is a file, expected a folder for the run: name another.")
             root.mkdir(parents=True, exist_ok=True)
-            entries = sorted(entry.name for entry in root.iterdir())
-            if entries and not overwrite:
-                shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
-                hint = "name another, or pass --overwrite to replace the run in it"
-                raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
             if not os.access(root, os.W_OK | os.X_OK):
                 raise FileProblem(root, "this folder cannot be written to: name another.")
             _remove_run(root)
         except OSError as error:
             raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
         return cls(root)
+
+    @staticmethod
+    def check(path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Whether a run may be kept at `path`; touches nothing.
+
+        Args:
+            path: of the folder.
+            overwrite: whether a run may be there already.
+
+        Raises:
+            FileProblem: a file is in the way, or the folder is not empty and `overwrite` is false.
+        """
+        root = Path(path)
+        try:
+            if root.exists() and not root.is_dir():
+                raise FileProblem(root, "this is a file, expected a folder for the run: name another.")
+            entries = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+        except OSError as error:
+            raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
+        if entries and not overwrite:
+            shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
+            hint = "name another, or pass --overwrite to replace the run in it"
+            raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

@@ -57,7 +57,7 @@ def run_training(
     from rlplace.training.progress import make_progress
     from rlplace.training.tracking import make_tracker
 
-    run = RunFolder.create(folder, overwrite=overwrite)
+    RunFolder.check(folder, overwrite=overwrite)
     progress = make_progress(is_quiet=is_quiet)
     size = default_size(host)
     resolved = {
@@ -69,12 +69,13 @@ def run_training(
         "train": dataclasses.asdict(config),
         "versions": versions(),
     }
+    progress.say(f"building {spec} and capturing its step")
+    graph = capture_workload(build_for(spec, host, config.seed))
+    run = RunFolder.create(folder, overwrite=overwrite)
     run.write_json("config.json", resolved)
     tracker = make_tracker(config.track, folder, resolved)
+    is_complete = False
     try:
-        progress.say(f"building {spec} and capturing its step")
-        workload = build_for(spec, host, config.seed)
-        graph = capture_workload(workload)
         progress.say(f"{graph.num_ops} ops, {graph.num_edges} edges on {_devices(host)}")
         problem = make_problem(graph, host, config.num_groups, progress)
         run.write_json("problem.json", describe_problem(problem))
@@ -83,11 +84,13 @@ def run_training(
 
         if not spec.is_function:
             run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed))
+        is_complete = True
+        progress.close()
         _show(result, folder, is_quiet=is_quiet)
         return result.table.to_dict()
     finally:
         progress.close()
-        tracker.finish()
+        tracker.finish(is_complete=is_complete)
 
 
 def make_problem(graph: OpGraph, host: Host, num_groups: int, progress: Progress) -> Problem:

@@ -81,7 +81,7 @@ def run_fidelity(
     outcomes = [calibrated.retime(plan) for plan in plans]
     simulated_s = [outcome.step_time_s for outcome in outcomes]
     peaks = np.array([outcome.peak_bytes for outcome in outcomes], dtype=np.float64)
-    figures = judge_fidelity(simulated_s, first_s.tolist(), second_s.tolist(), peaks, counted)
+    figures = judge_fidelity(simulated_s, first_s.tolist(), second_s.tolist(), peaks, counted.astype(np.float64))
     save_fidelity_png(plot, simulated_s, ((first_s + second_s) / 2).tolist(), kinds, figures.to_dict())
     return {
         "schema": 1,

@@ -64,5 +64,8 @@ def test_signatures_tell_calls_apart_that_may_cost_differently(one: Any, other: 
 
 
 def test_a_signature_reads_like_a_call_and_forgets_values() -> None:
-    assert signature("aten.add.Tensor", (torch.ones(2, 3), 1), {"alpha": 2}) == "aten.add.Tensor(float32(2, 3), 1, alpha=2)"
+    assert (
+        signature("aten.add.Tensor", (torch.ones(2, 3), 1), {"alpha": 2})
+        == "aten.add.Tensor(float32(2, 3), 1, alpha=2)"
+    )
     assert signature("op", (torch.ones(2),), {}) == signature("op", (torch.zeros(2),), {})

@@ -57,7 +57,9 @@ def test_sources_and_residents() -> None:
 
 
 def test_to_networkx_keeps_facts_and_merges_edges_of_one_pair() -> None:
-    graph = dataclasses.replace(two_outputs(), phases=np.array([FORWARD, BACKWARD, BACKWARD]), flops=np.array([1, 2, 3]))
+    graph = dataclasses.replace(
+        two_outputs(), phases=np.array([FORWARD, BACKWARD, BACKWARD]), flops=np.array([1, 2, 3])
+    )
     converted = graph.to_networkx()
     assert converted.graph["fingerprint"] == graph.fingerprint
     assert dict(converted.nodes[1]) == {

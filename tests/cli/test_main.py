@@ -1,0 +1,124 @@
+"""The command line: exit codes, messages, and what goes to stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplace import __version__
+from rlplace.cli.main import main
+from rlplace.cli.words import finite, parse_duration
+from rlplace.errors import InvalidValue
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlplace.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd, check=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("150s", 150.0), ("5m", 300.0), ("1.5h", 5400.0), ("0.5m", 30.0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "m", "-3s", "5 m m", "1e3"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue, match="budget"):
+        parse_duration(text)
+
+
+def test_what_is_not_finite_becomes_null() -> None:
+    assert finite({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rlplace {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "inception_v4"], ["unknown workload", "'inception_v3'"]),
+        (["train", "nmt@unitz=5"], ["unitz", "units"]),
+        (["train", "nmt@units=many"], ["units", "many"]),
+        (["train", "nmt", "--host", "8xV100-dgx"], ["unknown host", "8xV100-dgx1"]),
+        (["train", "nmt", "--host", "cores:999"], ["cores"]),
+        (["train", "nmt", "--reward", "log_speed"], ["unknown reward", "log_speedup"]),
+        (["train", "nmt", "--init", "etf"], ["unknown init", "eft"]),
+        (["train", "nmt", "--budget", "5 minutes"], ["budget", "5 minutes"]),
+        (["train", "nmt", "--track", "offlin"], ["tracking mode", "offline"]),
+        (["train", "no_such_module:f"], ["no_such_module"]),
+        (["hosts", "4xV100"], ["unknown host", "4xV100-pcie"]),
+        (["export", "no/such/run"], ["no such run folder"]),
+        (["bench", "simulatr"], ["unknown benchmark", "simulator"]),
+        (["simulate", "nmt", "--placement", "no_such_file.json"], ["no_such_file.json", "no such file"]),
+        (["measure", "nmt", "--host", "4xV100-pcie"], ["4xV100-pcie", "this machine"]),
+        (["fidelity", "nmt", "--host", "4xV100-pcie"], ["4xV100-pcie", "this machine"]),
+    ],
+)
+def test_a_mistake_is_one_clear_message_and_exit_code_2(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    for word in words:
+        assert word in said.err
+    assert "Traceback" not in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistyped_option_exits_with_2() -> None:
+    done = run("train", "nmt", "--bugdet", "5m")
+    assert done.returncode == 2
+    assert "--budget" in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_existing_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    assert main(["train", "nmt", "--host", "cores", "--run", str(tmp_path / "run")]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "run" / "precious.txt").read_text() == "mine"
+
+
+def test_a_model_that_cannot_be_captured_names_op_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "branchy.py").write_text(
+        "import torch\n"
+        "class Branchy(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x if x.sum() > 0 else -x\n"
+        "def work():\n"
+        "    return Branchy(), torch.ones(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "branchy:work", "--host", "cores", "--run", "r", "--budget", "1s"]) == 2
+    said = capsys.readouterr().err
+    assert "branchy.py:4" in said
+    assert "_local_scalar_dense" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("arguments", [["hosts"], ["hosts", "4xV100-pcie"], ["workloads"]])
+def test_json_is_one_object_on_stdout(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+
+
+def test_help_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for command in ("train", "export", "simulate", "measure", "fidelity", "bench", "hosts", "workloads"):
+        assert command in done.stdout

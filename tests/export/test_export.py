@@ -1,0 +1,205 @@
+"""A placed model trains exactly as plain PyTorch does, from the placement file that people keep."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rlplace
+from rlplace.cli.main import main
+from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.export import check_export, script
+from rlplace.graphs import OpGraph, capture
+from rlplace.measure import Host, Placement, Problem, Simulator
+from rlplace.search import baselines
+
+TINY = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.relu(self.norm(self.first(x))))
+        return out
+
+
+def square(output: torch.Tensor) -> torch.Tensor:
+    return (output**2).mean()
+
+
+@pytest.fixture(scope="module")
+def placed() -> tuple[Net, torch.Tensor, OpGraph, Problem, Placement]:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(5, 6)
+    graph = capture(model, x, square, "adam")
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=12)
+    devices = baselines.random(problem, np.random.default_rng(1))[0]
+    return model, x, graph, problem, Placement.of(problem, Simulator(problem).plan(devices), "random")
+
+
+def test_it_trains_for_many_steps_like_eager(placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]) -> None:
+    model, x, graph, problem, placement = placed
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(eager.parameters())
+    step = rlplace.export.to_step(model, graph, placement, host=problem.host)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        batch = torch.randn(5, 6, generator=generator)
+        loss = step(batch)
+        optimizer.zero_grad()
+        expected = square(eager(batch))
+        expected.backward()
+        optimizer.step()
+        assert float(loss) == pytest.approx(expected.item(), rel=1e-4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, value in step.state_dict().items():
+        torch.testing.assert_close(value, eager.state_dict()[name], rtol=1e-3, atol=1e-4)
+        assert torch.equal(before[name], model.state_dict()[name]), "the user's own model was touched"
+    trained = copy.deepcopy(model)
+    step.copy_to(trained)
+    assert torch.equal(trained.first.weight, step.state_dict()["first.weight"])
+    step.close()
+
+
+def test_check_in_float64_is_exact_to_rounding(
+    placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement],
+) -> None:
+    *_, graph, problem, placement = placed
+    result = check_export(graph, problem.host, placement.plan)
+    assert result.ok
+    assert result.max_loss_rel_diff < 1e-12
+    assert result.max_param_rel_diff < 1e-9
+    assert set(result.to_dict()) >= {"schema", "max_loss_rel_diff", "max_param_rel_diff", "ok"}
+
+
+def test_mistakes_with_a_placed_step(placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]) -> None:
+    model, x, graph, problem, placement = placed
+    step = rlplace.export.to_step(model, graph, placement, host=problem.host)
+    with pytest.raises(InvalidValue, match="shapes that it was captured with"):
+        step(torch.randn(7, 6))
+    with pytest.raises(InvalidValue, match="inputs"):
+        step(x, x)
+    with pytest.raises(UnknownName, match="first.weight"):
+        step.load_state_dict({"first.weigth": torch.zeros(8, 6)})
+    step.close()
+    other = capture(nn.Linear(6, 2), x, square, "adam")
+    with pytest.raises(FingerprintMismatch, match=graph.fingerprint):
+        rlplace.export.to_step(model, other, placement, host=problem.host)
+
+
+def test_dropout_cannot_be_checked_against_eager() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5)), torch.randn(5, 6)
+    graph = capture(model, x, square, "sgd")
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
+    with pytest.raises(InvalidValue, match="dropout"):
+        check_export(graph, problem.host, Simulator(problem).plan(baselines.single(problem, 0)))
+
+
+def test_placed_inference_returns_what_the_model_returns() -> None:
+    model, x = Net().eval(), torch.randn(3, 6)
+    graph = capture(model, x)
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
+    plan = Simulator(problem).plan(baselines.round_robin(problem))
+    step = rlplace.export.to_step(model, graph, Placement.of(problem, plan), host=problem.host)
+    torch.testing.assert_close(step(x), model(x).detach())
+    step.close()
+
+
+def test_place_does_it_all_in_one_call() -> None:
+    model, x = Net(), torch.randn(5, 6)
+    step = rlplace.place(model, x, square, "sgd", budget_s=1.0)
+    assert float(step(x)) == pytest.approx(square(model(x)).item(), rel=1e-5)
+    step.close()
+
+
+def test_the_script_is_short_and_valid() -> None:
+    text = script("nmt@small", default_size="small", seed=3)
+    compile(text, "step.py", "exec")
+    assert len(text.splitlines()) <= 26
+
+
+@pytest.mark.slow
+def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    arguments = ["train", TINY, "--host", "cores:2", "--budget", "4s", "--run", str(folder), "--json"]
+    assert main([*arguments, "--groups", "40"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["schema"] == 1
+    rows = {row["method"]: row for row in printed["rows"]}
+    assert list(rows) == ["single", "blocks", "round-robin", "random", "eft", "learned", "eager"]
+    assert rows["learned"]["init"] == "imitate:eft"
+    assert rows["eager"]["placement"] is False
+    assert all(row["status"] == "ok" and row["step_time_s"] > 0 and row["spread_s"] >= 0 for row in printed["rows"])
+    placed_rows = [row for row in printed["rows"] if row["placement"]]
+    assert printed["best"]["step_time_s"] == min(row["step_time_s"] for row in placed_rows)
+    kept = json.loads((folder / "result.json").read_text())
+    assert {key: kept[key] for key in printed} == printed
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "config.json", "problem.json", "result.json", "placement.json", "policy.safetensors", "policy.json",
+        "timeline.json", "timeline.png", "step.py",
+    }  # fmt: skip
+    assert main(["export", str(folder), "--check", "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["ok"]
+    assert checked["max_loss_rel_diff"] <= 1e-5
+    assert checked["max_param_rel_diff"] <= 1e-4
+    assert main(["export", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"].endswith("step.py")
+    done = subprocess.run(
+        [sys.executable, str(folder / "step.py")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[1].removeprefix("tensor(").rstrip(")")) for line in done.stdout.splitlines()]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+    for command in ("simulate", "measure"):
+        arguments = [command, TINY, "--host", "cores:2", "--placement", str(folder / "placement.json"), "--json"]
+        assert main(arguments) == 0
+        timed = json.loads(capsys.readouterr().out)
+        assert timed["status"] == "ok"
+        assert 0 < timed["lower_bound_s"] <= timed["step_time_s"]
+        assert len(timed["peak_bytes"]) == 2
+    assert main(["simulate", "nmt@layers=1,units=8", "--host", "cores:2", "--placement",
+                 str(folder / "placement.json")]) == 2  # fmt: skip
+    assert "made for another graph" in capsys.readouterr().err
+    assert main(["train", TINY, "--run", str(folder)]) == 2
+
+
+@pytest.mark.slow
+def test_a_users_function_is_imported_only_if_passed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def work():\n"
+        "    return torch.nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), 'sgd'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "mine:work", "--host", "cores", "--budget", "1s", "--run", "r", "--quiet"]) == 0
+    assert main(["export", "r", "--check"]) == 2
+    assert "--workload mine:work" in capsys.readouterr().err
+    assert main(["export", "r", "--check", "--workload", "mine:work"]) == 0
+
+
+@pytest.mark.slow
+def test_a_simulated_host_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", TINY, "--host", "2xK80", "--budget", "2s", "--run", str(folder), "--json"]) == 0
+    said = capsys.readouterr()
+    assert "simulated" in said.err
+    rows = {row["method"]: row for row in json.loads(said.out)["rows"]}
+    assert rows["eager"]["status"] == "skipped"
+    assert "simulated" in rows["eager"]["why"]
+    assert rows["learned"]["status"] == "ok"
