@@ -121,7 +121,7 @@ def random_priorities(rng: np.random.Generator, num_ops: int) -> np.ndarray:
 def plain_host(
     num_devices: int, bandwidth_bytes_per_s: float = 100.0, latency_s: float = 0.0, **options: object
 ) -> Host:
-    """Every device has one link up and one link down; the route i -> j holds the up link of i and the down link of j."""
+    """One link up and one link down a device; the route i -> j holds the way up of i and the way down of j."""
     names = [f"d{d}" for d in range(num_devices)]
     links = [Link(f"{way} {name}", bandwidth_bytes_per_s, latency_s) for name in names for way in ("up", "down")]
     routes = [Route(i, j, (f"up {i}", f"down {j}")) for i in names for j in names if i != j]

@@ -94,7 +94,7 @@ class OneShotEnv(gym.Env[Observation, Action]):
         self.observation_space = observation_space()
         self.action_space = action_space(measurer.problem)
 
-    @property  # type: ignore[override]
+    @property
     def spec(self) -> EnvSpec | None:
         """How `gymnasium.make` made this env, and can make another on the same measurer."""
         return self._spec

@@ -87,12 +87,11 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         for _ in range(num_steps):
             result = placed(*args, **kwargs)
             eager()
-            pairs = zip(pytree.tree_leaves(eager.loss), pytree.tree_leaves(result), strict=True)
+            pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
         return CheckResult(loss_difference, _state_difference(eager.state_dict(), placed.state_dict()), num_steps)
     finally:
         placed.close()
-        eager.close()
 
 
 def _state_difference(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> float:
@@ -107,6 +106,11 @@ def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
         return float("inf")
     scale = max(float(expected.abs().max()), SMALLEST_SCALE)
     return float((expected - actual).abs().max()) / scale
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors among a model's outputs, which may hold None and plain constants too."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def _as_double(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,34 +5,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host import Host
+from rlplace.measure.jit import Bytes, Floats, Ints, Longs
 from rlplace.measure.problem import Problem
 
 MAX_DEVICES = 62
 HANDOVER, QUEUED, JOB = 1, 2, 3
 """How a tensor reaches another device: no copy; a transfer beside the ops; a copy that the destination makes itself."""
 
-_Ints = NDArray[np.int32]
-_Longs = NDArray[np.int64]
-_Floats = NDArray[np.float64]
-
 
 class Updates(NamedTuple):
     """In-place updates, and what it takes to know which ops they wait for. CSR over ops, over tensors, over ops."""
 
-    updated_offsets: _Ints  # tensors that an op updates
-    updated_tensors: _Ints
-    updater_offsets: _Ints  # ops that update a tensor
-    updater_ops: _Ints
-    concerned: NDArray[np.bool_]  # (N,) ops that read or update a tensor that some op updates
-    tensor_op: _Ints
-    input_offsets: _Ints
-    input_tensors: _Ints
-    route_kind: _Ints
+    updated_offsets: Ints  # tensors that an op updates
+    updated_tensors: Ints
+    updater_offsets: Ints  # ops that update a tensor
+    updater_ops: Ints
+    concerned: Bytes  # (N,) ops that read or update a tensor that some op updates
+    tensor_op: Ints
+    input_offsets: Ints
+    input_tensors: Ints
+    route_kind: Ints
     num_devices: int
 
 
@@ -52,50 +48,51 @@ class Compiled(NamedTuple):
     num_middle: int
     num_top: int
     # the graph
-    op_time_s: _Floats  # (N, D)
-    is_source: NDArray[np.bool_]
-    input_counts: _Ints  # (N,)
-    input_offsets: _Ints
-    input_tensors: _Ints
-    output_offsets: _Ints
-    tensor_op: _Ints
-    reader_offsets: _Ints
-    reader_ops: _Ints
+    op_time_s: Floats  # (N * D,)
+    is_source: Bytes
+    input_counts: Ints  # (N,)
+    input_offsets: Ints
+    input_tensors: Ints
+    output_offsets: Ints
+    tensor_op: Ints
+    reader_offsets: Ints
+    reader_ops: Ints
     updates: Updates
     # routes
-    route_kind: _Ints  # (D * D,) 0 on the diagonal, else HANDOVER, QUEUED or JOB
-    route_blocks_source: NDArray[np.bool_]
-    route_latency_s: _Floats
-    route_s_per_byte: _Floats
-    route_offsets: _Ints
-    route_links: _Ints
-    route_slot: _Ints  # (D * D,) where its running transfer is kept: one place for each first link of a route
+    route_kind: Ints  # (D * D,) 0 on the diagonal, else HANDOVER, QUEUED or JOB
+    route_blocks_source: Bytes
+    route_latency_s: Floats
+    route_s_per_byte: Floats
+    route_offsets: Ints
+    route_links: Ints
+    route_padded: Ints  # (D * D * most links,) the links of each route, the first one repeated at the end
+    route_slot: Ints  # (D * D,) where its running transfer is kept: one place for each first link of a route
     num_slots: int
-    tensor_bytes: _Floats
+    tensor_bytes: Floats
     # devices: what each keeps busy, as a bit mask over single devices
-    atoms: _Longs
-    is_gang: NDArray[np.bool_]
-    corun_slowdown: _Floats  # (D, D)
+    atoms: Longs
+    is_gang: Bytes
+    corun_slowdown: Floats  # (D * D,)
     # launching
-    dispatcher: _Ints  # (D,) -1: launches cost nothing
+    dispatcher: Ints  # (D,) -1: launches cost nothing
     num_dispatchers: int
     dispatch_s: float
     copy_dispatch_s: float
     run_ahead: int
     # memory: sizes rounded up by class of granularity; accounts are devices, then pools of several devices
-    size_class: _Ints  # (D,)
-    tensor_size: _Longs  # (C, T)
-    workspace_size: _Longs  # (C, N)
-    state_size: _Longs  # (C, N)
-    is_output: NDArray[np.bool_]  # (T,)
-    pool: _Ints  # (D,) -1: a memory of its own
+    size_class: Ints  # (D,)
+    tensor_size: Longs  # (C * T,)
+    workspace_size: Longs  # (C * N,)
+    state_size: Longs  # (C * N,)
+    is_kept: Bytes  # (T,) never freed where it was made: of a source, or returned by the step
+    has_pools: bool
+    pool: Ints  # (D,) -1: a memory of its own
     num_accounts: int
-    context_bytes: _Longs  # (D,)
-    capacity_bytes: _Longs  # (accounts,)
+    context_bytes: Longs  # (D,)
+    capacity_bytes: Longs  # (accounts,)
     # what the host makes use of
-    has_jobs: bool
-    has_blocked_sources: bool
-    has_gangs: bool
+    has_handovers: bool
+    is_general: bool  # devices or transfers block each other, or slow each other down
     has_corun: bool
     has_updates: bool
     launches: bool
@@ -118,14 +115,15 @@ def compile_problem(problem: Problem) -> Compiled:
     route_slot = np.full(len(kinds), -1, dtype=np.int32)
     route_slot[np.diff(route_offsets) > 0] = host.num_devices + firsts
     num_slots = host.num_devices + len(first_links)
+    padded = _padded(route_offsets, route_links)
     fanout = np.minimum(np.diff(reader_offsets), host.num_devices - 1)
     dispatchers = sorted({device.dispatcher for device in host.devices if device.dispatcher})
     pool, capacity = _accounts(host)
     granularities = sorted({device.memory_granularity_bytes for device in host.devices})
     corun = np.array(host.corun_slowdown or np.zeros((host.num_devices,) * 2), dtype=np.float64)
     np.fill_diagonal(corun, 0.0)
-    is_output = np.zeros(graph.num_tensors, dtype=np.bool_)
-    is_output[graph.output_tensors] = True
+    is_kept = graph.is_source[graph.tensor_op].astype(np.int8)
+    is_kept[graph.output_tensors] = 1
     launches = bool(dispatchers) and (host.dispatch_s > 0 or host.copy_dispatch_s > 0)
     atoms = _atoms(host)
     num_leaf, num_middle = -(-graph.num_ops // 64), -(-graph.num_ops // 4096)
@@ -135,12 +133,12 @@ def compile_problem(problem: Problem) -> Compiled:
         num_devices=host.num_devices,
         num_links=len(host.links),
         max_transfers=int(fanout.sum()),
-        max_route_links=max([len(route.links) for route in host.routes], default=0) or 1,
+        max_route_links=len(padded) // len(kinds),
         num_leaf=num_leaf,
         num_middle=num_middle,
         num_top=-(-num_middle // 64),
-        op_time_s=problem.costs.op_time_s,
-        is_source=graph.is_source,
+        op_time_s=problem.costs.op_time_s.ravel(),
+        is_source=graph.is_source.astype(np.int8),
         input_counts=np.diff(graph.input_offsets),
         input_offsets=graph.input_offsets,
         input_tensors=graph.input_tensors,
@@ -155,12 +153,13 @@ def compile_problem(problem: Problem) -> Compiled:
         route_s_per_byte=problem.transfer_s_per_byte.ravel(),
         route_offsets=route_offsets,
         route_links=route_links,
+        route_padded=padded,
         route_slot=route_slot,
         num_slots=num_slots,
         tensor_bytes=graph.tensor_bytes.astype(np.float64),
         atoms=atoms,
-        is_gang=np.array([bool(device.members) for device in host.devices]),
-        corun_slowdown=corun,
+        is_gang=np.array([bool(device.members) for device in host.devices], dtype=np.int8),
+        corun_slowdown=corun.ravel(),
         dispatcher=np.array([dispatchers.index(d.dispatcher) if d.dispatcher else -1 for d in host.devices], np.int32),
         num_dispatchers=len(dispatchers),
         dispatch_s=float(host.dispatch_s),
@@ -170,14 +169,16 @@ def compile_problem(problem: Problem) -> Compiled:
         tensor_size=_rounded(graph.tensor_bytes, granularities),
         workspace_size=_rounded(graph.workspace_bytes, granularities),
         state_size=_rounded(graph.state_bytes, granularities),
-        is_output=is_output,
+        is_kept=is_kept,
+        has_pools=bool(np.any(pool >= 0)),
         pool=pool,
         num_accounts=len(capacity),
         context_bytes=np.array([d.context_bytes for d in host.devices], dtype=np.int64),
         capacity_bytes=capacity,
-        has_jobs=bool(np.any(kinds == JOB)),
-        has_blocked_sources=bool(np.any(blocks_source)),
-        has_gangs=any(bool(device.members) for device in host.devices),
+        has_handovers=bool(np.any(kinds == HANDOVER)),
+        is_general=bool(
+            np.any(kinds == JOB) or np.any(blocks_source) or np.any(corun) or any(d.members for d in host.devices)
+        ),
         has_corun=bool(np.any(corun)),
         has_updates=len(graph.mutation_op) > 0,
         launches=launches,
@@ -192,11 +193,11 @@ def account_names(host: Host) -> tuple[str, ...]:
     return (*(device.name for device in host.devices), *shared)
 
 
-def _routes(host: Host) -> tuple[_Ints, NDArray[np.bool_], _Ints, _Ints]:
+def _routes(host: Host) -> tuple[Ints, Bytes, Ints, Ints]:
     num_devices = host.num_devices
     link_index = {link.name: index for index, link in enumerate(host.links)}
     kinds = np.zeros(num_devices * num_devices, dtype=np.int32)
-    blocks_source = np.zeros(num_devices * num_devices, dtype=np.bool_)
+    blocks_source = np.zeros(num_devices * num_devices, dtype=np.int8)
     links: list[list[int]] = [[] for _ in kinds]
     for route in host.routes:
         pair = host.device_index[route.source] * num_devices + host.device_index[route.destination]
@@ -209,7 +210,17 @@ def _routes(host: Host) -> tuple[_Ints, NDArray[np.bool_], _Ints, _Ints]:
     return kinds, blocks_source, offsets, np.array([link for pair in links for link in pair], dtype=np.int32)
 
 
-def _atoms(host: Host) -> _Longs:
+def _padded(offsets: Ints, links: Ints) -> Ints:
+    most = int(max(np.diff(offsets).max(initial=1), 1))
+    padded = np.zeros((len(offsets) - 1, most), dtype=np.int32)
+    for pair, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        if first < last:
+            padded[pair] = links[first]
+            padded[pair, : last - first] = links[first:last]
+    return padded.ravel()
+
+
+def _atoms(host: Host) -> Longs:
     """(D,) int64 bit masks: the single devices that each device keeps busy, itself unless it is a gang."""
     masks = np.zeros(host.num_devices, dtype=np.int64)
     for index in range(host.num_devices):
@@ -227,11 +238,13 @@ def _atoms(host: Host) -> _Longs:
                 waiting.append(host.device_index[name])
         if not masks[index]:
             device_name = host.devices[index].name
-            raise InvalidValue("members", host.devices[index].members, "single devices", where=f"device {device_name!r}")
+            raise InvalidValue(
+                "members", host.devices[index].members, "single devices", where=f"device {device_name!r}"
+            )
     return masks
 
 
-def _accounts(host: Host) -> tuple[_Ints, _Longs]:
+def _accounts(host: Host) -> tuple[Ints, Longs]:
     names = account_names(host)
     shared = names[host.num_devices :]
     pool = [
@@ -243,19 +256,19 @@ def _accounts(host: Host) -> tuple[_Ints, _Longs]:
     return np.array(pool, dtype=np.int32), np.array(capacity, dtype=np.int64)
 
 
-def _rounded(num_bytes: _Longs, granularities: list[int]) -> _Longs:
-    return np.stack([-(-num_bytes // granularity) * granularity for granularity in granularities])
+def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
+    return np.concatenate([-(-num_bytes // granularity) * granularity for granularity in granularities])
 
 
-def _updates(graph: OpGraph, route_kind: _Ints, num_devices: int) -> Updates:
+def _updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updates:
     pairs = np.unique(np.stack([graph.mutation_op, graph.mutation_tensor], axis=1), axis=0).astype(np.int64)
     ops, tensors = pairs[:, 0], pairs[:, 1]
     by_tensor = np.lexsort((ops, tensors))
     updated = np.zeros(graph.num_tensors, dtype=np.bool_)
     updated[tensors] = True
-    concerned = np.zeros(graph.num_ops, dtype=np.bool_)
-    concerned[ops] = True
-    concerned[graph.edge_op[updated[graph.input_tensors]]] = True
+    concerned = np.zeros(graph.num_ops, dtype=np.int8)
+    concerned[ops] = 1
+    concerned[graph.edge_op[updated[graph.input_tensors]]] = 1
     if len(ops):
         _check_updates(graph, ops, tensors)
     return Updates(
@@ -272,11 +285,11 @@ def _updates(graph: OpGraph, route_kind: _Ints, num_devices: int) -> Updates:
     )
 
 
-def _offsets(keys: _Longs, count: int) -> _Ints:
+def _offsets(keys: Longs, count: int) -> Ints:
     return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
 
 
-def _check_updates(graph: OpGraph, ops: _Longs, tensors: _Longs) -> None:
+def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
     """Raise where an op that updates a tensor in place would have to wait for a reader that waits for it."""
     waits_for: list[set[int]] = [
         set(graph.tensor_op[graph.input_tensors[graph.input_offsets[i] : graph.input_offsets[i + 1]]].tolist())

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from rlplace.measure.bits import lowest_bit
 from rlplace.measure.compiled import HANDOVER, JOB, Compiled
+from rlplace.measure.jit import Ints, Longs, kernel, lowest_bit, pointer
 from rlplace.measure.kernel_plan_general import slow_down
 from rlplace.measure.kernel_updates import count_updates, shares_memory, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
@@ -68,37 +67,46 @@ def new_event_scratch(p: Compiled) -> EventScratch:
     )
 
 
-@njit(cache=True, nogil=True)
-def retime_events(p: Compiled, s: Scratch, v: EventScratch, devices):  # type: ignore[no-untyped-def]
+@kernel
+def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> float:
     """Seconds of a step that follows the plan in the scratch, infinite where it cannot be followed to its end."""
     n, num_devices, num_dispatchers, run_ahead = p.num_ops, p.num_devices, p.num_dispatchers, p.run_ahead
-    output_offsets, reader_offsets, reader_ops = p.output_offsets, p.reader_offsets, p.reader_ops
-    launches, by_request, dispatcher_of = p.launches, p.by_request, p.dispatcher
-    dispatch_s, copy_dispatch_s, updates, found = p.dispatch_s, p.copy_dispatch_s, p.updates, s.found
-    start_s, end_s, waiting, slot_item, slot_end_s = s.start_s, s.end_s, s.waiting, s.slot_item, s.slot_end_s
-    transfer_tensor, transfer_destination = s.transfer_tensor, s.transfer_destination
-    lane_base, lane_head, lane_items = v.lane_base, v.lane_head, v.lane_items
-    item_lanes, item_base, item_end, place, bounded = v.item_lanes, v.item_base, v.item_end, v.place, v.bounded
-    duration_s, slot_of, data_waiting = v.duration_s, v.slot, v.data_waiting
-    first_transfer, next_transfer, startable = v.first_transfer, v.next_transfer, v.startable
-    launch_end_s, launch_lane, request_s, ended = v.launch_end_s, v.launch_lane, v.request_s, s.ended
-    never = np.float64(np.inf)
+    num_slots, num_lanes = p.num_slots, len(v.lane_head)
+    output_offsets, is_source = pointer(p.output_offsets), pointer(p.is_source)
+    reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
+    launches, by_request, dispatcher_of = p.launches, p.by_request, pointer(p.dispatcher)
+    dispatch_s, copy_dispatch_s = p.dispatch_s, p.copy_dispatch_s
+    has_corun, has_updates, updates, found = p.has_corun, p.has_updates, p.updates, s.found
+    concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
+    updater_ops, corun_slowdown = pointer(updates.updater_ops), p.corun_slowdown
+    sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
+    waiting, slot_item, slot_end_s = pointer(s.waiting), pointer(s.slot_item), s.slot_end_s[:num_slots]
+    work_s, anchor_s, slowdown = s.work_s, s.anchor_s, s.slowdown
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    lane_base, lane_head, lane_items = pointer(v.lane_base), pointer(v.lane_head), pointer(v.lane_items)
+    item_lanes, item_base, item_end = pointer(v.item_lanes), pointer(v.item_base), pointer(v.item_end)
+    place, bounded = pointer(v.place), pointer(v.bounded)
+    duration_s, slot_of, data_waiting = pointer(v.duration_s), pointer(v.slot), pointer(v.data_waiting)
+    first_transfer, next_transfer = pointer(v.first_transfer), pointer(v.next_transfer)
+    startable, launch_end_s, launch_lane = pointer(v.startable), pointer(v.launch_end_s), pointer(v.launch_lane)
+    request_s, ended, devices = pointer(v.request_s), pointer(s.ended), pointer(placement)
+    never = np.inf
     slot_end_s[:] = never
-    launch_end_s[:] = never
-    request_s[:] = never
+    v.launch_end_s[:] = never
+    v.request_s[:] = never
     first_launch_lane = num_devices + p.num_links
-    _lay_out_lanes(p, s, v, devices)
-    _count_data(p, s, v, devices)
+    _lay_out_lanes(p, s, v, placement)
+    _count_data(p, s, v, placement)
     for position in range(s.state[POSITION]):
-        item = s.sequence[position]
+        item = sequence[position]
         waiting[item] = data_waiting[item]
-    for lane in range(len(lane_head)):
+    for lane in range(num_lanes):
         lane_head[lane] = lane_base[lane]
         for a in range(lane_base[lane] + (0 if lane >= first_launch_lane else 1), lane_base[lane + 1]):
             waiting[lane_items[a]] += 1
     num_startable = num_ended = num_done = 0
     for i in range(n):
-        if p.is_source[i]:
+        if is_source[i]:
             start_s[i] = end_s[i] = 0.0
             ended[num_ended] = i
             num_ended += 1
@@ -122,8 +130,8 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, devices):  # type: i
                     else:
                         num_startable = _meet(data_waiting, waiting, startable, num_startable, n + k)
                     k = next_transfer[k]
-            if p.has_updates and updates.concerned[op]:
-                for b in range(waiting_updates(updates, devices, op, found)):
+            if has_updates and concerned[op]:
+                for b in range(waiting_updates(updates, placement, op, found)):
                     num_startable = _meet(data_waiting, waiting, startable, num_startable, found[b])
         if launches and by_request:
             for d in range(num_devices):
@@ -165,15 +173,15 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, devices):  # type: i
             slot_item[slot] = item
             slot_end_s[slot] = now + duration_s[item]
             if slot < num_devices:
-                s.work_s[slot] = duration_s[item]
-                s.anchor_s[slot] = now
-                s.slowdown[slot] = 1.0
+                work_s[slot] = duration_s[item]
+                anchor_s[slot] = now
+                slowdown[slot] = 1.0
         num_startable = 0
         soonest = slot_end_s.min()
         for dispatcher in range(num_dispatchers):
             soonest = min(soonest, launch_end_s[dispatcher])
-        if p.has_corun and soonest > now:
-            slow_down(p.corun_slowdown, slot_end_s, s.slowdown, s.work_s, s.anchor_s, now)
+        if has_corun and soonest > now:
+            slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
             soonest = slot_end_s.min()
             for dispatcher in range(num_dispatchers):
                 soonest = min(soonest, launch_end_s[dispatcher])
@@ -181,7 +189,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, devices):  # type: i
             break
         now = soonest
         num_ended = 0
-        for slot in range(len(slot_end_s)):
+        for slot in range(num_slots):
             if slot_end_s[slot] != now:
                 continue
             slot_end_s[slot] = never
@@ -202,9 +210,9 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, devices):  # type: i
             for b in range(reader_offsets[t], reader_offsets[t + 1]):
                 if devices[reader_ops[b]] == transfer_destination[item - n]:
                     num_startable = _meet(data_waiting, waiting, startable, num_startable, reader_ops[b])
-            if p.has_updates:
-                for b in range(updates.updater_offsets[t], updates.updater_offsets[t + 1]):
-                    num_startable = _meet(data_waiting, waiting, startable, num_startable, updates.updater_ops[b])
+            if has_updates:
+                for b in range(updater_offsets[t], updater_offsets[t + 1]):
+                    num_startable = _meet(data_waiting, waiting, startable, num_startable, updater_ops[b])
         for dispatcher in range(num_dispatchers):
             if launch_end_s[dispatcher] == now:
                 launch_end_s[dispatcher] = never
@@ -215,8 +223,8 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, devices):  # type: i
     return now if num_done == s.state[POSITION] else never
 
 
-@njit(cache=True, nogil=True)
-def _take(waiting, startable, count, item):  # type: ignore[no-untyped-def]
+@kernel
+def _take(waiting: Ints, startable: Ints, count: int, item: int) -> int:
     waiting[item] -= 1
     if waiting[item] == 0:
         startable[count] = item
@@ -224,14 +232,17 @@ def _take(waiting, startable, count, item):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True, nogil=True)
-def _meet(data_waiting, waiting, startable, count, item):  # type: ignore[no-untyped-def]
+@kernel
+def _meet(data_waiting: Ints, waiting: Ints, startable: Ints, count: int, item: int) -> int:
     data_waiting[item] -= 1
     return _take(waiting, startable, count, item)
 
 
-@njit(cache=True, nogil=True)
-def _within_bound(lane_base, lane_head, item_lanes, item_base, place, bounded, run_ahead, item):  # type: ignore[no-untyped-def]
+@kernel
+def _within_bound(
+    lane_base: Longs, lane_head: Longs, item_lanes: Ints, item_base: Longs, place: Ints, bounded: Ints, run_ahead: int,
+    item: int,
+) -> bool:  # fmt: skip
     """Whether the job `run_ahead` places before this one has ended on each single device that the bound regards."""
     for a in range(item_base[item], item_base[item] + bounded[item]):
         lane = item_lanes[a]
@@ -240,56 +251,69 @@ def _within_bound(lane_base, lane_head, item_lanes, item_base, place, bounded, r
     return True
 
 
-@njit(cache=True, nogil=True)
-def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices) -> None:  # type: ignore[no-untyped-def]
+@kernel
+def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
     """Find the lanes of every item, in plan order, with its duration and slot."""
     n, num_devices = p.num_ops, p.num_devices
     first_launch_lane = num_devices + p.num_links
-    lane_base, lane_head, lane_items, item_lanes = v.lane_base, v.lane_head, v.lane_items, v.item_lanes
-    item_base, item_end, place, sequence = v.item_base, v.item_end, v.place, s.sequence
+    is_source, op_time_s, atoms = pointer(p.is_source), pointer(p.op_time_s), pointer(p.atoms)
+    route_kind, route_offsets, route_links = p.route_kind, pointer(p.route_offsets), pointer(p.route_links)
+    blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
+    s_per_byte, tensor_bytes, tensor_op = pointer(p.route_s_per_byte), pointer(p.tensor_bytes), pointer(p.tensor_op)
+    route_slot, dispatcher, launches, by_request = (
+        pointer(p.route_slot),
+        pointer(p.dispatcher),
+        p.launches,
+        p.by_request,
+    )
+    lane_base, lane_head, lane_items = v.lane_base, v.lane_head, pointer(v.lane_items)
+    item_lanes, item_base, item_end = pointer(v.item_lanes), pointer(v.item_base), pointer(v.item_end)
+    place, slot, bounded, duration_s = pointer(v.place), pointer(v.slot), pointer(v.bounded), pointer(v.duration_s)
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    sequence = pointer(s.sequence)
     count = 0
     lane_head[:] = 0
     for position in range(s.state[POSITION]):
         item = sequence[position]
         item_base[item] = item_end[item] = count
-        v.slot[item] = -1
-        v.bounded[item] = 0
+        slot[item] = -1
+        bounded[item] = 0
         first = count
         if item < n:
             device = devices[item]
             pair = device * num_devices + device
-            if p.is_source[item]:
+            if is_source[item]:
                 continue
-            own = held = p.atoms[device]
-            v.duration_s[item] = p.op_time_s[item, device]
-            v.slot[item] = device
+            own = held = atoms[device]
+            duration_s[item] = op_time_s[item * num_devices + device]
+            slot[item] = device
         else:
-            t, device = s.transfer_tensor[item - n], s.transfer_destination[item - n]
-            source = devices[p.tensor_op[t]]
+            t, device = transfer_tensor[item - n], transfer_destination[item - n]
+            source = devices[tensor_op[t]]
             pair = source * num_devices + device
-            if p.route_kind[pair] == HANDOVER:
+            if route_kind[pair] == HANDOVER:
                 continue
-            is_job = p.route_kind[pair] == JOB
-            own = held = p.atoms[device] if is_job else np.int64(0)
-            if p.route_blocks_source[pair]:
-                held |= p.atoms[source]
-            v.duration_s[item] = p.route_latency_s[pair] + p.tensor_bytes[t] * p.route_s_per_byte[pair]
-            v.slot[item] = device if is_job else p.route_slot[pair]
+            is_job = route_kind[pair] == JOB
+            own = held = atoms[device] if is_job else 0
+            if blocks_source[pair]:
+                held |= atoms[source]
+            duration_s[item] = latency_s[pair] + tensor_bytes[t] * s_per_byte[pair]
+            slot[item] = device if is_job else route_slot[pair]
         held &= ~own
         while own:
             item_lanes[count] = lowest_bit(own)
             own &= own - 1
             count += 1
-        v.bounded[item] = count - first
+        bounded[item] = count - first
         while held:
             item_lanes[count] = lowest_bit(held)
             held &= held - 1
             count += 1
-        for a in range(p.route_offsets[pair], p.route_offsets[pair + 1]):
-            item_lanes[count] = num_devices + p.route_links[a]
+        for a in range(route_offsets[pair], route_offsets[pair + 1]):
+            item_lanes[count] = num_devices + route_links[a]
             count += 1
-        if p.launches and p.dispatcher[device] >= 0:
-            item_lanes[count] = first_launch_lane + (device if p.by_request else p.dispatcher[device])
+        if launches and dispatcher[device] >= 0:
+            item_lanes[count] = first_launch_lane + (device if by_request else dispatcher[device])
             count += 1
         for a in range(first, count):
             place[a] = lane_head[item_lanes[a]]
@@ -304,17 +328,17 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices) -> None:  
             lane_items[lane_base[item_lanes[a]] + place[a]] = item
 
 
-@njit(cache=True, nogil=True)
-def _count_data(p: Compiled, s: Scratch, v: EventScratch, devices) -> None:  # type: ignore[no-untyped-def]
+@kernel
+def _count_data(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
     """Count what every item waits for: inputs, and the other users of a tensor that it updates."""
     n = p.num_ops
-    data_waiting, first_transfer, next_transfer = v.data_waiting, v.first_transfer, v.next_transfer
-    transfer_tensor = s.transfer_tensor
-    data_waiting[:n] = p.input_counts
-    first_transfer[:] = -1
+    data_waiting, transfer_tensor = pointer(v.data_waiting), pointer(s.transfer_tensor)
+    first_transfer, next_transfer = pointer(v.first_transfer), pointer(v.next_transfer)
+    v.data_waiting[:n] = p.input_counts
+    v.first_transfer[:] = -1
     for k in range(s.state[TRANSFERS] - 1, -1, -1):
         data_waiting[n + k] = 1
         next_transfer[k] = first_transfer[transfer_tensor[k]]
         first_transfer[transfer_tensor[k]] = k
     if p.has_updates:
-        count_updates(p.updates, p.reader_offsets, p.reader_ops, data_waiting, devices)
+        count_updates(p.updates, p.reader_offsets, p.reader_ops, v.data_waiting, devices)

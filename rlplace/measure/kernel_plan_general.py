@@ -6,63 +6,70 @@ The same as kernel_plan.py wherever that one applies, to the bit; slower, since 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from rlplace.measure.bits import lowest_bit
 from rlplace.measure.compiled import HANDOVER, QUEUED, Compiled
-from rlplace.measure.kernel_plan import drop, peek, push
+from rlplace.measure.jit import Floats, Ints, kernel, lowest_bit, pointer
+from rlplace.measure.kernel_plan import drop, peek, push, sort
 from rlplace.measure.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 
-@njit(cache=True, nogil=True)
-def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore[no-untyped-def]
+@kernel
+def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch. Arguments as of `plan`."""
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
-    num_links, op_time_s, output_offsets, tensor_op = p.num_links, p.op_time_s, p.output_offsets, p.tensor_op
-    reader_offsets, reader_ops = p.reader_offsets, p.reader_ops
-    route_kind, route_offsets, route_links, route_slot = p.route_kind, p.route_offsets, p.route_links, p.route_slot
-    latency_s, s_per_byte, tensor_bytes = p.route_latency_s, p.route_s_per_byte, p.tensor_bytes
-    blocks_source, atoms, is_gang = p.route_blocks_source, p.atoms, p.is_gang
-    sequence, start_s, end_s = s.sequence, s.start_s, s.end_s
-    transfer_tensor, transfer_destination = s.transfer_tensor, s.transfer_destination
-    waiting, ended, starters = s.waiting, s.ended, s.starters
-    leaf, middle, top = s.ready_leaf, s.ready_middle, s.ready_top
+    num_links, op_time_s, output_offsets = p.num_links, pointer(p.op_time_s), pointer(p.output_offsets)
+    reader_offsets, reader_ops, tensor_op = pointer(p.reader_offsets), pointer(p.reader_ops), pointer(p.tensor_op)
+    route_kind, route_offsets = pointer(p.route_kind), pointer(p.route_offsets)
+    route_links, route_slot = pointer(p.route_links), pointer(p.route_slot)
+    latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
+    tensor_bytes, is_source = pointer(p.tensor_bytes), pointer(p.is_source)
+    blocks_source, atoms, is_gang = pointer(p.route_blocks_source), pointer(p.atoms), pointer(p.is_gang)
+    sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    waiting, ended, found = pointer(s.waiting), pointer(s.ended), s.found
+    leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
-    slot_end_s, slot_item = s.slot_end_s, s.slot_item
-    queue_next, queue_head, queue_tail, link_busy = s.queue_next, s.queue_head, s.queue_tail, s.link_busy
-    copy_key, copy_next, copy_head, copy_cursor = s.copy_key, s.copy_next, s.copy_head, s.copy_cursor
-    work_s, anchor_s, slowdown, reserved_by = s.work_s, s.anchor_s, s.slowdown, s.reserved
-    updates, found = p.updates, s.found
-    one = np.int64(1)
-    never = np.float64(np.inf)
+    slot_end_s, slot_item, corun_slowdown = s.slot_end_s[:num_slots], pointer(s.slot_item), p.corun_slowdown
+    queue_next, queue_head = pointer(s.queue_next), pointer(s.queue_head)
+    queue_tail, link_busy = pointer(s.queue_tail), pointer(s.link_busy)
+    copy_key, copy_next = pointer(s.copy_key), pointer(s.copy_next)
+    copy_head, copy_cursor = pointer(s.copy_head), pointer(s.copy_cursor)
+    work_s, anchor_s, slowdown, reserved_by = s.work_s, s.anchor_s, s.slowdown, pointer(s.reserved)
+    has_updates, updates, has_corun = p.has_updates, p.updates, p.has_corun
+    concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
+    updater_ops = pointer(updates.updater_ops)
+    devices, rank, order = pointer(placement), pointer(ranks), pointer(ops_by_rank)
+    one = 1
+    never = np.inf
     slot_end_s[:] = never
-    queue_head[:] = -1
-    link_busy[:] = False
-    copy_head[:] = -1
-    waiting[:n] = p.input_counts
-    if p.has_updates:
-        count_updates(updates, reader_offsets, reader_ops, waiting, devices)
-    busy = np.int64(0)
-    ready = np.int64(0)
+    s.queue_head[:] = -1
+    s.link_busy[:] = False
+    s.copy_head[:] = -1
+    s.waiting[:n] = p.input_counts
+    if has_updates:
+        count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
+    busy = 0
+    ready = 0
     position = num_transfers = num_ended = num_queued = 0
     for i in range(n):
-        if p.is_source[i]:
+        if is_source[i]:
             sequence[position] = i
             position += 1
             start_s[i] = end_s[i] = 0.0
             ended[num_ended] = i
             num_ended += 1
         elif waiting[i] == 0:
-            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i])
+            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
     now = 0.0
     while True:
         # ops that have ended
+        starters = position
         for a in range(num_ended):
             op = ended[a]
             source = devices[op]
             for t in range(output_offsets[op], output_offsets[op + 1]):
-                elsewhere = np.int64(0)
+                elsewhere = 0
                 for b in range(reader_offsets[t], reader_offsets[t + 1]):
                     reader = reader_ops[b]
                     e = devices[reader]
@@ -70,7 +77,7 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                     if e == source or route_kind[source * num_devices + e] == HANDOVER:
                         waiting[reader] -= 1
                         if waiting[reader] == 0:
-                            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, e, rank[reader])
+                            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, e, rank[reader], one)
                 elsewhere &= ~(one << source)
                 while elsewhere:
                     e = lowest_bit(elsewhere)
@@ -81,9 +88,9 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                     transfer_destination[k] = e
                     pair = source * num_devices + e
                     if route_kind[pair] == HANDOVER:
+                        start_s[n + k] = end_s[n + k] = now
                         sequence[position] = n + k
                         position += 1
-                        start_s[n + k] = end_s[n + k] = now
                     elif route_kind[pair] == QUEUED:
                         num_queued += 1
                         for b in range(route_offsets[pair], route_offsets[pair + 1]):
@@ -100,7 +107,7 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                         for b in range(reader_offsets[t], reader_offsets[t + 1]):
                             if devices[reader_ops[b]] == e:
                                 best = min(best, rank[reader_ops[b]])
-                        copy_key[k] = (np.int64(2 * best) << 31) | t
+                        copy_key[k] = (int(2 * best) << 31) | t
                         before = -1
                         after = copy_head[e]
                         while after >= 0 and copy_key[after] < copy_key[k]:
@@ -111,16 +118,15 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                             copy_head[e] = k
                         else:
                             copy_next[before] = k
-            if p.has_updates and updates.concerned[op]:
-                for b in range(waiting_updates(updates, devices, op, found)):
+            if has_updates and concerned[op]:
+                for b in range(waiting_updates(updates, placement, op, found)):
                     reader = found[b]
                     waiting[reader] -= 1
                     if waiting[reader] == 0:
                         ready |= push(
-                            leaf, middle, top, num_leaf, num_middle, num_top, devices[reader], rank[reader]
+                            leaf, middle, top, num_leaf, num_middle, num_top, devices[reader], rank[reader], one
                         )
         # transfers that have ended, and those that start in turn
-        num_starters = 0
         again = True
         while again:
             again = False
@@ -144,15 +150,15 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                             waiting[reader] -= 1
                             if waiting[reader] == 0:
                                 ready |= push(
-                                    leaf, middle, top, num_leaf, num_middle, num_top, destination, rank[reader]
+                                    leaf, middle, top, num_leaf, num_middle, num_top, destination, rank[reader], one
                                 )
-                    if p.has_updates:
-                        for b in range(updates.updater_offsets[t], updates.updater_offsets[t + 1]):
-                            reader = updates.updater_ops[b]
+                    if has_updates:
+                        for b in range(updater_offsets[t], updater_offsets[t + 1]):
+                            reader = updater_ops[b]
                             waiting[reader] -= 1
                             if waiting[reader] == 0:
                                 ready |= push(
-                                    leaf, middle, top, num_leaf, num_middle, num_top, devices[reader], rank[reader]
+                                    leaf, middle, top, num_leaf, num_middle, num_top, devices[reader], rank[reader], one
                                 )
             first = 0
             while num_queued and first >= 0:
@@ -187,21 +193,18 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                     slot_item[route_slot[pair]] = n + first
                     slot_end_s[route_slot[pair]] = end
                     again = again or end == now
-                    starters[num_starters] = first
-                    num_starters += 1
-        starters[:num_starters].sort()
-        for a in range(num_starters):
-            sequence[position] = n + starters[a]
-            position += 1
+                    sequence[position] = n + first
+                    position += 1
+        sort(sequence, starters, position)
         # jobs, best first; gangs keep their idle members for themselves
         for d in range(num_devices):
             copy_cursor[d] = copy_head[d]
             reserved_by[d] = 0
-        reserved = np.int64(0)
-        closed = np.int64(0)
+        reserved = 0
+        closed = 0
         while True:
             d = -1
-            best_key = np.int64(0x7FFFFFFFFFFFFFFF)
+            best_key = 0x7FFFFFFFFFFFFFFF
             for e in range(num_devices):
                 if (closed >> e) & 1:
                     continue
@@ -221,10 +224,9 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                 closed |= one << d
                 if is_free:
                     best = best_key >> 32
-                    if drop(leaf, middle, top, num_leaf, num_middle, num_top, d, best):
-                        ready &= ~(one << d)
+                    ready &= ~(drop(leaf, middle, top, num_leaf, num_middle, num_top, d, best) << d)
                     item = order[best]
-                    duration = op_time_s[item, d]
+                    duration = op_time_s[item * num_devices + d]
             else:
                 k = copy_cursor[d]
                 copy_cursor[d] = copy_next[k]
@@ -267,8 +269,8 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
                 reserved |= reserved_by[d]
         # the next instant
         soonest = slot_end_s.min()
-        if p.has_corun and soonest > now:
-            slow_down(p.corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
+        if has_corun and soonest > now:
+            slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
             soonest = slot_end_s.min()
         if soonest == never:
             break
@@ -291,8 +293,10 @@ def plan_general(p: Compiled, s: Scratch, devices, rank, order):  # type: ignore
     return now
 
 
-@njit(cache=True, nogil=True)
-def slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now) -> None:  # type: ignore[no-untyped-def]
+@kernel
+def slow_down(
+    corun_slowdown: Floats, slot_end_s: Floats, slowdown: Floats, work_s: Floats, anchor_s: Floats, now: float
+) -> None:
     """Re-time the running jobs whose slowdown changes, when nothing more happens at the instant `now`."""
     num_devices = len(slowdown)
     for d in range(num_devices):
@@ -300,7 +304,7 @@ def slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now) -> No
             factor = 1.0
             for e in range(num_devices):
                 if slot_end_s[e] < np.inf:
-                    factor += corun_slowdown[d, e]
+                    factor += corun_slowdown[d * num_devices + e]
             if factor != slowdown[d]:
                 work_s[d] = max(0.0, work_s[d] - (now - anchor_s[d]) / slowdown[d])
                 anchor_s[d] = now

@@ -1,191 +1,213 @@
 """Timing a given plan in one pass over its sequence: every item waits only for items before it.
 
 This holds where a job's duration does not depend on what runs beside it (no `corun_slowdown`) and launches follow the
-plan (not `dispatch_order="request"`); kernel_events.py times the other hosts.
+plan (not `dispatch_order="request"`); kernel_events.py finds the times of the other hosts. Memory is followed for all.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from rlplace.measure.bits import lowest_bit
-from rlplace.measure.compiled import HANDOVER, JOB, Compiled
+from rlplace.measure.compiled import HANDOVER, JOB, Compiled, Updates
+from rlplace.measure.jit import Floats, Ints, kernel, lowest_bit, pointer
+from rlplace.measure.kernel_memory import note
 from rlplace.measure.kernel_updates import is_updater, shares_memory
-from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.scratch import ORIGINAL, POSITION, Scratch
 
 
-@njit(cache=True, nogil=True)
-def retime(p: Compiled, s: Scratch, devices):  # type: ignore[no-untyped-def]
-    """Seconds of a step that follows the plan in the scratch; the times are left there.
+@kernel
+def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
+    """Seconds of a step that follows the plan in the scratch; times, memory events and users are left there.
 
     Args:
         p: the problem.
-        s: working memory, holding the plan.
-        devices: (N,) int32, device of each op.
+        s: working memory, holding the plan, with memory laid out for it.
+        placement: (N,) int32, device of each op.
+        timed: the scratch has the times already; only memory is followed.
     """
-    n, num_devices, run_ahead = p.num_ops, p.num_devices, p.run_ahead
-    is_source, op_time_s, atoms = p.is_source, p.op_time_s, p.atoms
-    input_offsets, input_tensors, output_offsets, tensor_op = (
-        p.input_offsets, p.input_tensors, p.output_offsets, p.tensor_op,
-    )  # fmt: skip
-    route_kind, route_offsets, route_links = p.route_kind, p.route_offsets, p.route_links
-    blocks_source, latency_s, s_per_byte, tensor_bytes = (
-        p.route_blocks_source, p.route_latency_s, p.route_s_per_byte, p.tensor_bytes,
-    )  # fmt: skip
-    dispatcher, dispatch_s, copy_dispatch_s = p.dispatcher, p.dispatch_s, p.copy_dispatch_s
-    updates, updated_s, has_updates = p.updates, s.updated_s, p.has_updates
-    sequence, start_s, end_s = s.sequence, s.start_s, s.end_s
-    transfer_tensor, transfer_destination = s.transfer_tensor, s.transfer_destination
-    available_s, atom_free_s, link_free_s = s.available_s, s.atom_free_s, s.link_free_s
-    dispatcher_free_s, recent_s, recent_place = s.dispatcher_free_s, s.recent_s, s.recent_place
-    atom_free_s[:] = 0.0
-    link_free_s[:] = 0.0
-    dispatcher_free_s[:] = 0.0
-    updated_s[:] = 0.0
-    if p.launches:
-        recent_s[:] = 0.0
+    n, num_tensors, num_devices = p.num_ops, p.num_tensors, p.num_devices
+    run_ahead, most_links, launches = p.run_ahead, p.max_route_links, p.launches
+    has_handovers, has_updates, has_pools = p.has_handovers, p.has_updates, p.has_pools
+    is_source, op_time_s, atoms = pointer(p.is_source), pointer(p.op_time_s), pointer(p.atoms)
+    input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)
+    output_offsets, tensor_op = pointer(p.output_offsets), pointer(p.tensor_op)
+    route_kind, route_links = pointer(p.route_kind), pointer(p.route_padded)
+    blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
+    s_per_byte, tensor_bytes = pointer(p.route_s_per_byte), pointer(p.tensor_bytes)
+    dispatcher, dispatch_s, copy_dispatch_s = pointer(p.dispatcher), p.dispatch_s, p.copy_dispatch_s
+    updates, updated_s = p.updates, pointer(s.updated_s)
+    sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    available_s, atom_free_s, link_free_s = pointer(s.available_s), pointer(s.atom_free_s), pointer(s.link_free_s)
+    dispatcher_free_s, recent_s = pointer(s.dispatcher_free_s), pointer(s.recent_s)
+    recent_place, users, last_use_s = pointer(s.recent_place), pointer(s.users), pointer(s.last_use_s)
+    size_class, pool, devices = pointer(p.size_class), pointer(p.pool), pointer(placement)
+    tensor_size, workspace_size = pointer(p.tensor_size), pointer(p.workspace_size)
+    time_s, num_bytes = pointer(s.events), pointer(s.events.view(np.int64))
+    base, count = pointer(s.event_base), pointer(s.event_count)
+    s.atom_free_s[:] = 0.0
+    s.link_free_s[:] = 0.0
+    s.dispatcher_free_s[:] = 0.0
+    s.updated_s[:] = 0.0
+    if launches:
+        s.recent_s[:] = 0.0
         for d in range(num_devices):
             recent_place[d] = d * run_ahead
     step_s = 0.0
     for position in range(s.state[POSITION]):
         item = sequence[position]
-        start = 0.0
-        held = np.int64(0)  # single devices that the item keeps busy
-        own = np.int64(0)  # those among them whose earlier jobs bound its launch
-        launch_s = dispatch_s
         if item < n:
             device = devices[item]
-            source = device
-            pair = device * num_devices + device
             if is_source[item]:
                 start_s[item] = end_s[item] = 0.0
                 for t in range(output_offsets[item], output_offsets[item + 1]):
                     available_s[t * num_devices + device] = 0.0
+                    last_use_s[t * num_devices + device] = 0.0
                 continue
-            own = held = atoms[device]
-            duration = op_time_s[item, device]
-            for a in range(input_offsets[item], input_offsets[item + 1]):
-                start = max(start, available_s[input_tensors[a] * num_devices + device])
-            if has_updates:
-                for a in range(updates.updated_offsets[item], updates.updated_offsets[item + 1]):
-                    start = max(start, updated_s[updates.updated_tensors[a]])
-        else:
-            tensor, device = transfer_tensor[item - n], transfer_destination[item - n]
-            source = devices[tensor_op[tensor]]
-            pair = source * num_devices + device
-            start = available_s[tensor * num_devices + source]
-            if route_kind[pair] == HANDOVER:
-                start_s[item] = end_s[item] = start
-                available_s[tensor * num_devices + device] = start
-                continue
-            if route_kind[pair] == JOB:
-                own = held = atoms[device]
-            if blocks_source[pair]:
-                held |= atoms[source]
-            launch_s = copy_dispatch_s
-            duration = latency_s[pair] + tensor_bytes[tensor] * s_per_byte[pair]
-            for a in range(route_offsets[pair], route_offsets[pair + 1]):
-                start = max(start, link_free_s[route_links[a]])
-        if p.launches and dispatcher[device] >= 0:
-            launched = dispatcher_free_s[dispatcher[device]]
-            rest = own
-            while rest:
-                launched = max(launched, recent_s[recent_place[lowest_bit(rest)]])
-                rest &= rest - 1
-            launched += launch_s
-            dispatcher_free_s[dispatcher[device]] = launched
-            start = max(start, launched)
-        rest = held
-        while rest:
-            start = max(start, atom_free_s[lowest_bit(rest)])
-            rest &= rest - 1
-        end = start + duration
-        start_s[item] = start
-        end_s[item] = end
-        step_s = max(step_s, end)
-        rest = held
-        while rest:
-            d = lowest_bit(rest)
-            rest &= rest - 1
-            atom_free_s[d] = end
-            if p.launches:
-                recent_s[recent_place[d]] = end
-                place = recent_place[d] + 1
-                recent_place[d] = place if place < (d + 1) * run_ahead else d * run_ahead
-        if item < n:
-            for t in range(output_offsets[item], output_offsets[item + 1]):
-                available_s[t * num_devices + device] = end
-            if has_updates and updates.concerned[item]:
+            if timed:
+                start, end = start_s[item], end_s[item]
+            else:
+                start = 0.0
                 for a in range(input_offsets[item], input_offsets[item + 1]):
-                    t = input_tensors[a]
-                    if updates.updater_offsets[t] < updates.updater_offsets[t + 1]:
-                        if not is_updater(updates, item, t) and shares_memory(updates, devices[tensor_op[t]], device):
-                            updated_s[t] = max(updated_s[t], end)
-                for a in range(updates.updated_offsets[item], updates.updated_offsets[item + 1]):
-                    t = updates.updated_tensors[a]
-                    updated_s[t] = max(updated_s[t], end)
+                    start = max(start, available_s[input_tensors[a] * num_devices + device])
+                if has_updates:
+                    for a in range(updates.updated_offsets[item], updates.updated_offsets[item + 1]):
+                        start = max(start, updated_s[updates.updated_tensors[a]])
+                rest = atoms[device]
+                while rest:
+                    start = max(start, atom_free_s[lowest_bit(rest)])
+                    rest &= rest - 1
+                if launches and dispatcher[device] >= 0:
+                    launched = dispatcher_free_s[dispatcher[device]]
+                    rest = atoms[device]
+                    while rest:
+                        launched = max(launched, recent_s[recent_place[lowest_bit(rest)]])
+                        rest &= rest - 1
+                    launched += dispatch_s
+                    dispatcher_free_s[dispatcher[device]] = launched
+                    start = max(start, launched)
+                end = start + op_time_s[item * num_devices + device]
+                start_s[item] = start
+                end_s[item] = end
+                rest = atoms[device]
+                while rest:
+                    d = lowest_bit(rest)
+                    rest &= rest - 1
+                    atom_free_s[d] = end
+                    if launches:
+                        place = recent_place[d]
+                        recent_s[place] = end
+                        recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
+                if has_updates and updates.concerned[item]:
+                    note_updates(updates, updated_s, placement, item, end)
+            step_s = max(step_s, end)
+            freed = workspace_size[size_class[device] * n + item]
+            allocated = freed
+            for t in range(output_offsets[item], output_offsets[item + 1]):
+                place = t * num_devices + device
+                available_s[place] = end
+                last_use_s[place] = end
+                size = tensor_size[size_class[device] * num_tensors + t]
+                allocated += size
+                freed += size * int(users[place] == ORIGINAL)
+            for a in range(input_offsets[item], input_offsets[item + 1]):
+                t = input_tensors[a]
+                account = device
+                if has_handovers:
+                    source = devices[tensor_op[t]]
+                    account = source if route_kind[source * num_devices + device] == HANDOVER else device
+                place = t * num_devices + account
+                left = users[place] - 1
+                users[place] = left
+                used = max(last_use_s[place], end)
+                last_use_s[place] = used
+                size = tensor_size[size_class[account] * num_tensors + t]
+                is_last = (left & ~ORIGINAL) == 0
+                is_now = used == end and account == device
+                freed += size * int(is_last and is_now)
+                if is_last and not is_now:
+                    note(time_s, num_bytes, base, count, account, 1, used, size)
+                    if has_pools and pool[account] >= 0:
+                        note(time_s, num_bytes, base, count, pool[account], 1, used, size)
+            note(time_s, num_bytes, base, count, device, 0, start, allocated)
+            note(time_s, num_bytes, base, count, device, 1, end, freed)
+            if has_pools and pool[device] >= 0:
+                note(time_s, num_bytes, base, count, pool[device], 0, start, allocated)
+                note(time_s, num_bytes, base, count, pool[device], 1, end, freed)
         else:
-            for a in range(route_offsets[pair], route_offsets[pair + 1]):
-                link_free_s[route_links[a]] = end
-            available_s[tensor * num_devices + device] = end
-            if has_updates:
-                updated_s[tensor] = max(updated_s[tensor], end)
+            t, device = transfer_tensor[item - n], transfer_destination[item - n]
+            source = devices[tensor_op[t]]
+            pair = source * num_devices + device
+            start = available_s[t * num_devices + source]
+            if has_handovers and route_kind[pair] == HANDOVER:
+                if not timed:
+                    start_s[item] = end_s[item] = start
+                available_s[t * num_devices + device] = start
+                continue
+            if timed:
+                start, end = start_s[item], end_s[item]
+            else:
+                own = held = 0
+                if route_kind[pair] == JOB:
+                    own = held = atoms[device]
+                if blocks_source[pair]:
+                    held |= atoms[source]
+                for a in range(most_links):
+                    start = max(start, link_free_s[route_links[pair * most_links + a]])
+                rest = held
+                while rest:
+                    start = max(start, atom_free_s[lowest_bit(rest)])
+                    rest &= rest - 1
+                if launches and dispatcher[device] >= 0:
+                    launched = dispatcher_free_s[dispatcher[device]]
+                    while own:
+                        launched = max(launched, recent_s[recent_place[lowest_bit(own)]])
+                        own &= own - 1
+                    launched += copy_dispatch_s
+                    dispatcher_free_s[dispatcher[device]] = launched
+                    start = max(start, launched)
+                end = start + (latency_s[pair] + tensor_bytes[t] * s_per_byte[pair])
+                start_s[item] = start
+                end_s[item] = end
+                for a in range(most_links):
+                    link_free_s[route_links[pair * most_links + a]] = end
+                while held:
+                    d = lowest_bit(held)
+                    held &= held - 1
+                    atom_free_s[d] = end
+                    if launches:
+                        place = recent_place[d]
+                        recent_s[place] = end
+                        recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
+                if has_updates:
+                    updated_s[t] = max(updated_s[t], end)
+            available_s[t * num_devices + device] = end
+            last_use_s[t * num_devices + device] = end
+            size = tensor_size[size_class[device] * num_tensors + t]
+            note(time_s, num_bytes, base, count, device, 0, start, size)
+            if has_pools and pool[device] >= 0:
+                note(time_s, num_bytes, base, count, pool[device], 0, start, size)
+            place = t * num_devices + source
+            left = users[place] - 1
+            users[place] = left
+            used = max(last_use_s[place], end)
+            last_use_s[place] = used
+            if (left & ~ORIGINAL) == 0:
+                size = tensor_size[size_class[source] * num_tensors + t]
+                note(time_s, num_bytes, base, count, source, 1, used, size)
+                if has_pools and pool[source] >= 0:
+                    note(time_s, num_bytes, base, count, pool[source], 1, used, size)
     return step_s
 
 
-@njit(cache=True, nogil=True)
-def check(p: Compiled, s: Scratch, devices):  # type: ignore[no-untyped-def]
-    """Position of the first item of the sequence that comes too early or twice, or -1 where the sequence is sound.
-
-    Leaves the number of transfers that the placement needs in `s.state[TRANSFERS]`.
-    """
-    n, num_devices = p.num_ops, p.num_devices
-    input_offsets, input_tensors, output_offsets, tensor_op = (
-        p.input_offsets, p.input_tensors, p.output_offsets, p.tensor_op,
-    )  # fmt: skip
-    u, sequence, state = p.updates, s.sequence, s.users
-    done = s.waiting
-    done[:] = 0
-    state[:] = 0
-    missing, there = 1, 2
-    needed = 0
-    for i in range(n):
-        for a in range(input_offsets[i], input_offsets[i + 1]):
-            t = input_tensors[a]
-            place = t * num_devices + devices[i]
-            if devices[i] != devices[tensor_op[t]] and state[place] == 0:
-                state[place] = missing
-                needed += 1
-    s.state[TRANSFERS] = needed
-    for position in range(s.state[POSITION]):
-        item = sequence[position]
-        if done[item]:
-            return position
-        done[item] = 1
-        if item < n:
-            for a in range(input_offsets[item], input_offsets[item + 1]):
-                if state[input_tensors[a] * num_devices + devices[item]] != there:
-                    return position
-            for a in range(u.updated_offsets[item], u.updated_offsets[item + 1]):
-                t = u.updated_tensors[a]
-                source = devices[tensor_op[t]]
-                for e in range(num_devices):
-                    if not shares_memory(u, source, e) and state[t * num_devices + e] == missing:
-                        return position
-                for b in range(p.reader_offsets[t], p.reader_offsets[t + 1]):
-                    reader = p.reader_ops[b]
-                    if not done[reader] and not is_updater(u, reader, t) and shares_memory(u, source, devices[reader]):
-                        return position
-                for b in range(u.updater_offsets[t], u.updater_offsets[t + 1]):
-                    if u.updater_ops[b] < item and not done[u.updater_ops[b]]:
-                        return position
-            for t in range(output_offsets[item], output_offsets[item + 1]):
-                state[t * num_devices + devices[item]] = there
-        else:
-            tensor, destination = s.transfer_tensor[item - n], s.transfer_destination[item - n]
-            place = tensor * num_devices + destination
-            if state[tensor * num_devices + devices[tensor_op[tensor]]] != there or state[place] != missing:
-                return position
-            state[place] = there
-    return -1
+@kernel
+def note_updates(u: Updates, updated_s: Floats, devices: Ints, op: int, end: float) -> None:
+    """Let in-place updates of what the op reads or updates wait for its end."""
+    for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
+        t = u.input_tensors[a]
+        waits = u.updater_offsets[t] < u.updater_offsets[t + 1] and not is_updater(u, op, t)
+        if waits and shares_memory(u, devices[u.tensor_op[t]], devices[op]):
+            updated_s[t] = max(updated_s[t], end)
+    for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
+        t = u.updated_tensors[a]
+        updated_s[t] = max(updated_s[t], end)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
 from rlplace.measure.compiled import HANDOVER, Updates
+from rlplace.measure.jit import Ints, kernel
 
 
-@njit(cache=True, nogil=True)
-def is_updater(u: Updates, op, tensor):  # type: ignore[no-untyped-def]
+@kernel
+def is_updater(u: Updates, op: int, tensor: int) -> bool:
     """Whether the op updates the tensor in place."""
+    updates = False
     for a in range(u.updater_offsets[tensor], u.updater_offsets[tensor + 1]):
-        if u.updater_ops[a] == op:
-            return True
-    return False
+        updates = updates or u.updater_ops[a] == op
+    return updates
 
 
-@njit(cache=True, nogil=True)
-def shares_memory(u: Updates, source, device):  # type: ignore[no-untyped-def]
+@kernel
+def shares_memory(u: Updates, source: int, device: int) -> bool:
     """Whether ops on `device` read the tensors of `source` where they are."""
     return source == device or u.route_kind[source * u.num_devices + device] == HANDOVER
 
 
-@njit(cache=True, nogil=True)
-def count_updates(u: Updates, reader_offsets, reader_ops, waiting, devices):  # type: ignore[no-untyped-def]
+@kernel
+def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: Ints, devices: Ints) -> None:
     """Add to `waiting` (N,) what in-place updates wait for."""
     for t in range(len(u.updater_offsets) - 1):
         first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
@@ -32,21 +30,21 @@ def count_updates(u: Updates, reader_offsets, reader_ops, waiting, devices):  # 
             continue
         source = devices[u.tensor_op[t]]
         waits = 0
-        sent = np.int64(0)
+        sent = 0
         for a in range(reader_offsets[t], reader_offsets[t + 1]):
             reader = reader_ops[a]
             e = devices[reader]
             if shares_memory(u, source, e):
                 waits += not is_updater(u, reader, t)
             elif not (sent >> e) & 1:
-                sent |= np.int64(1) << e
+                sent |= 1 << e
                 waits += 1
         for a in range(first, last):
             waiting[u.updater_ops[a]] += waits + (a - first)
 
 
-@njit(cache=True, nogil=True)
-def waiting_updates(u: Updates, devices, op, found):  # type: ignore[no-untyped-def]
+@kernel
+def waiting_updates(u: Updates, devices: Ints, op: int, found: Ints) -> int:
     """Number of updates that the end of `op` brings nearer, left in `found`, once for each tensor they wait on."""
     device = devices[op]
     count = 0

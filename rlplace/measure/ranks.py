@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from rlplace.measure.jit import Floats, Ints, kernel
 from rlplace.measure.problem import Problem
 
 
@@ -19,15 +19,16 @@ def upward_ranks(problem: Problem) -> NDArray[np.float64]:
     pairs = max(num_devices * (num_devices - 1), 1)
     latency_s = float(problem.transfer_latency_s.sum()) / pairs
     s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
-    transfer_s = latency_s + graph.tensor_bytes * s_per_byte
-    op_s = np.where(graph.is_source, 0.0, problem.costs.op_time_s.mean(axis=1))
+    transfer_s: Floats = latency_s + graph.tensor_bytes.astype(np.float64) * s_per_byte
+    op_s: Floats = np.mean(problem.costs.op_time_s, axis=1, dtype=np.float64) * ~graph.is_source
     offsets, readers = graph.readers
-    ranks: NDArray[np.float64] = _longest_paths(op_s, transfer_s, graph.output_offsets, offsets, readers)
-    return ranks
+    return _longest_paths(op_s, transfer_s, graph.output_offsets, offsets, readers)
 
 
-@njit(cache=True, nogil=True)
-def _longest_paths(op_s, transfer_s, output_offsets, reader_offsets, reader_ops):  # type: ignore[no-untyped-def]
+@kernel
+def _longest_paths(
+    op_s: Floats, transfer_s: Floats, output_offsets: Ints, reader_offsets: Ints, reader_ops: Ints
+) -> Floats:
     ranks = np.zeros(len(op_s))
     for i in range(len(op_s) - 1, -1, -1):
         longest = 0.0

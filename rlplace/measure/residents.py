@@ -38,6 +38,7 @@ class Residents:
         key = (op, str(place))
         if key not in self._tensors:
             self._tensors[key] = self._original(op).to(place, copy=True)
+            _settle(place)
         return self._tensors[key]
 
     def updater(self, op: int, device: int) -> Updater:
@@ -49,6 +50,7 @@ class Residents:
         key = (op, str(parameter.device))
         if key not in self._states:
             self._states[key] = UpdateState(self._program.optimizer, parameter)
+            _settle(parameter.device)
         return self._states[key].updater(parameter)
 
     def reset(self) -> None:
@@ -60,6 +62,8 @@ class Residents:
                     tensor.copy_(self._original(op))
         for state in self._states.values():
             state.reset()
+        for device in self._host.devices:
+            _settle(torch_device(device))
 
     def set_tensor(self, op: int, device: int, value: torch.Tensor) -> None:
         """Overwrites the value of source op `op` on `device`, in place.
@@ -78,6 +82,7 @@ class Residents:
             )
         with torch.no_grad():
             resident.copy_(value)
+        _settle(resident.device)
 
     def _original(self, op: int) -> torch.Tensor:
         value = self._program.sources[op].value
@@ -87,3 +92,9 @@ class Residents:
         if value.dtype.is_floating_point:
             return (torch.randn(tuple(value.shape), generator=generator) * 0.02).to(value.dtype)
         return torch.zeros(tuple(value.shape), dtype=value.dtype)
+
+
+def _settle(place: torch.device) -> None:
+    """Waits for what the calling thread launched there: the streams of a placed step would not."""
+    if place.type == "cuda":
+        torch.cuda.current_stream(place).synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.compiled import account_names, compile_problem
-from rlplace.measure.kernel_batch import busiest, evaluate, plan_and_time, time_plan
+from rlplace.measure.kernel_batch import evaluate, follow_plan, make_plan
+from rlplace.measure.kernel_check import check
 from rlplace.measure.kernel_events import new_event_scratch
-from rlplace.measure.kernel_memory import peaks
-from rlplace.measure.kernel_retime import check
 from rlplace.measure.measurement import Measurement, Timeline
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -106,7 +105,7 @@ class Simulator:
         devices = self._problem.check_placement(np.atleast_1d(devices))
         rank, order = self._priority_order(priorities)
         with self._scratch() as (s, v):
-            step_s = plan_and_time(self._compiled, s, v, devices, rank, order)
+            make_plan(self._compiled, s, devices, rank, order)
             position, transfers = int(s.state[POSITION]), int(s.state[TRANSFERS])
             plan = Plan(
                 devices=devices.copy(),
@@ -114,7 +113,8 @@ class Simulator:
                 transfer_destination=s.transfer_destination[:transfers].copy(),
                 sequence=s.sequence[:position].copy(),
             )
-            return plan, self._finish(s, devices, step_s)
+            step_s = follow_plan(self._compiled, s, v, self._throughput, devices)
+            return plan, self._measurement(step_s, s.peak_bytes)
 
     def retime(self, plan: Plan) -> Measurement:
         """The step time and peak memory of exactly this plan.
@@ -122,8 +122,8 @@ class Simulator:
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        with self._timed(plan) as (s, step_s):
-            return self._finish(s, plan.devices, step_s)
+        with self._followed(plan) as (s, step_s):
+            return self._measurement(step_s, s.peak_bytes)
 
     def timeline(self, plan: Plan) -> Timeline:
         """Start and end of every op and transfer of this plan, and allocated bytes over time.
@@ -132,8 +132,7 @@ class Simulator:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         n, p = self._compiled.num_ops, self._compiled
-        with self._timed(plan) as (s, _):
-            peaks(p, s, plan.devices)
+        with self._followed(plan) as (s, _):
             counters = [_memory_steps(s, device) for device in range(p.num_devices)]
             items = slice(n, n + plan.num_transfers)
             return Timeline(
@@ -178,9 +177,7 @@ class Simulator:
             list(self._pool.map(lambda first: run(first, min(first + size, count)), range(0, count, size)))
         return step_s, peak_bytes
 
-    def _priority_order(
-        self, priorities: NDArray[np.float64] | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _priority_order(self, priorities: NDArray[np.float64] | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         if priorities is None:
             return self._default_order
         priorities = np.asarray(priorities, dtype=np.float64)
@@ -189,12 +186,6 @@ class Simulator:
         if np.any(np.isnan(priorities)):
             raise InvalidValue("priorities", "NaN", "numbers", where="simulator")
         return _order(priorities)
-
-    def _finish(self, s: Scratch, devices: NDArray[np.int32], step_s: float) -> Measurement:
-        fits = peaks(self._compiled, s, devices)
-        if self._throughput:
-            step_s = busiest(self._compiled, s, devices)
-        return self._measurement(step_s if fits else np.inf, s.peak_bytes)
 
     def _measurement(self, step_s: float, peak_bytes: NDArray[np.int64]) -> Measurement:
         peak = tuple(peak_bytes[: self._compiled.num_devices].tolist())
@@ -211,17 +202,17 @@ class Simulator:
     @contextmanager
     def _scratch(self) -> Iterator[tuple[Scratch, EventScratch]]:
         """Working memory that no other thread uses."""
-        if self._idle.empty():
+        try:
+            pair = self._idle.get_nowait()
+        except Empty:
             pair = new_scratch(self._compiled), new_event_scratch(self._compiled)
-        else:
-            pair = self._idle.get()
         try:
             yield pair
         finally:
             self._idle.put(pair)
 
     @contextmanager
-    def _timed(self, plan: Plan) -> Iterator[tuple[Scratch, float]]:
+    def _followed(self, plan: Plan) -> Iterator[tuple[Scratch, float]]:
         """Working memory with the plan and its times, and the step time."""
         p = self._compiled
         devices = self._problem.check_placement(plan.devices)
@@ -240,7 +231,7 @@ class Simulator:
                 raise InvalidValue(
                     "sequence", f"item {plan.sequence[wrong]} at place {wrong}" if wrong >= 0 else plan.num_transfers,
                     "every op and needed transfer once, after what it needs", where="plan")  # fmt: skip
-            yield s, time_plan(p, s, v, devices)
+            yield s, follow_plan(p, s, v, self._throughput, devices)
 
 
 def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -260,9 +251,10 @@ def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray
     """Instants at which a device's allocated bytes change, and the bytes from then on."""
     times, deltas = [np.zeros(1)], [s.held_bytes[device : device + 1]]
     for lane, sign in ((2 * device, 1), (2 * device + 1, -1)):
-        events = slice(int(s.event_base[lane]), int(s.event_base[lane] + s.event_count[lane]))
-        times.append(s.event_time_s[events])
-        deltas.append(sign * s.event_bytes[events])
+        first = 2 * int(s.event_base[lane])
+        events = slice(first, first + 2 * int(s.event_count[lane]))
+        times.append(s.events[events][::2])
+        deltas.append(sign * s.events.view(np.int64)[events][1::2])
     instants, places = np.unique(np.concatenate(times), return_inverse=True)
     changes = np.zeros(len(instants), dtype=np.int64)
     np.add.at(changes, places, np.concatenate(deltas))

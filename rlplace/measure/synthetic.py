@@ -80,4 +80,5 @@ def synthetic_placements(
     if not contiguous:
         return rng.integers(0, num_devices, (count, num_ops)).astype(np.int32)
     cuts = np.sort(rng.integers(0, num_ops + 1, (count, num_devices - 1)), axis=1)
-    return (np.arange(num_ops)[None, :, None] >= cuts[:, None, :]).sum(axis=2).astype(np.int32)
+    blocks: NDArray[np.int32] = np.sum(np.arange(num_ops)[None, :, None] >= cuts[:, None, :], axis=2, dtype=np.int32)
+    return blocks

@@ -31,6 +31,8 @@ class TrainConfig:
     """Simulated placements a batch."""
     num_measured: int = 6
     """Measured placements a batch."""
+    num_calibrated: int = 12
+    """Placements measured before the search, to calibrate the simulator on; 0 leaves it as profiled."""
     table_rounds: int = 25
     """Rounds of the final table."""
     track: str = "disabled"

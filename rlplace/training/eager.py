@@ -10,20 +10,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
-from rlplace.measure.host import Device, Host
-from rlplace.measure.threads import usable_cores
-from rlplace.measure.workers import Crew
+from rlplace.measure.host import Host
+from rlplace.measure.threads import set_intra_op_threads, usable_cores
 
 
 class EagerStep:
     """The captured model's own step, eagerly, with every core on every op (or on the first GPU).
 
     The optimizer is PyTorch's with its fused kernels, the same ones that a placed step updates with. It works on a copy
-    of the model, on a thread of its own.
+    of the model, on the thread that calls it: GNU OpenMP stops spinning between ops once a process has more teams of
+    threads than cores, and a second team beside the main thread's would make eager look half as fast as it is.
 
     Args:
         graph: with its program.
@@ -40,9 +40,8 @@ class EagerStep:
         if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
             raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
         place = "cuda:0" if any(device.backend == "cuda" for device in host.devices) else "cpu"
-        cores = usable_cores()[: num_threads or len(usable_cores())]
+        self._num_threads = num_threads or len(usable_cores())
         self._is_cuda = place != "cpu"
-        self._crew = Crew((Device("eager", "eager", "cpu", 1, cores=cores),))
         self._model = copy.deepcopy(origin.model).to(place)
         self._args, self._kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.detach().clone().to(place), (origin.args, origin.kwargs)
@@ -58,35 +57,32 @@ class EagerStep:
         Raises:
             RunnerError: the step failed.
         """
-        begin = time.perf_counter()
-        self._crew.run([self._step], 0, on_error=_ignore, deadline_s=600.0)
-        return time.perf_counter() - begin
+        before = torch.get_num_threads()
+        set_intra_op_threads(self._num_threads)
+        try:
+            begin = time.perf_counter()
+            self._step()
+            return time.perf_counter() - begin
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise RunnerError(f"the eager step failed: {error}") from error
+        finally:
+            set_intra_op_threads(before)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by dotted name."""
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._crew.stop()
-
-    def _step(self, _: int) -> None:
-        with torch.inference_mode(False):
-            if self._loss_fn is None:
-                with torch.no_grad():
-                    self.loss = self._model(*self._args, **self._kwargs)
-            else:
-                if self._optimizer is not None:
-                    self._optimizer.zero_grad()
-                with torch.enable_grad():
-                    loss = self._loss_fn(self._model(*self._args, **self._kwargs))
-                    loss.backward()  # type: ignore[no-untyped-call]
-                if self._optimizer is not None:
-                    self._optimizer.step()
-                self.loss = loss.detach()
-            if self._is_cuda:
-                torch.cuda.synchronize()
-
-
-def _ignore() -> None:
-    pass
+    def _step(self) -> None:
+        if self._loss_fn is None:
+            with torch.no_grad():
+                self.loss = self._model(*self._args, **self._kwargs)
+        else:
+            if self._optimizer is not None:
+                self._optimizer.zero_grad()
+            loss = self._loss_fn(self._model(*self._args, **self._kwargs))
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self._optimizer is not None:
+                self._optimizer.step()
+            self.loss = loss.detach()
+        if self._is_cuda:
+            torch.cuda.synchronize()

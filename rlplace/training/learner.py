@@ -13,6 +13,7 @@ from rlplace.env import PlacementVecEnv, make_reward
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulator import Simulator
 from rlplace.policy import PlacerPPO, imitate, make_policy, save_policy
+from rlplace.training.calibration import majority
 from rlplace.training.candidates import Candidates
 from rlplace.training.config import TrainConfig
 from rlplace.training.run_folder import RunFolder
@@ -103,12 +104,3 @@ class _Recorder(BaseCallback):
             self._candidates.propose(self.locals["actions"], scores.step_time_s)
         self._on_round()
         return time.monotonic() < self._deadline_s
-
-
-def majority(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(G,) int32: the device that most of each group's time is on, from devices of ops (N,)."""
-    grouping = problem.grouping
-    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
-    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
-    devices_G: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
-    return devices_G

@@ -19,6 +19,7 @@ from rlplace.measure.race import RaceProtocol
 from rlplace.measure.simulator import Simulator
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.search import baselines, eft
+from rlplace.training.calibration import calibrated
 from rlplace.training.config import TrainConfig
 from rlplace.training.eager import EagerStep
 from rlplace.training.judge import Judge
@@ -80,6 +81,8 @@ def train(
     """
     config = _config(config, options)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
+    if config.num_calibrated and not problem.host.is_simulated:
+        problem = calibrated(problem, config.num_calibrated, seed=config.seed, say=progress.say)
     simulator = Simulator(problem)
     reference = _best_single(problem, simulator)
     judge = Judge(problem, simulator, reference, seed=config.seed)
@@ -142,13 +145,7 @@ def _best_single(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
 def _table(problem: Problem, judge: Judge, entries: list[Entry], config: TrainConfig) -> Table:
     protocol = RaceProtocol(max_rounds=config.table_rounds, min_rounds=config.table_rounds, hopeless=float("inf"))
     eager, why = _eager(problem, judge)
-    try:
-        return fill_table(
-            entries, eager, why, lambda plans, others: judge.judge(plans, protocol, others=others)
-        )  # fmt: skip
-    finally:
-        if eager is not None:
-            eager.close()
+    return fill_table(entries, eager, why, lambda plans, others: judge.judge(plans, protocol, others=others))
 
 
 def _eager(problem: Problem, judge: Judge) -> tuple[EagerStep | None, str]:

@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, RunnerError
-from rlplace.measure.calibrate import Calibration, calibrate
+from rlplace.errors import InvalidValue
+from rlplace.measure.calibrate import calibrate
 from rlplace.measure.fidelity import draw_mix, judge_fidelity
 from rlplace.measure.host import Host
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.race import RaceProtocol
 from rlplace.measure.runner import HostRunner, idle_share
 from rlplace.measure.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.search import AnnealConfig, anneal, eft
-from rlplace.training.learner import majority
-from rlplace.training.progress import Progress, make_progress
+from rlplace.training.calibration import describe, majority, measure_all, plans_of
+from rlplace.training.progress import make_progress
 from rlplace.training.session import build_for, capture_workload, make_problem, versions
 from rlplace.training.stopwatch import counted_peaks
 from rlplace.workloads import WorkloadSpec
@@ -64,14 +60,14 @@ def run_fidelity(
     idle = idle_share()
     try:
         progress.say(f"measuring {num_fit} placements to calibrate on")
-        fit_plans = _plans(problem, simulator, fit_groups)
-        fit_s = _measure(runner, fit_plans, seed)
+        fit_plans = plans_of(problem, simulator, fit_groups)
+        fit_s = measure_all(runner, fit_plans, rounds=ROUNDS, seed=seed)
         calibration = calibrate(problem, fit_plans, fit_s.tolist(), seed=seed)
-        _say_calibration(progress, calibration)
+        progress.say(describe(calibration))
         # plans are made by the profiled simulator and kept; the calibrated one re-times exactly these
-        plans = _plans(problem, simulator, test_groups)
+        plans = plans_of(problem, simulator, test_groups)
         progress.say(f"measuring {num_placements} unseen placements, twice")
-        first_s, second_s = (_measure(runner, plans, seed + k) for k in (1, 2))
+        first_s, second_s = (measure_all(runner, plans, rounds=ROUNDS, seed=seed + k) for k in (1, 2))
         counted = np.stack(
             [counted_peaks(runner.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
         )
@@ -102,26 +98,3 @@ def run_fidelity(
         "kinds": list(kinds),
         "plot": str(plot),
     }
-
-
-def _plans(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
-    return [simulator.plan(row) for row in problem.grouping.expand(groups)]
-
-
-def _measure(runner: HostRunner, plans: list[Plan], seed: int) -> NDArray[np.float64]:
-    """(P,) median step times, all plans in one race that drops nobody."""
-    protocol = RaceProtocol(warmup=1, min_rounds=ROUNDS, max_rounds=ROUNDS, hopeless=float("inf"), seed=seed)
-    outcomes = runner.measure_plans(plans, protocol=protocol)
-    for outcome in outcomes:
-        if not outcome.ok:
-            raise RunnerError(f"a placement could not be measured: {outcome.why}")
-    return np.array([outcome.step_time_s for outcome in outcomes])
-
-
-def _say_calibration(progress: Progress, calibration: Calibration) -> None:
-    fitted = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(calibration.figures).items())
-    progress.say(f"fitted {fitted}")
-    progress.say(
-        f"median error on {calibration.num_held_out} held-out placements: {calibration.error_before:.1%} before, "
-        f"{calibration.error_after:.1%} after"
-    )

@@ -135,6 +135,7 @@ class Reference:
             sequence.append(item)
 
         while True:
+            started_at = len(sequence)
             for op in sorted(ending):
                 ended.add(op)
                 for t in self.outputs[op[1]]:
@@ -146,8 +147,7 @@ class Reference:
                             sequence.append(send)
                         else:
                             (queued if self.kind(send) == "queued" else copies).append(send)
-                            requests.append(send)
-            started_at = len(sequence)
+                        requests.append(send)
             while True:
                 for item in [item for item, job in running.items() if item[0] == "send" and job.end_s == now]:
                     self.end_s[item] = running.pop(item).end_s

@@ -82,7 +82,7 @@ def test_the_first_failure_is_the_cause_and_wakes_the_others(crew: Crew) -> None
         calls.append(1)
         woken.set()
 
-    with pytest.raises(RunnerError, match="^ValueError: boom$") as failed:
+    with pytest.raises(RunnerError, match=r"^ValueError: boom$") as failed:
         run(crew, waits, fails, on_error=on_error)
     assert isinstance(failed.value.__cause__, ValueError)
     assert calls == [1]
@@ -103,7 +103,7 @@ def test_a_stuck_job_is_a_timeout_and_its_thread_is_left_behind(crew: Crew, monk
     monkeypatch.setattr(workers, "GRACE_S", 0.01)
     stuck, ended, calls = threading.Event(), [], []
     before = list(crew.workers)
-    with pytest.raises(TimeoutError, match="device cpu:1 did not end its part within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"device cpu:1 did not end its part within 0\.05 s"):
         run(crew, ended.append, lambda _: stuck.wait() and None, on_error=lambda: calls.append(1), deadline_s=0.05)
     assert crew.workers[0] is before[0]
     assert crew.workers[1] is not before[1]

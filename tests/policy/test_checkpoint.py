@@ -1,0 +1,74 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from fake_measurer import chain_problem
+
+from rlplace.errors import FileProblem
+from rlplace.policy import PlacerArchitecture, imitate, load_policy, make_policy, save_policy
+
+ARCHITECTURE = PlacerArchitecture(hidden=8, num_layers=1)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    policy = make_policy(chain_problem(5, num_devices=3), ARCHITECTURE)
+    imitate(policy, np.array([0, 1, 2, 1, 0]), num_steps=20)
+    policy.set_flips(1.5)
+    save_policy(policy, tmp_path / "policy.safetensors")
+    return policy, tmp_path / "policy.safetensors"
+
+
+def test_a_loaded_policy_is_the_saved_one(saved):
+    policy, path = saved
+    loaded = load_policy(path)
+    assert loaded.architecture == ARCHITECTURE
+    assert loaded.feature_names == policy.feature_names
+    assert torch.equal(loaded.logits(), policy.logits())
+    for seed in range(3):
+        samples = [p.sample(16, np.random.default_rng(seed)) for p in (policy, loaded)]
+        assert np.array_equal(*samples)
+
+
+def test_a_loaded_policy_learns_on(saved):
+    loaded = load_policy(saved[1])
+    imitate(loaded, np.array([2, 2, 2, 2, 2]))
+    assert loaded.mode().tolist() == [2] * 5
+
+
+def test_the_architecture_is_readable(saved):
+    about = json.loads(saved[1].with_suffix(".json").read_text())
+    assert about["schema"] == 1
+    assert (about["num_groups"], about["num_devices"]) == (5, 3)
+    assert about["architecture"] == {"hidden": 8, "num_layers": 1, "table_scale": 10.0}
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileProblem, match="no such file"):
+        load_policy(tmp_path / "policy.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"kind": "other"},
+        {"architecture": {"hidden": "wide"}},
+        {"architecture": {"depth": 3}},
+        {"architecture": {"hidden": 16, "num_layers": 1, "table_scale": 10.0}},
+        {"num_groups": 4},
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused(saved, change):
+    about_path = saved[1].with_suffix(".json")
+    about_path.write_text(json.dumps(json.loads(about_path.read_text()) | change))
+    with pytest.raises(FileProblem):
+        load_policy(saved[1])
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04pickle", b"\xff" * 64])
+def test_weights_that_are_no_safetensors_are_refused(saved, damage):
+    saved[1].write_bytes(damage)
+    with pytest.raises(FileProblem):
+        load_policy(saved[1])

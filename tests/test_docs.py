@@ -1,0 +1,47 @@
+"""What the documents show is run, so that it stays true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_readmes_python_runs() -> None:
+    (code,) = blocks(ROOT / "README.md", "python")
+    assert len(code.strip().splitlines()) <= 10
+    small = code.replace("inception_v3@small", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50")
+    small = small.replace("budget_s=60", "budget_s=2")
+    assert small.count("budget_s=2") == 1
+    names: dict[str, object] = {}
+    exec(compile(small, "README.md", "exec"), names)
+    assert float(names["loss"]) > 0  # type: ignore[arg-type]
+
+
+def test_the_readmes_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlplace.cli import learn, look, time_steps
+
+    known = {*learn.COMMANDS, *look.COMMANDS, *time_steps.COMMANDS}
+    shown = {line.split()[2] for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()
+             if line.startswith("$ rlplace ")}  # fmt: skip
+    assert shown
+    assert shown <= known
+    targets = {line.split()[2] for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()
+               if line.startswith("$ make ")}  # fmt: skip
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("path", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target

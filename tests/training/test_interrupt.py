@@ -1,0 +1,33 @@
+"""Ctrl-C leaves a usable run folder behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlplace.measure import load_placement
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_best_placement_so_far(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "rlplace.cli.main", "train", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
+               "--host", "cores:2", "--budget", "10m", "--run", str(folder)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(1200):
+            if (folder / "placement.json").exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert load_placement(folder / "placement.json").method in ("single", "random", "learned")
+    assert (folder / "config.json").exists()

@@ -1,0 +1,60 @@
+"""`train` on problems small enough to know the answer, simulated and real."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from micrographs import fork_join
+from torch import nn
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs import Grouping, capture
+from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
+from rlplace.training import TrainConfig, train
+from rlplace.training.tracking import make_tracker
+
+
+def simulated_problem() -> Problem:
+    graph = fork_join(3, 2, 1000)
+    host = Host(
+        "two", tuple(Device(f"d{k}", "k", "simulated", 1 << 30) for k in range(2)),
+        (Link("a", 1e6), Link("b", 1e6)), (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))),
+    )  # fmt: skip
+    costs = np.full((graph.num_ops, 2), 0.01)
+    return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
+
+
+def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing() -> None:
+    problem = simulated_problem()
+    every = np.array(list(itertools.product(range(2), repeat=problem.graph.num_ops)), dtype=np.int32)
+    optimum_s = Simulator(problem).step_times(every).min()
+    result = train(problem, budget_s=2.0, seed=0, num_envs=16)
+    assert not result.is_measured
+    assert result.step_time_s == pytest.approx(optimum_s, rel=1e-12)
+    assert result.table.row("eager")["status"] == "skipped"
+    result.placement.require(problem.graph, problem.host)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="bugdet_s"):
+        train(simulated_problem(), bugdet_s=3)
+
+
+@pytest.mark.slow
+def test_on_this_machine_the_best_of_the_table_is_handed_back_and_tracked(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(16, 32)
+    graph = capture(model, x, lambda y: (y**2).mean(), "adam")
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=8)
+    tracker = make_tracker("offline", tmp_path, {"test": True})
+    config = TrainConfig(budget_s=2.0, num_calibrated=0, table_rounds=5, reward="sqrt")
+    result = train(problem, config, tracker=tracker)
+    tracker.finish()
+    assert result.is_measured
+    assert result.table.best in {"single", "blocks", "round-robin", "random", "eft", "learned"}
+    assert np.array_equal(result.placement.devices, result.table.plans[result.table.best].devices)
+    assert result.timeline.source == "measured"
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
