@@ -269,7 +269,7 @@ def _updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updates:
     concerned = np.zeros(graph.num_ops, dtype=np.int8)
     concerned[ops] = 1
     concerned[graph.edge_op[updated[graph.input_tensors]]] = 1
-    if len(ops):
+    if not _come_last(graph, ops, tensors):
         _check_updates(graph, ops, tensors)
     return Updates(
         updated_offsets=_offsets(ops, graph.num_ops),
@@ -287,6 +287,15 @@ def _updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updates:
 
 def _offsets(keys: Longs, count: int) -> Ints:
     return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
+
+
+def _come_last(graph: OpGraph, ops: Longs, tensors: Longs) -> bool:
+    """Whether every update has a higher index than each op that reads its tensor and does not update it."""
+    is_update = np.isin(graph.edge_op.astype(np.int64) * graph.num_tensors + graph.input_tensors,
+                        ops * graph.num_tensors + tensors)  # fmt: skip
+    last_reader = np.full(graph.num_tensors, -1, dtype=np.int64)
+    np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
+    return bool(np.all(last_reader[tensors] < ops))
 
 
 def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:

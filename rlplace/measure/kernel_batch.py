@@ -11,32 +11,52 @@ from rlplace.measure.kernel_memory import find_peaks, lay_out_memory
 from rlplace.measure.kernel_plan import plan
 from rlplace.measure.kernel_plan_general import plan_general
 from rlplace.measure.kernel_retime import retime
-from rlplace.measure.scratch import POSITION, Scratch
+from rlplace.measure.plan_batch import PlanBatch
+from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 
 @kernel
-def make_plan(p: Compiled, s: Scratch, devices: Ints, rank: Ints, by_rank: Ints) -> float:
-    """Plan the placement; seconds of the step if launches took no time."""
-    if p.is_general:
-        return plan_general(p, s, devices, rank, by_rank)
-    return plan(p, s, devices, rank, by_rank)
+def evaluate(
+    p: Compiled, s: Scratch, v: EventScratch, throughput: bool, batch: PlanBatch, first: int, last: int, rank: Ints,
+    by_rank: Ints, step_s: Floats, peak_bytes: Longs,
+) -> None:  # fmt: skip
+    """Fill places `first` up to `last` of `step_s` (B,) and `peak_bytes` (B, accounts).
 
-
-@kernel
-def follow_plan(p: Compiled, s: Scratch, v: EventScratch, throughput: bool, devices: Ints) -> float:
-    """Seconds of a step that follows the plan in the scratch, infinite where memory does not suffice.
-
-    Times, memory events and peaks are left in the scratch.
+    Placements that come without a plan are planned. The step time is infinite where memory does not suffice. What is
+    left in the scratch (the plan, times, memory events) is that of the last one.
     """
-    lay_out_memory(p, s, devices)
     by_event = p.has_corun or p.by_request
-    if by_event:
-        retime_events(p, s, v, devices)
-    step_s = retime(p, s, devices, by_event)
-    fits = find_peaks(p, s)
-    if throughput:
-        step_s = busiest(p, s, devices)
-    return step_s if fits else np.inf
+    for b in range(first, last):
+        devices = batch.devices[b]
+        if len(batch.sequence) > 0:
+            load_plan(s, batch, b)
+        elif p.is_general:
+            plan_general(p, s, devices, rank, by_rank)
+        else:
+            plan(p, s, devices, rank, by_rank)
+        lay_out_memory(p, s, devices)
+        if by_event:
+            retime_events(p, s, v, devices)
+        seconds = retime(p, s, devices, by_event)
+        fits = find_peaks(p, s)
+        if throughput:
+            seconds = busiest(p, s, devices)
+        step_s[b] = seconds if fits else np.inf
+        peak_bytes[b, :] = s.peak_bytes
+
+
+@kernel
+def load_plan(s: Scratch, batch: PlanBatch, b: int) -> None:
+    """Put plan `b` of the batch into the scratch."""
+    first, last = batch.sequence_offsets[b], batch.sequence_offsets[b + 1]
+    s.state[POSITION] = last - first
+    for a in range(last - first):
+        s.sequence[a] = batch.sequence[first + a]
+    first, last = batch.transfer_offsets[b], batch.transfer_offsets[b + 1]
+    s.state[TRANSFERS] = last - first
+    for a in range(last - first):
+        s.transfer_tensor[a] = batch.transfer_tensor[first + a]
+        s.transfer_destination[a] = batch.transfer_destination[first + a]
 
 
 @kernel
@@ -75,15 +95,3 @@ def _load(p: Compiled, s: Scratch, atoms: int, seconds: float) -> None:
     for d in range(p.num_devices):
         if (atoms >> d) & 1:
             s.load_s[d] += seconds
-
-
-@kernel
-def evaluate(
-    p: Compiled, s: Scratch, v: EventScratch, throughput: bool, placements: Ints, rank: Ints, by_rank: Ints,
-    step_s: Floats, peak_bytes: Longs,
-) -> None:  # fmt: skip
-    """Fill `step_s` (B,) and `peak_bytes` (B, accounts) for `placements` (B, N)."""
-    for b in range(len(placements)):
-        make_plan(p, s, placements[b], rank, by_rank)
-        step_s[b] = follow_plan(p, s, v, throughput, placements[b])
-        peak_bytes[b, :] = s.peak_bytes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.compiled import HANDOVER, JOB, Compiled
 from rlplace.measure.jit import Ints, Longs, kernel, lowest_bit, pointer
-from rlplace.measure.kernel_plan_general import slow_down
+from rlplace.measure.kernel_plan_general import earliest, slow_down
 from rlplace.measure.kernel_updates import count_updates, shares_memory, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
@@ -177,14 +177,12 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                 anchor_s[slot] = now
                 slowdown[slot] = 1.0
         num_startable = 0
-        soonest = slot_end_s.min()
-        for dispatcher in range(num_dispatchers):
-            soonest = min(soonest, launch_end_s[dispatcher])
+        soonest = earliest(slot_end_s)
+        soonest = min(soonest, earliest(v.launch_end_s))
         if has_corun and soonest > now:
             slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
-            soonest = slot_end_s.min()
-            for dispatcher in range(num_dispatchers):
-                soonest = min(soonest, launch_end_s[dispatcher])
+            soonest = earliest(slot_end_s)
+            soonest = min(soonest, earliest(v.launch_end_s))
         if soonest == never:
             break
         now = soonest
@@ -334,7 +332,8 @@ def _count_data(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None
     n = p.num_ops
     data_waiting, transfer_tensor = pointer(v.data_waiting), pointer(s.transfer_tensor)
     first_transfer, next_transfer = pointer(v.first_transfer), pointer(v.next_transfer)
-    v.data_waiting[:n] = p.input_counts
+    for i in range(n):
+        data_waiting[i] = p.input_counts[i]
     v.first_transfer[:] = -1
     for k in range(s.state[TRANSFERS] - 1, -1, -1):
         data_waiting[n + k] = 1

@@ -32,7 +32,8 @@ def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
     s.event_count[:] = 0
     s.event_base[:] = 1
     s.held_bytes[:] = 0
-    s.held_bytes[:num_devices] = p.context_bytes
+    for d in range(num_devices):
+        held_bytes[d] = p.context_bytes[d]
     for i in range(n):
         d = devices[i]
         held_bytes[d] += state_size[size_class[d] * n + i]

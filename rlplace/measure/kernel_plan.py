@@ -31,7 +31,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
     route_kind, route_links, route_slot = pointer(p.route_kind), pointer(p.route_padded), pointer(p.route_slot)
     latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
-    tensor_bytes, is_source = pointer(p.tensor_bytes), pointer(p.is_source)
+    tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(s.arrived), s.found
@@ -49,7 +49,8 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     slot_end_s[num_slots] = -1.0
     s.slot_tail[:] = p.max_transfers
     s.link_free_s[:] = 0.0
-    s.waiting[:n] = p.input_counts
+    for i in range(n):
+        waiting[i] = input_counts[i]
     if has_updates:
         count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
     no_follower = p.max_transfers * most_links

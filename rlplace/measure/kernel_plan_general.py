@@ -23,7 +23,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     route_kind, route_offsets = pointer(p.route_kind), pointer(p.route_offsets)
     route_links, route_slot = pointer(p.route_links), pointer(p.route_slot)
     latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
-    tensor_bytes, is_source = pointer(p.tensor_bytes), pointer(p.is_source)
+    tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
     blocks_source, atoms, is_gang = pointer(p.route_blocks_source), pointer(p.atoms), pointer(p.is_gang)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
@@ -46,7 +46,8 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     s.queue_head[:] = -1
     s.link_busy[:] = False
     s.copy_head[:] = -1
-    s.waiting[:n] = p.input_counts
+    for i in range(n):
+        waiting[i] = input_counts[i]
     if has_updates:
         count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
     busy = 0
@@ -268,10 +269,10 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                 reserved_by[d] |= atoms[d] & ~(busy | reserved)
                 reserved |= reserved_by[d]
         # the next instant
-        soonest = slot_end_s.min()
+        soonest = earliest(slot_end_s)
         if has_corun and soonest > now:
             slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
-            soonest = slot_end_s.min()
+            soonest = earliest(slot_end_s)
         if soonest == never:
             break
         now = soonest
@@ -291,6 +292,15 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     s.state[POSITION] = position
     s.state[TRANSFERS] = num_transfers
     return now
+
+
+@kernel
+def earliest(times_s: Floats) -> float:
+    """The least of the times."""
+    least = np.inf
+    for time in times_s:
+        least = min(least, time)
+    return least
 
 
 @kernel

@@ -16,8 +16,8 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.race import Lane, RaceProtocol, Timer, race
 from rlplace.measure.residents import Residents
-from rlplace.measure.threads import keep_freed_memory
-from rlplace.measure.workers import Crew
+from rlplace.measure.threads import keep_freed_memory, usable_cores
+from rlplace.measure.workers import Crew, Worker
 
 
 class Planner(Protocol):
@@ -109,6 +109,11 @@ class HostRunner:
             self._problem.graph, self._problem.host, plan, self._residents, self._crew, seed=self._seed,
             is_traced=is_traced,
         )  # fmt: skip
+
+    def widest_worker(self) -> Worker | None:
+        """The thread of a CPU device that has all usable cores, or None: a second such team would slow it."""
+        cores = set(usable_cores())
+        return next((w for w in self._crew.workers if w.device.backend == "cpu" and set(w.device.cores) == cores), None)
 
     def close(self) -> None:
         """Ends the threads; the runner cannot be used again."""

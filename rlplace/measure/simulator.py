@@ -13,21 +13,23 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.compiled import account_names, compile_problem
-from rlplace.measure.kernel_batch import evaluate, follow_plan, make_plan
+from rlplace.measure.kernel_batch import evaluate, load_plan
 from rlplace.measure.kernel_check import check
 from rlplace.measure.kernel_events import new_event_scratch
 from rlplace.measure.measurement import Measurement, Timeline
 from rlplace.measure.plan import Plan
+from rlplace.measure.plan_batch import PlanBatch, stack_plans, unplanned
 from rlplace.measure.problem import Problem
 from rlplace.measure.ranks import upward_ranks
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch, new_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rlplace.measure.kernel_events import EventScratch
 
 Objective = Literal["latency", "throughput"]
+Results = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 __all__ = ["Objective", "Simulator", "upward_ranks"]
 
@@ -69,8 +71,7 @@ class Simulator:
         Raises:
             InvalidValue: a placement of the wrong length, with a device out of range, or against a co-location rule.
         """
-        step_s, peak_bytes = self._evaluate(placements, None)
-        return [self._measurement(float(step_s[b]), peak_bytes[b]) for b in range(len(step_s))]
+        return self._measurements(*self._evaluate(self._unplanned(placements)))
 
     def step_times(
         self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
@@ -84,7 +85,7 @@ class Simulator:
         Raises:
             InvalidValue: a placement or priorities that do not fit the problem.
         """
-        return self._evaluate(placements, priorities)[0]
+        return self._evaluate(self._unplanned(placements), priorities)[0]
 
     def plan(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> Plan:
         """The placement `devices` (N,) with every order fixed.
@@ -102,19 +103,17 @@ class Simulator:
         Raises:
             InvalidValue: a placement or priorities that do not fit the problem.
         """
-        devices = self._problem.check_placement(np.atleast_1d(devices))
-        rank, order = self._priority_order(priorities)
+        batch = self._unplanned(devices)
         with self._scratch() as (s, v):
-            make_plan(self._compiled, s, devices, rank, order)
-            position, transfers = int(s.state[POSITION]), int(s.state[TRANSFERS])
+            results = self._run(s, v, batch, priorities)
+            transfers = int(s.state[TRANSFERS])
             plan = Plan(
-                devices=devices.copy(),
+                devices=batch.devices[0],
                 transfer_tensor=s.transfer_tensor[:transfers].copy(),
                 transfer_destination=s.transfer_destination[:transfers].copy(),
-                sequence=s.sequence[:position].copy(),
+                sequence=s.sequence[: s.state[POSITION]].copy(),
             )
-            step_s = follow_plan(self._compiled, s, v, self._throughput, devices)
-            return plan, self._measurement(step_s, s.peak_bytes)
+        return plan, self._measurements(*results)[0]
 
     def retime(self, plan: Plan) -> Measurement:
         """The step time and peak memory of exactly this plan.
@@ -122,8 +121,28 @@ class Simulator:
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        with self._followed(plan) as (s, step_s):
-            return self._measurement(step_s, s.peak_bytes)
+        return self.retime_batch(self.check_plans([plan]))[0]
+
+    def check_plans(self, plans: Sequence[Plan]) -> PlanBatch:
+        """The plans, checked once and laid out for `retime_batch`, here or on a problem with other costs.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        batch = stack_plans(self._problem, self._compiled, plans)
+        with self._scratch() as (s, _):
+            for b, plan in enumerate(plans):
+                load_plan(s, batch, b)
+                wrong = check(self._compiled, s, batch.devices[b])
+                if wrong >= 0 or s.state[TRANSFERS] != plan.num_transfers:
+                    found = f"item {plan.sequence[wrong]} at place {wrong}" if wrong >= 0 else plan.num_transfers
+                    expected = "every op and needed transfer once, after what it needs"
+                    raise InvalidValue("sequence", found, expected, where="plan")
+        return batch
+
+    def retime_batch(self, batch: PlanBatch) -> list[Measurement]:
+        """The step time and peak memory of exactly these plans, one after the other as `check_plans` laid them out."""
+        return self._measurements(*self._evaluate(batch))
 
     def timeline(self, plan: Plan) -> Timeline:
         """Start and end of every op and transfer of this plan, and allocated bytes over time.
@@ -132,7 +151,9 @@ class Simulator:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         n, p = self._compiled.num_ops, self._compiled
-        with self._followed(plan) as (s, _):
+        batch = self.check_plans([plan])
+        with self._scratch() as (s, v):
+            self._run(s, v, batch)
             counters = [_memory_steps(s, device) for device in range(p.num_devices)]
             items = slice(n, n + plan.num_transfers)
             return Timeline(
@@ -152,30 +173,41 @@ class Simulator:
                 source="simulated",
             )
 
-    def _evaluate(
-        self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        placements = self._problem.check_placement(np.atleast_2d(placements))
-        rank, order = self._priority_order(priorities)
-        count = len(placements)
-        step_s = np.empty(count)
-        peak_bytes = np.empty((count, self._compiled.num_accounts), dtype=np.int64)
+    def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
+        return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
 
-        def run(first: int, last: int) -> None:
-            with self._scratch() as (s, v):
-                evaluate(
-                    self._compiled, s, v, self._throughput, placements[first:last], rank, order, step_s[first:last],
-                    peak_bytes[first:last],
-                )  # fmt: skip
-
+    def _evaluate(self, batch: PlanBatch, priorities: NDArray[np.float64] | None = None) -> Results:
+        """Step times (B,) and peaks (B, accounts), on every thread."""
+        count = len(batch.devices)
         if self._threads == 1 or count < 2:
-            run(0, count)
-        else:
-            size = max(1, count // (4 * self._threads))
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
-            list(self._pool.map(lambda first: run(first, min(first + size, count)), range(0, count, size)))
-        return step_s, peak_bytes
+            with self._scratch() as (s, v):
+                return self._run(s, v, batch, priorities)
+        rank, by_rank = self._priority_order(priorities)
+        results = self._results(count)
+        size = max(1, count // (4 * self._threads))
+
+        def run(first: int) -> None:
+            with self._scratch() as (s, v):
+                last = min(first + size, count)
+                evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, *results)
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
+        list(self._pool.map(run, range(0, count, size)))
+        return results
+
+    def _run(
+        self, s: Scratch, v: EventScratch, batch: PlanBatch, priorities: NDArray[np.float64] | None = None
+    ) -> Results:
+        """Step times (B,) and peaks (B, accounts), on this thread."""
+        rank, by_rank = self._priority_order(priorities)
+        count = len(batch.devices)
+        results = self._results(count)
+        evaluate(self._compiled, s, v, self._throughput, batch, 0, count, rank, by_rank, *results)
+        return results
+
+    def _results(self, count: int) -> Results:
+        return np.empty(count), np.empty((count, self._compiled.num_accounts), dtype=np.int64)
 
     def _priority_order(self, priorities: NDArray[np.float64] | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         if priorities is None:
@@ -186,6 +218,9 @@ class Simulator:
         if np.any(np.isnan(priorities)):
             raise InvalidValue("priorities", "NaN", "numbers", where="simulator")
         return _order(priorities)
+
+    def _measurements(self, step_s: NDArray[np.float64], peak_bytes: NDArray[np.int64]) -> list[Measurement]:
+        return [self._measurement(float(step_s[b]), peak_bytes[b]) for b in range(len(step_s))]
 
     def _measurement(self, step_s: float, peak_bytes: NDArray[np.int64]) -> Measurement:
         peak = tuple(peak_bytes[: self._compiled.num_devices].tolist())
@@ -211,28 +246,6 @@ class Simulator:
         finally:
             self._idle.put(pair)
 
-    @contextmanager
-    def _followed(self, plan: Plan) -> Iterator[tuple[Scratch, float]]:
-        """Working memory with the plan and its times, and the step time."""
-        p = self._compiled
-        devices = self._problem.check_placement(plan.devices)
-        if len(plan.transfer_tensor) > p.max_transfers or len(plan.sequence) != p.num_ops + plan.num_transfers:
-            raise InvalidValue("sequence", len(plan.sequence), "every op and needed transfer once", where="plan")
-        _check_range("sequence", plan.sequence, len(plan.sequence))
-        _check_range("transfer_tensor", plan.transfer_tensor, p.num_tensors)
-        _check_range("transfer_destination", plan.transfer_destination, p.num_devices)
-        with self._scratch() as (s, v):
-            s.state[POSITION] = len(plan.sequence)
-            s.sequence[: len(plan.sequence)] = plan.sequence
-            s.transfer_tensor[: plan.num_transfers] = plan.transfer_tensor
-            s.transfer_destination[: plan.num_transfers] = plan.transfer_destination
-            wrong = check(p, s, devices)
-            if wrong >= 0 or s.state[TRANSFERS] != plan.num_transfers:
-                raise InvalidValue(
-                    "sequence", f"item {plan.sequence[wrong]} at place {wrong}" if wrong >= 0 else plan.num_transfers,
-                    "every op and needed transfer once, after what it needs", where="plan")  # fmt: skip
-            yield s, follow_plan(p, s, v, self._throughput, devices)
-
 
 def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Place of each op in order of priority (ties by index), and the op at each place."""
@@ -240,11 +253,6 @@ def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=np.int32)
     return rank, order
-
-
-def _check_range(name: str, values: NDArray[np.int32], bound: int) -> None:
-    if len(values) and (values.min() < 0 or values.max() >= bound):
-        raise InvalidValue(name, f"{values.min()}..{values.max()}", f"indices in 0..{bound - 1}", where="plan")
 
 
 def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -258,4 +266,5 @@ def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray
     instants, places = np.unique(np.concatenate(times), return_inverse=True)
     changes = np.zeros(len(instants), dtype=np.int64)
     np.add.at(changes, places, np.concatenate(deltas))
-    return instants, np.cumsum(changes)
+    steps = (changes != 0) | (instants == 0.0)
+    return instants[steps], np.cumsum(changes)[steps]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -40,6 +41,23 @@ def set_intra_op_threads(count: int) -> None:
     openmp.omp_set_num_threads(ctypes.c_int(count))
     if mkl is not None:
         mkl.MKL_Set_Num_Threads_Local(ctypes.c_int(count))
+
+
+@contextlib.contextmanager
+def one_thread_here() -> Iterator[None]:
+    """While active, the calling thread runs its own ops alone.
+
+    GNU OpenMP stops spinning between parallel regions once a process has more threads in teams than cores: a team that
+    the main thread made in passing would slow every gang.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    set_intra_op_threads(1)
+    try:
+        yield
+    finally:
+        set_intra_op_threads(before)
 
 
 @functools.cache

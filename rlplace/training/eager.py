@@ -16,31 +16,36 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.measure.host import Host
 from rlplace.measure.threads import set_intra_op_threads, usable_cores
+from rlplace.measure.workers import Worker
 
 
 class EagerStep:
     """The captured model's own step, eagerly, with every core on every op (or on the first GPU).
 
     The optimizer is PyTorch's with its fused kernels, the same ones that a placed step updates with. It works on a copy
-    of the model, on the thread that calls it: GNU OpenMP stops spinning between ops once a process has more teams of
-    threads than cores, and a second team beside the main thread's would make eager look half as fast as it is.
+    of the model, on the thread that calls it or on a gang's: GNU OpenMP stops spinning between ops once a process has
+    more threads in teams than cores, and a team of its own would make eager look half as fast as it is.
 
     Args:
         graph: with its program.
         host: tells whether there are GPUs.
         num_threads: intra-op threads; all cores by default.
+        worker: the thread to run on, if it has these cores; by default the one that calls.
 
     Raises:
         InvalidValue: the model was built from fake tensors and has no values to run with.
     """
 
-    def __init__(self, graph: OpGraph, host: Host, *, num_threads: int | None = None) -> None:
+    def __init__(
+        self, graph: OpGraph, host: Host, *, num_threads: int | None = None, worker: Worker | None = None
+    ) -> None:
         origin = require_program(graph).origin
         optimizer = require_program(graph).optimizer
         if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
             raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
         place = "cuda:0" if any(device.backend == "cuda" for device in host.devices) else "cpu"
         self._num_threads = num_threads or len(usable_cores())
+        self._worker = worker
         self._is_cuda = place != "cpu"
         self._model = copy.deepcopy(origin.model).to(place)
         self._args, self._kwargs = pytree.tree_map_only(
@@ -57,6 +62,8 @@ class EagerStep:
         Raises:
             RunnerError: the step failed.
         """
+        if self._worker is not None:
+            return self._on_worker(self._worker)
         before = torch.get_num_threads()
         set_intra_op_threads(self._num_threads)
         try:
@@ -67,6 +74,20 @@ class EagerStep:
             raise RunnerError(f"the eager step failed: {error}") from error
         finally:
             set_intra_op_threads(before)
+
+    def _on_worker(self, worker: Worker) -> float:
+        def job(_: int) -> None:
+            with torch.inference_mode(False), torch.enable_grad():
+                self._step()
+
+        errors: list[BaseException] = []
+        begin = time.perf_counter()
+        worker.start(job, 0, errors.append)
+        worker.wait(600.0)
+        seconds = time.perf_counter() - begin
+        if errors:
+            raise RunnerError(f"the eager step failed: {errors[0]}") from errors[0]
+        return seconds
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by dotted name."""

@@ -13,6 +13,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.race import RaceProtocol
 from rlplace.measure.runner import HostRunner
 from rlplace.measure.simulator import Simulator
+from rlplace.measure.workers import Worker
 
 
 class Judge:
@@ -52,6 +53,10 @@ class Judge:
             return self.simulator.timeline(plan)
         timelines = self.runner.trace(plan)
         return timelines[len(timelines) // 2]
+
+    def widest_worker(self) -> Worker | None:
+        """The runner's thread that has all cores, if there is one."""
+        return None if self.runner is None else self.runner.widest_worker()
 
     def close(self) -> None:
         """Ends the runner's threads."""

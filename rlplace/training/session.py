@@ -17,6 +17,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host import Host
 from rlplace.measure.placement import Placement, load_placement, save_placement
 from rlplace.measure.problem import Problem
+from rlplace.measure.threads import one_thread_here
 from rlplace.training.config import TrainConfig
 from rlplace.training.run_folder import RunFolder
 from rlplace.training.train import TrainResult, train
@@ -37,6 +38,7 @@ def capture_workload(workload: Workload) -> OpGraph:
     return capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer)
 
 
+@one_thread_here()
 def run_training(
     spec: WorkloadSpec,
     host: Host,
@@ -101,6 +103,7 @@ def make_problem(graph: OpGraph, host: Host, num_groups: int, progress: Progress
     return Problem.profile(graph, host, num_groups=num_groups, on_progress=progress.say)
 
 
+@one_thread_here()
 def export_run(folder: Path, *, workload: str | None, is_check: bool) -> dict[str, Any]:
     """Writes a run's `step.py`, or compares its placed step with eager; returns what `--json` prints.
 

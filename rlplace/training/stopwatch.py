@@ -19,6 +19,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.race import RaceProtocol
 from rlplace.measure.runner import HostRunner
 from rlplace.measure.simulator import Simulator
+from rlplace.measure.threads import one_thread_here
 from rlplace.report import write_chrome_trace
 from rlplace.search import baselines
 from rlplace.training.progress import make_progress
@@ -28,6 +29,7 @@ from rlplace.workloads import WorkloadSpec
 ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 
 
+@one_thread_here()
 def time_placement(
     spec: WorkloadSpec, host: Host, path: Path | None, *, is_measured: bool, seed: int, timeline: Path | None
 ) -> dict[str, Any]:

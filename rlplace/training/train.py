@@ -17,6 +17,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.race import RaceProtocol
 from rlplace.measure.simulator import Simulator
+from rlplace.measure.threads import one_thread_here
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.search import baselines, eft
 from rlplace.training.calibration import calibrated
@@ -54,6 +55,7 @@ class TrainResult:
         return float(self.table.row(self.table.best)["step_time_s"])
 
 
+@one_thread_here()
 def train(
     problem: Problem,
     config: TrainConfig | None = None,
@@ -152,7 +154,7 @@ def _eager(problem: Problem, judge: Judge) -> tuple[EagerStep | None, str]:
     if not judge.is_measured:
         return None, "the host is simulated"
     try:
-        return EagerStep(problem.graph, problem.host), ""
+        return EagerStep(problem.graph, problem.host, worker=judge.widest_worker()), ""
     except InvalidValue as error:
         return None, str(error)
 

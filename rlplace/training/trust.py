@@ -14,6 +14,7 @@ from rlplace.measure.fidelity import draw_mix, judge_fidelity
 from rlplace.measure.host import Host
 from rlplace.measure.runner import HostRunner, idle_share
 from rlplace.measure.simulator import Simulator
+from rlplace.measure.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.search import AnnealConfig, anneal, eft
 from rlplace.training.calibration import describe, majority, measure_all, plans_of
@@ -26,6 +27,7 @@ ROUNDS = 9
 SEARCH = AnnealConfig(evaluations=4000, seconds=30.0)
 
 
+@one_thread_here()
 def run_fidelity(
     spec: WorkloadSpec, host: Host, *, num_placements: int, num_fit: int, seed: int, plot: Path
 ) -> dict[str, Any]:
