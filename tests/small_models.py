@@ -262,9 +262,10 @@ def max_with_indices(y: Tensor) -> Tensor:
     return values * indices
 
 
-def channels_last_case() -> Case:
-    model = ConvNorm().to(memory_format=torch.channels_last)
-    return Case(model, random(2, 2, 5, 5).to(memory_format=torch.channels_last), mean_square)
+def channels_last_case(dtype: torch.dtype = torch.float64) -> Case:
+    model = nn.Sequential(ConvNorm(), nn.Flatten()).to(dtype, memory_format=torch.channels_last)
+    x = random(2, 2, 5, 5, dtype=dtype).to(memory_format=torch.channels_last)
+    return Case(model, x, mean_square, atol=1e-9 if dtype == torch.float64 else 1e-5)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -276,6 +277,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "batch_norm_without_affine": lambda: norm_case(affine=False),
     "batch_norm_shared": lambda: Case(SharedNorm(), random(5, 4), mean_square),
     "channels_last": channels_last_case,
+    "channels_last_float32": lambda: channels_last_case(torch.float32),
     "in_place": lambda: Case(InPlace(), random(3, 4), mean_square),
     "tied": lambda: Case(Tied(), torch.tensor([[0, 3], [6, 3]]), mean_square),
     "frozen_and_unused": lambda: Case(PartlyFrozen(), random(3, 4), mean_square),

@@ -45,7 +45,7 @@ class Grouping:
 
     def expand(self, group_devices: NDArray[np.int32]) -> NDArray[np.int32]:
         """Devices of ops (..., N) from devices of groups (..., G)."""
-        return np.asarray(group_devices, dtype=np.int32)[..., self.op_group]
+        return np.ascontiguousarray(np.asarray(group_devices, dtype=np.int32)[..., self.op_group])
 
 
 def group_ops(graph: OpGraph, cost_s: NDArray[np.float64], num_groups: int = 256) -> Grouping:

@@ -42,7 +42,8 @@ def evaluate(
         if throughput:
             seconds = busiest(p, s, devices)
         step_s[b] = seconds if fits else np.inf
-        peak_bytes[b, :] = s.peak_bytes
+        for account in range(p.num_accounts):
+            peak_bytes[b, account] = s.peak_bytes[account]
 
 
 @kernel

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlplace.measure.compiled import HANDOVER, JOB, Compiled
 from rlplace.measure.jit import Ints, Longs, kernel, lowest_bit, pointer
 from rlplace.measure.kernel_plan_general import earliest, slow_down
-from rlplace.measure.kernel_updates import count_updates, shares_memory, waiting_updates
+from rlplace.measure.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 
@@ -72,16 +72,16 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     """Seconds of a step that follows the plan in the scratch, infinite where it cannot be followed to its end."""
     n, num_devices, num_dispatchers, run_ahead = p.num_ops, p.num_devices, p.num_dispatchers, p.run_ahead
     num_slots, num_lanes = p.num_slots, len(v.lane_head)
-    output_offsets, is_source = pointer(p.output_offsets), pointer(p.is_source)
+    output_offsets, is_source, route_kind = pointer(p.output_offsets), pointer(p.is_source), pointer(p.route_kind)
     reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
     launches, by_request, dispatcher_of = p.launches, p.by_request, pointer(p.dispatcher)
     dispatch_s, copy_dispatch_s = p.dispatch_s, p.copy_dispatch_s
     has_corun, has_updates, updates, found = p.has_corun, p.has_updates, p.updates, s.found
     concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
-    updater_ops, corun_slowdown = pointer(updates.updater_ops), p.corun_slowdown
+    updater_ops, corun_slowdown = pointer(updates.updater_ops), pointer(p.corun_slowdown)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
-    waiting, slot_item, slot_end_s = pointer(s.waiting), pointer(s.slot_item), s.slot_end_s[:num_slots]
-    work_s, anchor_s, slowdown = s.work_s, s.anchor_s, s.slowdown
+    waiting, slot_item, slot_end_s = pointer(s.waiting), pointer(s.slot_item), pointer(s.slot_end_s)
+    work_s, anchor_s, slowdown = pointer(s.work_s), pointer(s.anchor_s), pointer(s.slowdown)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     lane_base, lane_head, lane_items = pointer(v.lane_base), pointer(v.lane_head), pointer(v.lane_items)
     item_lanes, item_base, item_end = pointer(v.item_lanes), pointer(v.item_base), pointer(v.item_end)
@@ -91,7 +91,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     startable, launch_end_s, launch_lane = pointer(v.startable), pointer(v.launch_end_s), pointer(v.launch_lane)
     request_s, ended, devices = pointer(v.request_s), pointer(s.ended), pointer(placement)
     never = np.inf
-    slot_end_s[:] = never
+    s.slot_end_s[:] = never
     v.launch_end_s[:] = never
     v.request_s[:] = never
     first_launch_lane = num_devices + p.num_links
@@ -120,7 +120,8 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
             num_done += 1
             for t in range(output_offsets[op], output_offsets[op + 1]):
                 for b in range(reader_offsets[t], reader_offsets[t + 1]):
-                    if shares_memory(updates, devices[op], devices[reader_ops[b]]):
+                    device = devices[reader_ops[b]]
+                    if device == devices[op] or route_kind[devices[op] * num_devices + device] == HANDOVER:
                         num_startable = _meet(data_waiting, waiting, startable, num_startable, reader_ops[b])
                 k = first_transfer[t]
                 while k >= 0:
@@ -177,12 +178,12 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                 anchor_s[slot] = now
                 slowdown[slot] = 1.0
         num_startable = 0
-        soonest = earliest(slot_end_s)
-        soonest = min(soonest, earliest(v.launch_end_s))
+        soonest = earliest(slot_end_s, num_slots)
+        soonest = min(soonest, earliest(launch_end_s, num_dispatchers))
         if has_corun and soonest > now:
-            slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
-            soonest = earliest(slot_end_s)
-            soonest = min(soonest, earliest(v.launch_end_s))
+            slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, num_devices, now)
+            soonest = earliest(slot_end_s, num_slots)
+            soonest = min(soonest, earliest(launch_end_s, num_dispatchers))
         if soonest == never:
             break
         now = soonest

@@ -30,19 +30,20 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     waiting, ended, found = pointer(s.waiting), pointer(s.ended), s.found
     leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
-    slot_end_s, slot_item, corun_slowdown = s.slot_end_s[:num_slots], pointer(s.slot_item), p.corun_slowdown
+    slot_end_s, slot_item, corun_slowdown = pointer(s.slot_end_s), pointer(s.slot_item), pointer(p.corun_slowdown)
     queue_next, queue_head = pointer(s.queue_next), pointer(s.queue_head)
     queue_tail, link_busy = pointer(s.queue_tail), pointer(s.link_busy)
     copy_key, copy_next = pointer(s.copy_key), pointer(s.copy_next)
     copy_head, copy_cursor = pointer(s.copy_head), pointer(s.copy_cursor)
-    work_s, anchor_s, slowdown, reserved_by = s.work_s, s.anchor_s, s.slowdown, pointer(s.reserved)
+    work_s, anchor_s = pointer(s.work_s), pointer(s.anchor_s)
+    slowdown, reserved_by = pointer(s.slowdown), pointer(s.reserved)
     has_updates, updates, has_corun = p.has_updates, p.updates, p.has_corun
     concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
     updater_ops = pointer(updates.updater_ops)
     devices, rank, order = pointer(placement), pointer(ranks), pointer(ops_by_rank)
     one = 1
     never = np.inf
-    slot_end_s[:] = never
+    s.slot_end_s[:] = never
     s.queue_head[:] = -1
     s.link_busy[:] = False
     s.copy_head[:] = -1
@@ -269,10 +270,10 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                 reserved_by[d] |= atoms[d] & ~(busy | reserved)
                 reserved |= reserved_by[d]
         # the next instant
-        soonest = earliest(slot_end_s)
+        soonest = earliest(slot_end_s, num_slots)
         if has_corun and soonest > now:
-            slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, now)
-            soonest = earliest(slot_end_s)
+            slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, num_devices, now)
+            soonest = earliest(slot_end_s, num_slots)
         if soonest == never:
             break
         now = soonest
@@ -295,20 +296,20 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
 
 
 @kernel
-def earliest(times_s: Floats) -> float:
-    """The least of the times."""
+def earliest(times_s: Floats, count: int) -> float:
+    """The least of the first `count` times."""
     least = np.inf
-    for time in times_s:
-        least = min(least, time)
+    for place in range(count):
+        least = min(least, times_s[place])
     return least
 
 
 @kernel
 def slow_down(
-    corun_slowdown: Floats, slot_end_s: Floats, slowdown: Floats, work_s: Floats, anchor_s: Floats, now: float
-) -> None:
+    corun_slowdown: Floats, slot_end_s: Floats, slowdown: Floats, work_s: Floats, anchor_s: Floats, num_devices: int,
+    now: float,
+) -> None:  # fmt: skip
     """Re-time the running jobs whose slowdown changes, when nothing more happens at the instant `now`."""
-    num_devices = len(slowdown)
     for d in range(num_devices):
         if slot_end_s[d] < np.inf:
             factor = 1.0

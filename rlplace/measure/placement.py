@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.files import write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host import Host
 from rlplace.measure.plan import Plan
@@ -72,7 +73,7 @@ class Placement:
             "method": self.method,
             "devices": list(self.device_names),
             "op_device": plan.devices.tolist(),
-            "transfers": [list(pair) for pair in zip(plan.transfer_tensor.tolist(), plan.transfer_destination.tolist())],
+            "transfers": np.stack((plan.transfer_tensor, plan.transfer_destination), axis=1).tolist(),
             "sequence": plan.sequence.tolist(),
         }
 
@@ -125,10 +126,7 @@ class Placement:
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
     """Writes `placement` as JSON, whole or not at all."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(placement.to_dict()), encoding="utf-8")
-    os.replace(partial, path)
+    write_json_atomic(path, placement.to_dict(), indent=None)
 
 
 def load_placement(path: str | os.PathLike[str]) -> Placement:
@@ -144,7 +142,7 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
     except FileNotFoundError:
         raise FileProblem(path, "no such file, expected a placement (JSON).") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FileProblem(path, f"not a placement file ({error}), expected JSON as `rlplace train` writes it.") from error
+        raise FileProblem(path, f"not a placement file ({error}), expected what `rlplace train` writes.") from error
     return Placement.from_dict(data, str(path))
 
 
@@ -168,10 +166,12 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     if plan.transfer_tensor.size and plan.transfer_tensor.max() >= t:
         raise InvalidValue("transfers", int(plan.transfer_tensor.max()), f"tensors in 0..{t - 1}", where=where)
     if not np.array_equal(np.sort(keys), needed):
-        raise InvalidValue("transfers", f"{len(keys)} of them", f"the {len(needed)} that the devices call for", where=where)
+        expected = f"the {len(needed)} that the devices call for"
+        raise InvalidValue("transfers", f"{len(keys)} of them", expected, where=where)
     position = np.empty(n + plan.num_transfers, dtype=np.int64)
     if len(plan.sequence) != len(position) or len(np.unique(plan.sequence)) != len(position):
-        raise InvalidValue("sequence", f"{len(plan.sequence)} entries", f"each of {len(position)} items once", where=where)
+        expected = f"each of {len(position)} items once"
+        raise InvalidValue("sequence", f"{len(plan.sequence)} entries", expected, where=where)
     position[plan.sequence] = np.arange(len(position))
     order = np.argsort(keys)
     edge_keys = graph.input_tensors.astype(np.int64) * num_devices + reader_device

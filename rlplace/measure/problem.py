@@ -95,7 +95,7 @@ class Problem:
                 "device", f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
                 "one device for ops that live together (a parameter, its gradient and its update)", where="placement",
             )  # fmt: skip
-        return devices.astype(np.int32)
+        return np.ascontiguousarray(devices, dtype=np.int32)
 
     def _over_routes(self, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:
         links = {link.name: float(getattr(link, field)) for link in self.host.links}

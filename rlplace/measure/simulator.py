@@ -24,7 +24,7 @@ from rlplace.measure.ranks import upward_ranks
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch, new_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rlplace.measure.kernel_events import EventScratch
 

@@ -49,7 +49,7 @@ def placed() -> tuple[Net, torch.Tensor, OpGraph, Problem, Placement]:
 
 
 def test_it_trains_for_many_steps_like_eager(placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]) -> None:
-    model, x, graph, problem, placement = placed
+    model, _, graph, problem, placement = placed
     eager = copy.deepcopy(model)
     optimizer = torch.optim.Adam(eager.parameters())
     step = rlplace.export.to_step(model, graph, placement, host=problem.host)
@@ -90,7 +90,7 @@ def test_mistakes_with_a_placed_step(placed: tuple[Net, torch.Tensor, OpGraph, P
         step(torch.randn(7, 6))
     with pytest.raises(InvalidValue, match="inputs"):
         step(x, x)
-    with pytest.raises(UnknownName, match="first.weight"):
+    with pytest.raises(UnknownName, match=r"first\.weight"):
         step.load_state_dict({"first.weigth": torch.zeros(8, 6)})
     step.close()
     other = capture(nn.Linear(6, 2), x, square, "adam")
@@ -182,9 +182,7 @@ def test_a_users_function_is_imported_only_if_passed_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "def work():\n"
-        "    return torch.nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), 'sgd'\n"
+        "import torch\ndef work():\n    return torch.nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), 'sgd'\n"
     )
     monkeypatch.chdir(tmp_path)
     assert main(["train", "mine:work", "--host", "cores", "--budget", "1s", "--run", "r", "--quiet"]) == 0

@@ -114,3 +114,10 @@ def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
     for label in set(colocation) - {-1}:
         assert len({int(grouping.op_group[i]) for i in range(num_ops) if colocation[i] == label}) == 1
     assert np.array_equal(grouping.op_group, group_ops(graph, cost_s, num_groups).op_group)
+
+
+def test_expanding_gives_rows_in_memory_order() -> None:
+    # kernels read rows: fancy indexing alone would give columns
+    expanded = Grouping(np.array([0, 1, 1, 0])).expand(np.array([[0, 1], [1, 0], [1, 1]], dtype=np.int32))
+    assert expanded.tolist() == [[0, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]]
+    assert expanded.flags.c_contiguous

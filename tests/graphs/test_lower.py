@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import numpy as np
@@ -17,6 +18,11 @@ from rlplace.graphs.program import Call, Program, Update
 
 def graph_of(case: Case, optimizer: str | None = "adam") -> OpGraph:
     return capture(case.model, case.inputs, case.loss_fn, optimizer)
+
+
+@functools.cache
+def captured(name: str) -> OpGraph:
+    return graph_of(CASES[name]())
 
 
 def program_of(graph: OpGraph) -> Program:
@@ -127,7 +133,7 @@ def test_outputs_that_are_no_tensors_have_none() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_live_with_their_update_and_the_producer_of_their_gradient(name: str) -> None:
-    graph = graph_of(CASES[name]())
+    graph = captured(name)
     program = program_of(graph)
     for op, call in program.calls.items():
         if isinstance(call, Update):
@@ -144,7 +150,7 @@ def test_parameters_live_with_their_update_and_the_producer_of_their_gradient(na
 
 @pytest.mark.parametrize("name", CASES)
 def test_phases_follow_each_other_and_updates_come_last(name: str) -> None:
-    graph = graph_of(CASES[name]())
+    graph = captured(name)
     runs = np.flatnonzero(~graph.is_source)
     producer_phase = graph.phases[graph.tensor_op[graph.input_tensors]]
     assert np.all(producer_phase <= graph.phases[graph.edge_op])
@@ -154,7 +160,7 @@ def test_phases_follow_each_other_and_updates_come_last(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_argument_is_there_before_it_is_read(name: str) -> None:
-    graph = graph_of(CASES[name]())
+    graph = captured(name)
     program = program_of(graph)
     assert program.calls.keys() | program.sources.keys() == set(range(graph.num_ops))
     assert not program.calls.keys() & program.sources.keys()

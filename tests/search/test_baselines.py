@@ -83,7 +83,7 @@ def test_eft_respects_colocation_and_puts_sources_with_their_first_reader() -> N
             host(2, bytes_per_s=100.0),
             targets=["input", "parameter", "aten.a", "aten.b", "update.sgd"],
             colocation=[-1, 0, -1, -1, 0],
-        )  # fmt: skip
+        )
     )
     assert placed[1] == placed[4] == placed[2]
     assert placed[2] != placed[3]
