@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -48,6 +49,8 @@ else:
     @intrinsic
     def pointer(typing_context, array):
         """The array's memory, to be indexed without a look at the sign of the index; 1-D only."""
+        if array.ndim != 1 or array.layout != "C":
+            raise TypingError(f"a pointer needs a contiguous 1-D array, got {array}")
 
         def generate(context, builder, signature, arguments):
             return context.make_array(array)(context, builder, arguments[0]).data

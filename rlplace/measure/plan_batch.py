@@ -40,7 +40,7 @@ class PlanBatch(NamedTuple):
 def unplanned(placements: NDArray[np.int32]) -> PlanBatch:
     """Placements (B, N) that are still to be planned."""
     empty, offsets = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-    return PlanBatch(placements, empty, offsets, empty, empty, offsets)
+    return PlanBatch(np.ascontiguousarray(placements), empty, offsets, empty, empty, offsets)
 
 
 def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBatch:

@@ -95,7 +95,7 @@ def test_an_existing_run_folder_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_a_model_that_cannot_be_captured_names_op_and_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "branchy.py").write_text(
+    (tmp_path / "a_branchy_model.py").write_text(
         "import torch\n"
         "class Branchy(torch.nn.Module):\n"
         "    def forward(self, x):\n"
@@ -104,9 +104,9 @@ def test_a_model_that_cannot_be_captured_names_op_and_line(
         "    return Branchy(), torch.ones(3)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "branchy:work", "--host", "cores", "--run", "r", "--budget", "1s"]) == 2
+    assert main(["train", "a_branchy_model:work", "--host", "cores", "--run", "r", "--budget", "1s"]) == 2
     said = capsys.readouterr().err
-    assert "branchy.py:4" in said
+    assert "a_branchy_model.py:4" in said
     assert "_local_scalar_dense" in said
     assert "Traceback" not in said
 

@@ -181,14 +181,14 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_users_function_is_imported_only_if_passed_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "a_users_model.py").write_text(
         "import torch\ndef work():\n    return torch.nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), 'sgd'\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "mine:work", "--host", "cores", "--budget", "1s", "--run", "r", "--quiet"]) == 0
+    assert main(["train", "a_users_model:work", "--host", "cores", "--budget", "1s", "--run", "r", "--quiet"]) == 0
     assert main(["export", "r", "--check"]) == 2
-    assert "--workload mine:work" in capsys.readouterr().err
-    assert main(["export", "r", "--check", "--workload", "mine:work"]) == 0
+    assert "--workload a_users_model:work" in capsys.readouterr().err
+    assert main(["export", "r", "--check", "--workload", "a_users_model:work"]) == 0
 
 
 @pytest.mark.slow

@@ -99,6 +99,7 @@ def test_threads_change_nothing_and_measure_is_plan_then_retime(seed: int, num_o
     one, four = Simulator(problem, threads=1), Simulator(problem, threads=4)
     assert one.step_times(placements).tobytes() == four.step_times(placements).tobytes()
     assert one.measure(placements) == four.measure(placements)
+    assert one.step_times(np.asfortranarray(placements)).tobytes() == one.step_times(placements).tobytes()
     assert one.measure(placements) == [one.retime(one.plan(devices)) for devices in placements]
 
 
