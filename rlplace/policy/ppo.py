@@ -166,7 +166,8 @@ class PlacerPPO(PPO):
     def learn_from(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
         """One update on placements (B, G) that were measured elsewhere, with their rewards (B,).
 
-        They need not come from this policy: their log-probabilities are those of the policy as it is now.
+        They need not come from this policy: their log-probabilities are those of the policy as it is now. Afterwards
+        samples differ from the mode in as many groups as during `learn`.
         """
         actions_BG = np.asarray(group_devices_BG, dtype=np.int64)
         buffer = self._make_buffer(len(actions_BG), 1)
@@ -180,6 +181,7 @@ class PlacerPPO(PPO):
             buffer.add(observation, actions_BG[row], reward, np.ones(1), values_B1[row], log_prob_BG[row : row + 1])
         buffer.compute_returns_and_advantage(values_B1, np.ones(1, dtype=np.bool_))
         self._update(buffer, len(actions_BG) if self._whole_rollout else self.batch_size)
+        self.policy.set_flips(self.flips(self._current_progress_remaining))
 
     def train(self) -> None:
         """Updates the policy from the rollout, and logs."""
@@ -195,23 +197,27 @@ class PlacerPPO(PPO):
         elites_MG = torch.from_numpy(self.elites.group_devices.astype(np.int64))
         log: dict[str, list[float]] = defaultdict(list)
         for _ in range(self.n_epochs):
-            for samples in buffer.get(batch_size):
-                loss, approx_kl = self._loss(samples, elites_MG, clip_range, log)
-                if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
-                    break
-                self.policy.optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-                self.policy.optimizer.step()
-            else:
-                self._n_updates += 1
-                continue
-            break
+            self._n_updates += 1
+            if not all(self._step(samples, elites_MG, clip_range, log) for samples in buffer.get(batch_size)):
+                break
         for name, values in log.items():
             self.logger.record(f"train/{name}", float(np.mean(values)))
         self.logger.record("train/temperature", float(self.policy.temperature))
         self.logger.record("train/best_reward", float(self.elites.rewards[0]))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _step(
+        self, samples: DictRolloutBufferSamples, elites_MG: Tensor, clip_range: float, log: dict[str, list[float]]
+    ) -> bool:
+        """Takes a gradient step; False, and no step, where the policy has gone too far from the one that sampled."""
+        loss, approx_kl = self._loss(samples, elites_MG, clip_range, log)
+        if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
+            return False
+        self.policy.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        return True
 
     def _loss(
         self, samples: DictRolloutBufferSamples, elites_MG: Tensor, clip_range: float, log: dict[str, list[float]]

@@ -63,7 +63,7 @@ def search_within(
     *,
     progress: Progress,
     tracker: Tracker | None = None,
-    on_best: Callable[[Plan], None] = lambda plan: None,
+    on_best: Callable[[Plan, float], None] = lambda plan, step_time_s: None,
 ) -> Found:
     """The best placement that `proposer` came up with in `config.budget_s` seconds.
 
@@ -103,7 +103,7 @@ class _Loop:
 
     def __init__(
         self, judge: Judge, candidates: Candidates, progress: Progress, tracker: Tracker, budget_s: float,
-        on_best: Callable[[Plan], None],
+        on_best: Callable[[Plan, float], None],
     ) -> None:  # fmt: skip
         self._judge, self._candidates, self._progress, self._tracker = judge, candidates, progress, tracker
         self._budget_s, self._end_s, self._on_best = budget_s, time.monotonic() + budget_s, on_best
@@ -128,7 +128,7 @@ class _Loop:
         leader = self._candidates.best_measured(1)
         if leader and leader[0].ratio < self._best_ratio:
             self._best_ratio = leader[0].ratio
-            self._on_best(self.plan(leader[0]))
+            self._on_best(self.plan(leader[0]), self._best_ratio * self._reference_s)
         self._tracker.log_search(
             placements=self._candidates.num_proposed,
             mean_s=float(np.mean([m.step_time_s for m in finite])) if finite else float("nan"),

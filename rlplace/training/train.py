@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,13 +101,13 @@ def train(
         progress.say("random search")
         random = search_within(
             RandomSearch(problem, seed=config.seed), judge, config, progress=progress,
-            on_best=_keeper(run, problem, "random"),
+            on_best=_keeper(run, judge, "random"),
         )  # fmt: skip
         progress.say("learning")
         policy = PolicySearch(problem, simulator, config, teacher=heuristics.get(config.init), tracker=tracker)
         learned = search_within(
             policy, judge, config, progress=progress, tracker=tracker,
-            on_best=_keeper(run, problem, "learned"),
+            on_best=_keeper(run, judge, "learned", tracker),
         )  # fmt: skip
         entries = [Entry(name, simulator.plan(devices)) for name, devices in heuristics.items()]
         entries.insert(3, _entry("random", random, {}))
@@ -166,10 +167,20 @@ def _entry(method: str, found: Found, facts: dict[str, Any]) -> Entry:
     )  # fmt: skip
 
 
-def _keeper(run: RunFolder | None, problem: Problem, method: str) -> Any:
-    def keep(plan: Plan) -> None:
-        if run is not None:
-            _keep(run, problem, plan, method)
+def _keeper(
+    run: RunFolder | None, judge: Judge, method: str, tracker: Tracker | None = None
+) -> Callable[[Plan, float], None]:
+    """What is done with a new best placement: it is kept, so that Ctrl-C loses nothing, and shown to the tracker."""
+
+    def keep(plan: Plan, step_time_s: float) -> None:
+        if run is None:
+            return
+        _keep(run, judge.problem, plan, method)
+        if tracker is not None and not isinstance(tracker, NoTracker):
+            title = f"{method}: {step_time_s * 1e3:.1f} ms a step"
+            path = run.path("timeline.png")
+            save_timeline_png(path, judge.timeline(plan), judge.problem.graph, judge.problem.host, title)
+            tracker.log_best(step_time_s=step_time_s, placement=run.path("placement.json"), timeline_png=path)
 
     return keep
 
