@@ -1,4 +1,4 @@
-"""Annealing with gangs against plain PyTorch with all cores, interleaved: python benchmarks/gangs.py WORKLOAD OUT.json."""
+"""Annealing with gangs against plain PyTorch with all cores, in turn: python benchmarks/gangs.py WORKLOAD OUT.json."""
 
 from __future__ import annotations
 
