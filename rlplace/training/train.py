@@ -98,16 +98,17 @@ def train(
         }
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
+        keeper = _Keeper(run, judge, tracker)
         progress.say("random search")
         random = search_within(
             RandomSearch(problem, seed=config.seed), judge, config, progress=progress,
-            on_best=_keeper(run, judge, "random"),
+            on_best=keeper.of("random"),
         )  # fmt: skip
         progress.say("learning")
         policy = PolicySearch(problem, simulator, config, teacher=heuristics.get(config.init), tracker=tracker)
         learned = search_within(
             policy, judge, config, progress=progress, tracker=tracker,
-            on_best=_keeper(run, judge, "learned", tracker),
+            on_best=keeper.of("learned"),
         )  # fmt: skip
         entries = [Entry(name, simulator.plan(devices)) for name, devices in heuristics.items()]
         entries.insert(3, _entry("random", random, {}))
@@ -167,22 +168,30 @@ def _entry(method: str, found: Found, facts: dict[str, Any]) -> Entry:
     )  # fmt: skip
 
 
-def _keeper(
-    run: RunFolder | None, judge: Judge, method: str, tracker: Tracker | None = None
-) -> Callable[[Plan, float], None]:
-    """What is done with a new best placement: it is kept, so that Ctrl-C loses nothing, and shown to the tracker."""
+class _Keeper:
+    """Keeps the best placement so far over all searches, so that Ctrl-C loses nothing, and shows it to the tracker."""
 
-    def keep(plan: Plan, step_time_s: float) -> None:
-        if run is None:
-            return
-        _keep(run, judge.problem, plan, method)
-        if tracker is not None and not isinstance(tracker, NoTracker):
-            title = f"{method}: {step_time_s * 1e3:.1f} ms a step"
-            path = run.path("timeline.png")
-            save_timeline_png(path, judge.timeline(plan), judge.problem.graph, judge.problem.host, title)
-            tracker.log_best(step_time_s=step_time_s, placement=run.path("placement.json"), timeline_png=path)
+    def __init__(self, run: RunFolder | None, judge: Judge, tracker: Tracker) -> None:
+        self._run, self._judge, self._tracker = run, judge, tracker
+        self._best_s = float("inf")
 
-    return keep
+    def of(self, method: str) -> Callable[[Plan, float], None]:
+        """What `method` calls with each new best plan and its step time."""
+
+        def keep(plan: Plan, step_time_s: float) -> None:
+            if self._run is None or step_time_s >= self._best_s:
+                return
+            self._best_s = step_time_s
+            problem = self._judge.problem
+            _keep(self._run, problem, plan, method)
+            if not isinstance(self._tracker, NoTracker):
+                title = f"{method}: {step_time_s * 1e3:.1f} ms a step"
+                path = self._run.path("timeline.png")
+                save_timeline_png(path, self._judge.timeline(plan), problem.graph, problem.host, title)
+                placement = self._run.path("placement.json")
+                self._tracker.log_best(step_time_s=step_time_s, placement=placement, timeline_png=path)
+
+        return keep
 
 
 def _keep(run: RunFolder, problem: Problem, plan: Plan, method: str) -> None:
