@@ -59,7 +59,7 @@ def _seconds_each(simulator: Simulator, num_ops: int, num_devices: int, kind: st
     """Seconds of one placement, by mode."""
     samples: dict[str, list[float]] = {"plan": [], "retime": []}
     for number in range(NUM_BATCHES):
-        count = min(16, max(8, 1_000_000 // num_ops))
+        count = min(64, max(8, 1_000_000 // num_ops))  # 64 is a batch of the learner
         placements = synthetic_placements(
             num_ops, num_devices, count, contiguous=kind == "contiguous", seed=seed + number
         )

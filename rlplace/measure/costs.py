@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.host import Host
 
 CostSource = Literal["estimated", "profiled"]
 
@@ -33,3 +35,17 @@ class Costs:
             raise InvalidValue("op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
         if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
             raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
+
+    @staticmethod
+    def estimate(graph: OpGraph, host: Host) -> Costs:
+        """Roofline costs, for a host that need not be here; see `estimate_costs`."""
+        from rlplace.measure.estimate import estimate_costs
+
+        return estimate_costs(graph, host)
+
+    @staticmethod
+    def profile(graph: OpGraph, host: Host) -> Costs:
+        """Costs traced from real steps on this machine; see `profile_costs`. To fit them to steps: `calibrate`."""
+        from rlplace.measure.profile import profile_costs
+
+        return profile_costs(graph, host)

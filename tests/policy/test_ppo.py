@@ -73,7 +73,9 @@ def test_an_update_minimises_the_stated_loss():
 
     probabilities_GD = torch.softmax(model.policy.logits(), dim=-1).detach().numpy()
     surrogate, elite, entropy = [], [], []
-    for placement, advantage in zip(actions_BG, [2**-0.5, -(2**-0.5)], strict=True):  # +-1 over their deviation, sqrt(2)
+    for placement, advantage in zip(
+        actions_BG, [2**-0.5, -(2**-0.5)], strict=True
+    ):  # +-1 over their deviation, sqrt(2)
         for group, device in enumerate(placement):
             ratio = probabilities_GD[group, device] / 0.4
             surrogate.append(min(advantage * ratio, advantage * min(max(ratio, 0.8), 1.2)))
