@@ -127,6 +127,7 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
 
     def figures_of(x: NDArray[np.float64]) -> Figures:
         values = np.abs(x) * scale
+        values[_FACTORS] = np.clip(values[_FACTORS], 0.05, 20.0)  # a factor of 0 would make a link infinitely fast
         return Figures(**dict(zip(FIELDS, values.tolist(), strict=True)))
 
     def loss(x: NDArray[np.float64]) -> float:
@@ -141,6 +142,7 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
     return figures_of(best.x)
 
 
+_FACTORS = [FIELDS.index("op_scale"), FIELDS.index("transfer_scale")]
 _START = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 
 

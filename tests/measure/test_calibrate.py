@@ -60,6 +60,17 @@ def test_it_halves_the_error_at_least_and_is_judged_on_what_it_did_not_fit() -> 
     assert again.figures == result.figures
 
 
+def test_free_transfers_are_fitted_by_a_small_factor_not_by_zero() -> None:
+    profiled = problem()
+    truth = apply(profiled, Figures(transfer_scale=0.06))
+    simulator, real = Simulator(profiled, threads=1), Simulator(truth, threads=1)
+    placements = np.random.default_rng(2).integers(0, 2, (9, profiled.graph.num_ops), dtype=np.int32)
+    plans = [simulator.plan(row) for row in placements]
+    result = calibrate(profiled, plans, [0.97 * real.retime(plan).step_time_s for plan in plans])
+    assert 0.05 <= result.figures.transfer_scale <= 20.0
+    assert 0.05 <= result.figures.op_scale <= 20.0
+
+
 def test_too_few_or_failed_measurements_are_refused() -> None:
     profiled = problem()
     plans = [Simulator(profiled).plan(np.zeros(profiled.graph.num_ops, dtype=np.int32))] * 4
