@@ -12,7 +12,7 @@ from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
     from rlplace.measure.host import Host
-    from rlplace.workloads import Workload, WorkloadSpec
+    from rlplace.workloads import WorkloadSpec
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -71,11 +71,3 @@ def find_host(text: str, *, gangs: bool = False) -> Host:
     from rlplace.measure.hosts import resolve_host
 
     return resolve_host(text, gangs=gangs)
-
-
-def build_workload(spec: WorkloadSpec, host: Host, seed: int = 0) -> Workload:
-    """The workload, at size `small` where none is given and the host is made of cores only, else `paper`."""
-    from rlplace.workloads import build
-
-    cores_only = all(device.backend == "cpu" for device in host.devices)
-    return build(spec, default_size="small" if cores_only else "paper", seed=seed)

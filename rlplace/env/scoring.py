@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import Reward, make_reward
-from rlplace.measure.measurement import Measurer, Status
+from rlplace.measure.measurement import Measurer, Status, StepTimer
 from rlplace.measure.problem import Problem
 
 CACHE_ENTRIES = 200_000
-
-
-@runtime_checkable
-class StepTimer(Protocol):
-    """A measurer that can give step times alone, faster than whole measurements (the simulator)."""
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B,) seconds for (B, N) placements; infinite where a placement failed."""
-        ...
 
 
 @dataclass(frozen=True)

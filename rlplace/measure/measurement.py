@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,4 +84,13 @@ class Measurer(Protocol):
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N)."""
+        ...
+
+
+@runtime_checkable
+class StepTimer(Protocol):
+    """A measurer that can give step times alone, faster than whole measurements (the simulator)."""
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds for (B, N) placements; infinite where a placement failed."""
         ...

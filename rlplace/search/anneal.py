@@ -5,19 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-
-
-class StepTimer(Protocol):
-    """Gives step times of placements; the simulator does."""
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)

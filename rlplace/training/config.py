@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.training.tracking import TRACKING_MODES
 
 REWARDS = ("log_speedup", "sqrt")
 TEACHERS = ("eft", "none")
-TRACKING = ("disabled", "offline", "online")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TrainConfig:
         for kind, value, known in (
             ("reward", self.reward, REWARDS),
             ("init", self.init, TEACHERS),
-            ("tracking mode", self.track, TRACKING),
+            ("tracking mode", self.track, TRACKING_MODES),
         ):
             if value not in known:
                 raise UnknownName(kind, value, known)

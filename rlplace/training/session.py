@@ -15,7 +15,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.capture import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host import Host
-from rlplace.measure.placement import Placement, load_placement, save_placement
+from rlplace.measure.placement import load_placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.threads import one_thread_here
 from rlplace.training.config import TrainConfig
@@ -158,11 +158,6 @@ def describe_problem(problem: Problem) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     return {"rlplace": __version__, "python": platform.python_version(), "torch": torch.__version__}
-
-
-def save_run_placement(run: RunFolder, placement: Placement) -> None:
-    """Writes `placement.json`."""
-    save_placement(placement, run.path("placement.json"))
 
 
 def _spec_of(config: dict[str, Any], workload: str | None) -> WorkloadSpec:
