@@ -44,6 +44,7 @@ def op_graph(
         flops=np.array([0.0] * n if flops is None else flops),
         bytes_moved=np.zeros(n),
         parameter_bytes=np.array([b if t == "parameter" else 0 for b, t in zip(tensor_bytes, targets, strict=True)]),
+        gradient_bytes=np.zeros(n),
         state_bytes=np.zeros(n),
         workspace_bytes=np.zeros(n),
         colocation=np.array([-1] * n if colocation is None else colocation),

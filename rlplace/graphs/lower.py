@@ -61,6 +61,7 @@ class _Lowering:
         self.phases: list[int] = []
         self.facts: list[facts.Facts] = []
         self.parameter_bytes: list[int] = []
+        self.gradient_bytes: list[int] = []
         self.state_bytes: list[int] = []
         self.reads: list[tuple[int, ...]] = []
         self.colocated: list[tuple[int, ...]] = []
@@ -86,8 +87,12 @@ class _Lowering:
         (output,) = (node for node in self.trace.module.graph.nodes if node.op == "output")
         flat: Any = output.args[0]
         results = [self._ref(node) for node in flat[: self.trace.num_results]]
+        gradients = flat[self.trace.num_results :]
+        for position, gradient in enumerate(gradients):  # of the first placeholders, in their order
+            if gradient is not None:
+                self.gradient_bytes[position] = facts.tensor_bytes(self._value(self._ref(gradient)))
         if self.is_training and self.optimizer is not None:
-            self._add_updates(flat[self.trace.num_results :], self.optimizer)
+            self._add_updates(gradients, self.optimizer)
         num_tensors = len(self.tensor_op)
         program = Program(
             sources=self.sources,
@@ -140,6 +145,7 @@ class _Lowering:
         self.facts.append(op_facts)
         self.reads.append(tuple(sorted(set(reads))))
         self.parameter_bytes.append(parameter_bytes)
+        self.gradient_bytes.append(0)
         self.state_bytes.append(state)
         return len(self.names) - 1
 
@@ -289,6 +295,7 @@ class _Lowering:
             flops=np.array(flops),
             bytes_moved=np.array(moved),
             parameter_bytes=np.array(self.parameter_bytes, dtype=np.int64),
+            gradient_bytes=np.array(self.gradient_bytes, dtype=np.int64),
             state_bytes=np.array(self.state_bytes, dtype=np.int64),
             workspace_bytes=np.zeros(len(self.names), dtype=np.int64),
             colocation=_classes(len(self.names), self.colocated),

@@ -44,6 +44,7 @@ class OpGraph:
         flops: (N,) float64, floating-point operations.
         bytes_moved: (N,) float64, bytes read and written.
         parameter_bytes: (N,) int64, bytes of the parameter that the op is; 0 for other ops.
+        gradient_bytes: (N,) int64, bytes of the gradient of the parameter that the op is; 0 for other ops.
         state_bytes: (N,) int64, optimizer-state bytes kept beside the op; 0 for all but updates.
         workspace_bytes: (N,) int64, scratch bytes held while the op runs.
         colocation: (N,) int32, ops with the same value >= 0 share a device; -1 is free.
@@ -69,6 +70,7 @@ class OpGraph:
     flops: FloatArray
     bytes_moved: FloatArray
     parameter_bytes: LongArray
+    gradient_bytes: LongArray
     state_bytes: LongArray
     workspace_bytes: LongArray
     colocation: IntArray
@@ -168,9 +170,9 @@ class OpGraph:
     def _validate(self) -> None:
         n, t = self.num_ops, self.num_tensors
         for name, length in (("targets", n), ("modules", n), ("signatures", n), ("phases", n), ("flops", n),
-                             ("bytes_moved", n), ("parameter_bytes", n), ("state_bytes", n), ("workspace_bytes", n),
-                             ("colocation", n), ("tensor_output", t), ("tensor_bytes", t), ("tensor_shapes", t),
-                             ("tensor_dtypes", t), ("input_offsets", n + 1),
+                             ("bytes_moved", n), ("parameter_bytes", n), ("gradient_bytes", n), ("state_bytes", n),
+                             ("workspace_bytes", n), ("colocation", n), ("tensor_output", t), ("tensor_bytes", t),
+                             ("tensor_shapes", t), ("tensor_dtypes", t), ("input_offsets", n + 1),
                              ("mutation_tensor", len(self.mutation_op))):  # fmt: skip
             if len(getattr(self, name)) != length:
                 raise InvalidValue(name, len(getattr(self, name)), f"{length} entries", where="graph")
@@ -181,7 +183,8 @@ class OpGraph:
             array = getattr(self, name)
             if len(array) and (array.min() < 0 or array.max() >= bound):
                 raise InvalidValue(name, f"{array.min()}..{array.max()}", f"indices in 0..{bound - 1}", where="graph")
-        for name in ("flops", "bytes_moved", "parameter_bytes", "state_bytes", "workspace_bytes", "tensor_bytes"):
+        for name in ("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes",
+                     "tensor_bytes"):  # fmt: skip
             array = getattr(self, name)
             if not np.all(np.isfinite(array)) or np.any(array < 0):
                 raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
@@ -204,6 +207,7 @@ _ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "flops": np.float64,
     "bytes_moved": np.float64,
     "parameter_bytes": np.int64,
+    "gradient_bytes": np.int64,
     "state_bytes": np.int64,
     "workspace_bytes": np.int64,
     "colocation": np.int32,

@@ -18,12 +18,22 @@ from rlplace.measure.host import Host
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """An `OpGraph` on a `Host`, with its `Costs` and the `Grouping` that moves are made of."""
+    """An `OpGraph` on a `Host`, with its `Costs` and the `Grouping` that moves are made of.
+
+    Attributes:
+        graph: N ops.
+        host: D devices.
+        costs: (N, D) seconds.
+        grouping: G groups of ops that move together.
+        allowed: (N, D) bool, devices where each op may run (the user's pins and exclusions, ops that a device does not
+            support); None allows every op everywhere.
+    """
 
     graph: OpGraph
     host: Host
     costs: Costs
     grouping: Grouping
+    allowed: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         n, d = self.graph.num_ops, self.host.num_devices
@@ -31,6 +41,16 @@ class Problem:
             raise InvalidValue("op_time_s", self.costs.op_time_s.shape, f"shape {(n, d)}", where="problem")
         if len(self.grouping.op_group) != n:
             raise InvalidValue("op_group", len(self.grouping.op_group), f"{n} entries", where="problem")
+        if self.allowed is not None:
+            self._check_allowed(self.allowed, (n, d))
+
+    @cached_property
+    def group_allowed(self) -> NDArray[np.bool_]:
+        """(G, D) bool: devices where all the ops of a group may run; every group has at least one."""
+        table = np.ones((self.grouping.num_groups, self.host.num_devices), dtype=np.bool_)
+        if self.allowed is not None:
+            np.logical_and.at(table, self.grouping.op_group, self.allowed)
+        return table
 
     @classmethod
     def profile(
@@ -95,7 +115,37 @@ class Problem:
                 "device", f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
                 "one device for ops that live together (a parameter, its gradient and its update)", where="placement",
             )  # fmt: skip
+        if self.allowed is not None:
+            barred = ~self.allowed[np.arange(self.graph.num_ops), devices]
+            if np.any(barred):
+                op = int(np.argmax(barred.reshape(-1, self.graph.num_ops).any(axis=0)))
+                found = int(
+                    devices.reshape(-1, self.graph.num_ops)[:, op][barred.reshape(-1, self.graph.num_ops)[:, op]][0]
+                )
+                raise InvalidValue(
+                    "device", f"op {self.graph.names[op]!r} on {self.host.devices[found].name!r}",
+                    f"one where it may run: {', '.join(self._devices_allowed(self.allowed[op]))}", where="placement",
+                )  # fmt: skip
         return np.ascontiguousarray(devices, dtype=np.int32)
+
+    def _check_allowed(self, allowed: NDArray[np.bool_], shape: tuple[int, int]) -> None:
+        table = np.ascontiguousarray(allowed, dtype=np.bool_)
+        table.flags.writeable = False
+        object.__setattr__(self, "allowed", table)
+        if table.shape != shape:
+            raise InvalidValue("allowed", table.shape, f"shape {shape}", where="problem")
+        lost = ~self.group_allowed.any(axis=1)
+        if np.any(lost):
+            group = int(np.argmax(lost))
+            op = int(np.argmax(self.grouping.op_group == group))
+            raise InvalidValue(
+                "allowed", f"no device for group {group} (op {self.graph.names[op]!r} and those that move with it)",
+                "at least one device where all of them may run", where="problem",
+                hint="Pins and exclusions contradict each other, or tie together ops that no device can hold.",
+            )  # fmt: skip
+
+    def _devices_allowed(self, row: NDArray[np.bool_]) -> list[str]:
+        return [device.name for device, is_allowed in zip(self.host.devices, row, strict=True) if is_allowed]
 
     def _over_routes(self, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:
         links = {link.name: float(getattr(link, field)) for link in self.host.links}

@@ -26,6 +26,7 @@ def synthetic_graph(num_ops: int, *, window: int = 30, seed: int = 0) -> OpGraph
         flops=np.zeros(num_ops),
         bytes_moved=np.zeros(num_ops),
         parameter_bytes=np.zeros(num_ops, dtype=np.int64),
+        gradient_bytes=np.zeros(num_ops, dtype=np.int64),
         state_bytes=np.zeros(num_ops, dtype=np.int64),
         workspace_bytes=rng.integers(0, 2, num_ops) * 100_000,
         colocation=np.full(num_ops, -1, dtype=np.int32),

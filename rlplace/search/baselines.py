@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
+from rlplace.search.task import Task
 
 
 def group_cost_s(problem: Problem) -> NDArray[np.float64]:
@@ -45,3 +46,39 @@ def random(problem: Problem, generator: np.random.Generator, count: int = 1) -> 
     """(count, N) int32: every group on a device drawn uniformly."""
     drawn = generator.integers(0, problem.host.num_devices, (count, problem.grouping.num_groups), dtype=np.int32)
     return problem.grouping.expand(drawn)
+
+
+def solve_single(task: Task) -> None:
+    """Scores every device by itself, where the problem allows it."""
+    problem = task.problem
+    devices = [device for device in range(problem.host.num_devices) if problem.group_allowed[:, device].all()]
+    if devices:
+        task.score(np.stack([single(problem, device) for device in devices]))
+
+
+def solve_blocks(task: Task) -> None:
+    """Scores `blocks`."""
+    task.score(nearest_allowed(task.problem, blocks(task.problem)))
+
+
+def solve_round_robin(task: Task) -> None:
+    """Scores `round_robin`."""
+    task.score(nearest_allowed(task.problem, round_robin(task.problem)))
+
+
+def solve_random(task: Task) -> None:
+    """Scores placements drawn uniformly until the budget ends."""
+    while not task.is_spent:
+        task.score(nearest_allowed(task.problem, random(task.problem, task.generator, 64)))
+
+
+def nearest_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """`devices` (..., N) with every group that may not be where it is on the next device that it may be on."""
+    if problem.allowed is None:
+        return devices
+    num_devices = problem.host.num_devices
+    first_op = np.unique(problem.grouping.op_group, return_index=True)[1]
+    groups = devices[..., first_op]
+    steps = (np.arange(num_devices)[:, None] + np.arange(num_devices)[None, :]) % num_devices  # (D, D) start, step
+    nearest = steps[np.arange(num_devices), problem.group_allowed[:, steps].argmax(axis=2)]  # (G, D)
+    return problem.grouping.expand(nearest[np.arange(problem.grouping.num_groups), groups])

@@ -1,0 +1,94 @@
+"""`METHODS`: every search method by name; `find` runs one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import UnknownName
+from rlplace.measure.measurement import StepTimer
+from rlplace.measure.problem import Problem
+from rlplace.search.task import Budget, Task
+
+Kind = Literal["baseline", "scheduler", "exact", "search"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to find a placement.
+
+    Attributes:
+        name: as in `--methods`.
+        home: `module:function` below `rlplace.search`; the function takes a `Task`, scores placements through it and
+            returns nothing: the task's best is the answer.
+        kind: `baseline` and `scheduler` need a handful of evaluations, `exact` and `search` use the budget.
+        source: what it is after.
+    """
+
+    name: str
+    home: str
+    kind: Kind
+    source: str
+
+    def run(self, task: Task) -> None:
+        """Runs the method on `task`.
+
+        Raises:
+            MissingExtra: it needs a package that is not installed.
+        """
+        module, _, function = self.home.partition(":")
+        solve: Callable[[Task], None] = getattr(importlib.import_module(f"rlplace.search.{module}"), function)
+        solve(task)
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("single", "baselines:solve_single", "baseline", "everything on the best feasible device"),
+        Method("round-robin", "baselines:solve_round_robin", "baseline", "groups dealt out in order"),
+        Method("random", "baselines:solve_random", "search", "groups drawn uniformly"),
+        Method("blocks", "baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a method found.
+
+    Attributes:
+        devices: (N,) int32; None where it found nothing feasible.
+        step_time_s: infinite where it found nothing feasible.
+        evaluations: placements scored.
+        plan_s: wall time that finding it took.
+        lower_bound_s: a bound that the method proved; 0 where it proved none.
+        history: (evaluations, best step time) wherever the best improved.
+    """
+
+    devices: NDArray[np.int32] | None
+    step_time_s: float
+    evaluations: int
+    plan_s: float
+    lower_bound_s: float
+    history: tuple[tuple[int, float], ...]
+
+
+def find(problem: Problem, method: str, timer: StepTimer, budget: Budget | None = None, *, seed: int = 0) -> Found:
+    """The best placement that `method` finds within `budget`; the same seed and evaluations find the same.
+
+    Raises:
+        UnknownName: no such method.
+        MissingExtra: the method needs a package that is not installed.
+    """
+    if method not in METHODS:
+        raise UnknownName("method", method, METHODS)
+    task = Task(problem, timer, budget, seed=seed)
+    METHODS[method].run(task)
+    return Found(
+        task.best_devices, task.best_s, task.evaluations, task.elapsed_s, task.lower_bound_s, tuple(task.history)
+    )

@@ -1,0 +1,109 @@
+"""`Task`: what a search method works on, and the account of what it spent and found."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.measurement import StepTimer
+from rlplace.measure.problem import Problem
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a method may spend; it ends with whichever comes first."""
+
+    evaluations: float = math.inf
+    """Placements scored."""
+    seconds: float = math.inf
+    """Wall time."""
+
+    def __post_init__(self) -> None:
+        if not self.evaluations >= 1:
+            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="budget")
+        if not self.seconds > 0:
+            raise InvalidValue("seconds", self.seconds, "more than 0", where="budget")
+
+
+class Task:
+    """A problem to solve: scores placements, keeps the best feasible one, counts evaluations and time.
+
+    Every method sees the problem through a task, so that all of them are counted alike: one placement scored is one
+    evaluation, whoever asks and however it was made.
+
+    Attributes:
+        problem: what is placed.
+        timer: what scores a placement.
+        budget: what may be spent.
+        generator: every random draw of the method comes from here.
+        evaluations: placements scored so far.
+        best_devices: (N,) int32, the best feasible placement so far; None before the first.
+        best_s: its step time; infinite before the first.
+        lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
+        history: (evaluations, best_s) wherever the best improved.
+    """
+
+    def __init__(self, problem: Problem, timer: StepTimer, budget: Budget | None = None, *, seed: int = 0) -> None:
+        self.problem = problem
+        self.timer = timer
+        self.budget = budget or Budget()
+        self.generator = np.random.default_rng(seed)
+        self.evaluations = 0
+        self.best_devices: NDArray[np.int32] | None = None
+        self.best_s = math.inf
+        self.lower_bound_s = 0.0
+        self.history: list[tuple[int, float]] = []
+        self._begin = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time since the task began."""
+        return time.monotonic() - self._begin
+
+    @property
+    def evaluations_left(self) -> float:
+        """Placements that may still be scored."""
+        return max(0.0, self.budget.evaluations - self.evaluations)
+
+    @property
+    def seconds_left(self) -> float:
+        """Wall time that is left."""
+        return max(0.0, self.budget.seconds - self.elapsed_s)
+
+    @property
+    def spent(self) -> float:
+        """Share of the budget that is gone, 0 to 1."""
+        return min(1.0, max(self.evaluations / self.budget.evaluations, self.elapsed_s / self.budget.seconds))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more may be scored."""
+        return self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
+
+    def score(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) step times of placements (B, N) or (N,); infinite where infeasible, or where the budget ended before.
+
+        Raises:
+            InvalidValue: a placement that breaks a rule of the problem.
+        """
+        placements = np.atleast_2d(placements)
+        count = int(min(len(placements), self.evaluations_left))
+        times = np.full(len(placements), np.inf)
+        if count == 0:
+            return times
+        times[:count] = self.timer.step_times(placements[:count])
+        self.evaluations += count
+        first = int(np.argmin(times))
+        if times[first] < self.best_s:
+            self.best_s, self.best_devices = float(times[first]), np.array(placements[first], dtype=np.int32)
+            self.history.append((self.evaluations, self.best_s))
+        return times
+
+    def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
+        """`score` of devices of groups, (B, G) or (G,)."""
+        return self.score(self.problem.grouping.expand(np.atleast_2d(groups)))
