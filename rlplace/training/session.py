@@ -21,8 +21,7 @@ from rlplace.measure.threads import one_thread_here
 from rlplace.training.config import TrainConfig
 from rlplace.training.run_folder import RunFolder
 from rlplace.training.train import TrainResult, train
-from rlplace.workloads import Workload, WorkloadSpec, build, parse_workload
-from rlplace.workloads.config import Size
+from rlplace.workloads import Size, Workload, WorkloadSpec, build, parse_workload
 
 if TYPE_CHECKING:
     from rlplace.training.progress import Progress

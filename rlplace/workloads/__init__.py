@@ -1,21 +1,28 @@
-"""Workloads: the built-in models, users' functions, and the words that name them. Importing this imports no torch."""
+"""Workloads: the named models, users' functions, and the words that name them. Importing this imports no torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.workloads.config import CONFIGS, SIZES, InceptionV3Config, NMTConfig, Size, WorkloadConfig
-from rlplace.workloads.registry import OPTIMIZERS, Optimizer, Workload, WorkloadSpec, build, parse_workload
+from rlplace.workloads.catalog import CATALOG, CONFIGS, Family
+from rlplace.workloads.inception_v3 import InceptionV3Config
+from rlplace.workloads.nmt import NMTConfig
+from rlplace.workloads.options import SIZES, Size, WorkloadConfig
+from rlplace.workloads.registry import build, parse_workload
+from rlplace.workloads.spec import WeightedPart, WorkloadSpec
+from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Workload
 
 if TYPE_CHECKING:
-    from rlplace.workloads.inception_v3 import InceptionV3, InceptionV3Output
-    from rlplace.workloads.nmt import NMT, NMTOutput
+    from rlplace.workloads.networks.inception_v3 import InceptionV3, InceptionV3Output
+    from rlplace.workloads.networks.nmt import NMT, NMTOutput
 
 __all__ = [
+    "CATALOG",
     "CONFIGS",
     "NMT",
     "OPTIMIZERS",
     "SIZES",
+    "Family",
     "InceptionV3",
     "InceptionV3Config",
     "InceptionV3Output",
@@ -23,6 +30,7 @@ __all__ = [
     "NMTOutput",
     "Optimizer",
     "Size",
+    "WeightedPart",
     "Workload",
     "WorkloadConfig",
     "WorkloadSpec",
@@ -31,10 +39,10 @@ __all__ = [
 ]
 
 _NEED_TORCH = {
-    "InceptionV3": "rlplace.workloads.inception_v3",
-    "InceptionV3Output": "rlplace.workloads.inception_v3",
-    "NMT": "rlplace.workloads.nmt",
-    "NMTOutput": "rlplace.workloads.nmt",
+    "InceptionV3": "rlplace.workloads.networks.inception_v3",
+    "InceptionV3Output": "rlplace.workloads.networks.inception_v3",
+    "NMT": "rlplace.workloads.networks.nmt",
+    "NMTOutput": "rlplace.workloads.networks.nmt",
 }
 
 

@@ -1,154 +1,58 @@
-"""`NMT`: translation by LSTM layers with attention, unrolled in time so that every step's ops can be placed.
-
-The sequence-to-sequence model of Sutskever et al. 2014 (arXiv:1409.3215), whose decoder starts from the encoder's last
-states, with the global attention of Luong et al. 2015 (arXiv:1508.04025, section 3.1) and its score `general`. There is
-no input feeding (their section 3.3): it would make the first decoder layer wait for the last layer's previous step,
-the wait that GNMT (Wu et al. 2016, arXiv:1609.08144, section 3.3) avoids so that layers work on several steps at once.
-"""
+"""`nmt`: the two-layer translation model with attention that Mirhoseini et al. (2017) place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
 
-import torch
-from torch import Tensor, nn
+from rlplace.workloads.options import WorkloadConfig
 
-from rlplace.workloads.config import NMTConfig
-
-State = tuple[Tensor, Tensor]
-"""Hidden and cell state of one LSTM layer, (B, H) each."""
+if TYPE_CHECKING:
+    from rlplace.workloads.workload import Parts
 
 
-class NMTOutput(NamedTuple):
-    """What a forward pass returns."""
+@dataclass(frozen=True, slots=True)
+class NMTConfig(WorkloadConfig):
+    """Options of `nmt`; the defaults are its `small` size.
 
-    logits: tuple[Tensor, ...]
-    """(B, vocab) for every target step."""
-    loss: Tensor | None
-    """Scalar, where labels were given."""
-
-
-class NMT(nn.Module):
-    """Encoder, attention, decoder and output projection for `config`."""
-
-    def __init__(self, config: NMTConfig) -> None:
-        super().__init__()
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config, memory_size=self.encoder.memory_size)
-        self.projection = nn.Linear(config.units, config.vocab)
-        self.loss = nn.CrossEntropyLoss()
-
-    def forward(self, source_TB: Tensor, target_TB: Tensor, labels_TB: Tensor | None = None) -> NMTOutput:
-        """Logits of every target step, and with labels their mean cross-entropy.
-
-        Args:
-            source_TB: (steps, B) int64 tokens of the source sentences, time first so that a step is contiguous.
-            target_TB: (steps, B) int64 tokens that the decoder reads.
-            labels_TB: (steps, B) int64 tokens that it should predict.
-        """
-        memory_BTM, states = self.encoder(source_TB)
-        outputs = self.decoder(target_TB, memory_BTM, states)
-        logits = tuple(self.projection(output_BH) for output_BH in outputs)
-        if labels_TB is None:
-            return NMTOutput(logits, None)
-        losses = [self.loss(logits_BV, labels_B) for logits_BV, labels_B in zip(logits, labels_TB.unbind(0))]
-        return NMTOutput(logits, torch.stack(losses).mean())
-
-
-class LSTMCell(nn.Module):
-    """One step of an LSTM layer (Hochreiter & Schmidhuber 1997, Gers et al. 2000), its gates in one matrix product.
-
-    Rows of `gates.weight` are the input, forget, cell and output gate, its columns the input and the hidden state.
+    Example:
+        >>> NMTConfig.paper().units
+        1024
     """
 
-    def __init__(self, input_size: int, units: int) -> None:
-        super().__init__()
-        self.gates = nn.Linear(input_size + units, 4 * units)
+    NAME: ClassVar[str] = "nmt"
+    LEAST: ClassVar[dict[str, int]] = {"vocab": 2}
 
-    def forward(self, x_BI: Tensor, state: State) -> State:
-        """The state after reading `x_BI`, shape (B, input_size)."""
-        hidden_BH, cell_BH = state
-        gates_B4H = self.gates(torch.cat((x_BI, hidden_BH), dim=1))
-        into, forget, candidate, out = gates_B4H.chunk(4, dim=1)  # (B, H) each
-        cell_BH = torch.sigmoid(forget) * cell_BH + torch.sigmoid(into) * torch.tanh(candidate)
-        return torch.sigmoid(out) * torch.tanh(cell_BH), cell_BH
+    layers: int = 2
+    """LSTM layers in the encoder, and as many in the decoder."""
+    units: int = 512
+    """Width of the embeddings, of every LSTM cell and of the attention."""
+    batch: int = 64
+    """Sentence pairs per step."""
+    steps: int = 10
+    """Tokens in every source and every target sentence, thus the time steps that each side is unrolled over."""
+    vocab: int = 4000
+    """Number of tokens, the same in both languages."""
+    bidirectional: bool = False
+    """Whether the encoder's first layer also reads the source from its end."""
 
+    @classmethod
+    def paper(cls) -> Self:
+        """The two-layer translation model of Mirhoseini et al. (2017), with figures from where they are published.
 
-class Encoder(nn.Module):
-    """LSTM layers over the source; optionally the first reads in both directions, as in GNMT (section 3.2)."""
-
-    def __init__(self, config: NMTConfig) -> None:
-        super().__init__()
-        units = config.units
-        first_width = 2 * units if config.bidirectional else units
-        self.units = units
-        self.memory_size = first_width if config.layers == 1 else units
-        """Width of the encoder's outputs, M."""
-        self.embedding = nn.Embedding(config.vocab, units)
-        widths = [first_width if index == 1 else units for index in range(config.layers)]
-        self.layers = nn.ModuleList(LSTMCell(width, units) for width in widths)
-        self.backward_layer = LSTMCell(units, units) if config.bidirectional else None
-
-    def forward(self, source_TB: Tensor) -> tuple[Tensor, list[State]]:
-        """Outputs of the last layer, (B, steps, M), and every layer's last state (of its forward direction)."""
-        embedded_TBH = self.embedding(source_TB)
-        zeros_BH = embedded_TBH.new_zeros(embedded_TBH.shape[1], self.units)
-        start = (zeros_BH, zeros_BH)
-        inputs = embedded_TBH.unbind(0)
-        last_states = []
-        for index, cell in enumerate(self.layers):
-            outputs, last = _unroll(cell, inputs, start)
-            last_states.append(last)
-            if index == 0 and self.backward_layer is not None:
-                reversed_outputs, _ = _unroll(self.backward_layer, inputs[::-1], start)
-                outputs = [torch.cat(pair, dim=1) for pair in zip(outputs, reversed_outputs[::-1])]
-            inputs = tuple(outputs)
-        return torch.stack(inputs, dim=1), last_states
+        Two layers a side, as Mirhoseini et al. (2018) call the model of the 2017 paper; 1,024 units and a vocabulary
+        of 32,000 word pieces as in GNMT (Wu et al. 2016); sentences of up to 50 tokens as in Bahdanau et al. (2015).
+        The batch of 64 is our choice.
+        """
+        return cls(layers=2, units=1024, batch=64, steps=50, vocab=32000)
 
 
-class Decoder(nn.Module):
-    """LSTM layers over the target, then attention over the encoder's outputs at every step."""
+def build(config: NMTConfig) -> Parts:
+    """The model with source, target and label tokens, (steps, B) each."""
+    import torch
 
-    def __init__(self, config: NMTConfig, memory_size: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocab, config.units)
-        self.layers = nn.ModuleList(LSTMCell(config.units, config.units) for _ in range(config.layers))
-        self.attention = Attention(config.units, memory_size)
+    from rlplace.workloads.networks.nmt import NMT
+    from rlplace.workloads.workload import Parts, loss_of
 
-    def forward(self, target_TB: Tensor, memory_BTM: Tensor, states: Sequence[State]) -> list[Tensor]:
-        """The attentional state, (B, H), of every target step; `states` are the layers' first states."""
-        states = list(states)
-        keys_BTH = self.attention.keys(memory_BTM)
-        outputs = []
-        for x_BH in self.embedding(target_TB).unbind(0):
-            for index, cell in enumerate(self.layers):
-                states[index] = cell(x_BH, states[index])
-                x_BH = states[index][0]
-            outputs.append(self.attention(x_BH, keys_BTH, memory_BTM))
-        return outputs
-
-
-class Attention(nn.Module):
-    """Global attention with score `general` (Luong et al. 2015, equations 5, 7 and 8)."""
-
-    def __init__(self, units: int, memory_size: int) -> None:
-        super().__init__()
-        self.keys = nn.Linear(memory_size, units, bias=False)
-        self.combine = nn.Linear(memory_size + units, units, bias=False)
-
-    def forward(self, hidden_BH: Tensor, keys_BTH: Tensor, memory_BTM: Tensor) -> Tensor:
-        """The attentional state, (B, H), of a decoder state; `keys_BTH` is `self.keys(memory_BTM)`, made once."""
-        scores_BT1 = torch.bmm(keys_BTH, hidden_BH.unsqueeze(2))
-        weights_B1T = torch.softmax(scores_BT1, dim=1).transpose(1, 2)
-        context_BM = torch.bmm(weights_B1T, memory_BTM).squeeze(1)
-        return torch.tanh(self.combine(torch.cat((context_BM, hidden_BH), dim=1)))
-
-
-def _unroll(cell: nn.Module, inputs: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
-    """Hidden states after every input, and the last state."""
-    outputs = []
-    for x_BI in inputs:
-        state = cell(x_BI, state)
-        outputs.append(state[0])
-    return outputs, state
+    tokens_TB = (torch.randint(config.vocab, (config.steps, config.batch)) for _ in range(3))
+    return Parts(NMT(config), tuple(tokens_TB), loss_of)

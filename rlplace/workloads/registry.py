@@ -1,109 +1,31 @@
 """`parse_workload`, `build`: from the words of a user to a model, its inputs and its loss.
 
-A WORKLOAD is `NAME`, `NAME@small`, `NAME@paper`, `NAME@key=value,...`, `NAME@small,key=value,...`, or
-`package.module:function`. Parsing checks all of it and imports no torch; building does.
+A WORKLOAD is
+
+- `NAME`, `NAME@small`, `NAME@paper`, `NAME@key=value,...` or `NAME@SIZE,key=value,...`;
+- `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
+  A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
+- `package.module:function`;
+- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name.
+
+Parsing checks all of it and imports no torch; building does.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import fields
 
-from rlplace.errors import InvalidValue, UnknownName
-from rlplace.workloads.config import CONFIGS, SIZES, InceptionV3Config, NMTConfig, Size, WorkloadConfig
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.workloads.catalog import CATALOG, CONFIGS
+from rlplace.workloads.options import SIZES, Size
+from rlplace.workloads.spec import MULTI, WeightedPart, WorkloadSpec
+from rlplace.workloads.workload import Workload
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
-OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Workload:
-    """A model and all that one step of it needs."""
-
-    name: str
-    """As the user wrote it, size and options included."""
-    model: nn.Module
-    inputs: tuple[Tensor, ...] | dict[str, Tensor]
-    """Positional arguments of the model, or keyword arguments where a user's function gave a dict."""
-    loss_fn: Callable[[Any], Tensor] | None
-    """From the model's output to a scalar; None makes the step an inference."""
-    optimizer: Optimizer | None
-    """What updates the parameters; None leaves them as they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadSpec:
-    """A workload that was named but not built.
-
-    Raises:
-        UnknownName: no workload, size or option has that name.
-        InvalidValue: the options cannot be had together.
-    """
-
-    name: str
-    """A name of `CONFIGS`, or `package.module:function`."""
-    options: tuple[tuple[str, object], ...] = ()
-    """Options given by the user, in their order."""
-    size: Size | None = None
-    """What the other options come from; None is the default size of whoever builds."""
-
-    def __post_init__(self) -> None:
-        if self.is_function:
-            _check_function(self)
-            return
-        if self.name not in CONFIGS:
-            raise UnknownName("workload", self.name, CONFIGS)
-        if self.size is not None:
-            self.config(self.size)
-            return
-        problems = []
-        for size in SIZES:
-            try:
-                self.config(size)
-            except InvalidValue as problem:
-                problems.append(problem)
-        if len(problems) == len(SIZES):
-            raise problems[0]
-
-    def __str__(self) -> str:
-        size = [self.size] if self.size else []
-        items = [*size, *(f"{key}={str(value).lower()}" for key, value in self.options)]
-        return f"{self.name}@{','.join(items)}" if items else self.name
-
-    @property
-    def is_function(self) -> bool:
-        """Whether it names a user's function."""
-        return ":" in self.name
-
-    def config(self, default_size: Size = "small") -> WorkloadConfig:
-        """The options of a built-in workload, all of them.
-
-        Args:
-            default_size: where options that were not given come from, if the spec itself names no size.
-
-        Raises:
-            UnknownName: no such size or option; or the workload is a function, which has no options.
-            InvalidValue: the options cannot be had together.
-        """
-        if self.name not in CONFIGS:
-            raise UnknownName("workload with options", self.name, CONFIGS)
-        kind = CONFIGS[self.name]
-        known = [field.name for field in fields(kind)]
-        for key, _ in self.options:
-            if key not in known:
-                raise UnknownName(f"option of workload {self.name}", key, known)
-        size = self.size or default_size
-        if size not in SIZES:
-            raise UnknownName("size", size, SIZES)
-        preset = kind.paper() if size == "paper" else kind.small()
-        options: dict[str, Any] = {name: getattr(preset, name) for name in known} | dict(self.options)
-        return kind(**options)
+GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".gml")
 
 
 def parse_workload(text: str) -> WorkloadSpec:
@@ -112,29 +34,22 @@ def parse_workload(text: str) -> WorkloadSpec:
     Raises:
         UnknownName: no workload, size or option has that name.
         InvalidValue: the text is no WORKLOAD, or an option's value is of the wrong type or out of range.
+        FileProblem: it is named like a graph file, and there is none.
 
     Example:
-        >>> parse_workload("nmt@small,batch=4")
-        WorkloadSpec(name='nmt', options=(('batch', 4),), size='small')
+        >>> parse_workload("nmt@small,batch=4").options
+        (('batch', 4),)
+        >>> [str(part) for part in parse_workload("multi:nmt@layers=4,steps=5*2,rnnlm").parts]
+        ['nmt@layers=4,steps=5*2', 'rnnlm']
     """
-    name, at, rest = (part.strip() for part in text.partition("@"))
-    if ":" in name:
-        if at:
-            raise InvalidValue("workload", text, f"{name!r} alone", hint="A function takes no size and no options.")
-        return WorkloadSpec(name)
-    if name not in CONFIGS:
-        raise UnknownName("workload", name, CONFIGS)
-    items = [item.strip() for item in rest.split(",")] if at else []
-    size: Size | None = None
-    if items and "=" not in items[0]:
-        size = _parse_size(items.pop(0), name, text)
-    options: dict[str, object] = {}
-    for item in items:
-        key, value = _parse_option(item, name, text)
-        if key in options:
-            raise InvalidValue("workload", text, f"every option once, but {key!r} comes twice")
-        options[key] = value
-    return WorkloadSpec(name, tuple(options.items()), size)
+    text = text.strip()
+    if text not in CONFIGS and (text.endswith(GRAPH_SUFFIXES) or os.path.isfile(text)):
+        if not os.path.isfile(text):
+            raise FileProblem(text, "no such graph file")
+        return WorkloadSpec(text, is_file=True)
+    if text == MULTI or text.startswith(f"{MULTI}:"):
+        return WorkloadSpec(MULTI, parts=_parse_parts(text))
+    return _parse_single(text)
 
 
 def build(spec: WorkloadSpec, *, default_size: Size = "small", seed: int = 0) -> Workload:
@@ -150,17 +65,27 @@ def build(spec: WorkloadSpec, *, default_size: Size = "small", seed: int = 0) ->
     Raises:
         UnknownName: no such size, module or function.
         InvalidValue: the options cannot be had together; or the user's function could not be imported, raised, or
-            returned something else than `(model, inputs[, loss_fn[, optimizer]])`.
+            returned something else than `(model, inputs[, loss_fn[, optimizer]])`; or the workload is a graph file.
+        MissingExtra: the model comes from a package that is not installed.
     """
-    if spec.is_function:
-        from rlplace.workloads.user_function import load
-
-        with _seeded(seed):
-            return load(spec.name)
-    config = spec.config(default_size)
+    if spec.is_file:
+        raise InvalidValue(
+            "workload", str(spec), "a name or package.module:function",
+            hint="A graph file alone can be simulated, not measured; capture the graph again from its model.",
+        )  # fmt: skip
     with _seeded(seed):
-        model, inputs = _inception_v3(config) if isinstance(config, InceptionV3Config) else _nmt(config)
-    return Workload(str(spec), model, inputs, _loss_of, "adam")
+        if spec.is_function:
+            from rlplace.workloads.user_function import load
+
+            return load(spec.name)
+        if spec.is_multi:
+            from rlplace.workloads.multi import join
+
+            built = [(part, CATALOG[part.spec.name].build(part.spec.config(default_size))) for part in spec.parts]
+            parts = join([(part.spec.name, part.weight, made) for part, made in built])
+        else:
+            parts = CATALOG[spec.name].build(spec.config(default_size))
+    return Workload(str(spec), parts.model, parts.inputs, parts.loss_fn, "adam")
 
 
 @contextmanager
@@ -176,37 +101,50 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _inception_v3(config: InceptionV3Config) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    import torch
-
-    from rlplace.workloads.inception_v3 import InceptionV3
-
-    images = torch.randn(config.batch, 3, config.image_size, config.image_size)
-    labels = torch.randint(config.classes, (config.batch,))
-    return InceptionV3(config), (images, labels)
-
-
-def _nmt(config: NMTConfig) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    import torch
-
-    from rlplace.workloads.nmt import NMT
-
-    source_TB, target_TB, labels_TB = (torch.randint(config.vocab, (config.steps, config.batch)) for _ in range(3))
-    return NMT(config), (source_TB, target_TB, labels_TB)
-
-
-def _loss_of(output: Any) -> Tensor:
-    """The loss that the built-in models compute themselves: labels are inputs, so no tensor hides in a closure."""
-    loss: Tensor = output.loss
-    return loss
+def _parse_single(text: str) -> WorkloadSpec:
+    name, at, rest = (part.strip() for part in text.partition("@"))
+    if ":" in name:
+        if at:
+            raise InvalidValue("workload", text, f"{name!r} alone", hint="A function takes no size and no options.")
+        return WorkloadSpec(name)
+    if name not in CONFIGS:
+        raise UnknownName("workload", name, [*CONFIGS, MULTI])
+    items = [item.strip() for item in rest.split(",")] if at else []
+    size: Size | None = None
+    if items and "=" not in items[0]:
+        size = _parse_size(items.pop(0), name, text)
+    options: dict[str, object] = {}
+    for item in items:
+        key, value = _parse_option(item, name, text)
+        if key in options:
+            raise InvalidValue("workload", text, f"every option once, but {key!r} comes twice")
+        options[key] = value
+    return WorkloadSpec(name, tuple(options.items()), size)
 
 
-def _check_function(spec: WorkloadSpec) -> None:
-    module, _, function = spec.name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise InvalidValue("workload", spec.name, "package.module:function")
-    if spec.options or spec.size:
-        raise InvalidValue("options", spec.options or spec.size, "none", where=f"workload {spec.name}")
+def _parse_parts(text: str) -> tuple[WeightedPart, ...]:
+    joined: list[str] = []
+    for item in text.partition(":")[2].split(","):
+        is_option = "=" in item and "@" not in item
+        if not item.strip() or (is_option and not joined):
+            raise InvalidValue("workload", text, f"{MULTI}:NAME[@...][*WEIGHT],NAME,...")
+        if is_option:
+            joined[-1] += f",{item}"
+        else:
+            joined.append(item)
+    return tuple(_parse_part(part, text) for part in joined)
+
+
+def _parse_part(text: str, whole: str) -> WeightedPart:
+    named, star, weight = (part.strip() for part in text.partition("*"))
+    if ":" in named:
+        hint = "Functions and other multis cannot be parts."
+        raise InvalidValue("workload", whole, f"a named workload where it says {named!r}", hint=hint)
+    spec = _parse_single(named)
+    try:
+        return WeightedPart(spec, float(weight) if star else 1.0)
+    except ValueError:
+        raise InvalidValue("workload", whole, f"a number as the weight of {named!r}, not {weight!r}") from None
 
 
 def _parse_size(item: str, name: str, text: str) -> Size:

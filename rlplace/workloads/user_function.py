@@ -15,7 +15,7 @@ from types import ModuleType
 from torch import Tensor, nn
 
 from rlplace.errors import InvalidValue, RlplaceError, UnknownName
-from rlplace.workloads.registry import OPTIMIZERS, Optimizer, Workload
+from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Workload
 
 RETURNED = "(model, inputs[, loss_fn[, optimizer]])"
 

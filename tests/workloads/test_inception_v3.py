@@ -6,8 +6,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rlplace.workloads.config import InceptionV3Config
-from rlplace.workloads.inception_v3 import (
+from rlplace.workloads import InceptionV3Config
+from rlplace.workloads.networks.inception_v3 import (
     AUX_WEIGHT,
     LABEL_SMOOTHING,
     InceptionV3,

@@ -6,8 +6,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rlplace.workloads.config import NMTConfig
-from rlplace.workloads.nmt import NMT, Attention, Encoder, LSTMCell
+from rlplace.workloads import NMTConfig
+from rlplace.workloads.networks.nmt import NMT, Attention, Encoder, LSTMCell
 
 TINY = NMTConfig(layers=2, units=6, batch=3, steps=4, vocab=11)
 CONFIGS = [

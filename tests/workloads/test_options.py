@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlplace.errors import InvalidValue
-from rlplace.workloads.config import CONFIGS, InceptionV3Config, NMTConfig
+from rlplace.workloads import CONFIGS, InceptionV3Config, NMTConfig
 
 
 def test_default_is_small():

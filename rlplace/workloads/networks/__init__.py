@@ -1,0 +1,1 @@
+"""Networks written after their papers, one module each; importing one imports torch."""
