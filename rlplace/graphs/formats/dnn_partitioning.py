@@ -1,0 +1,268 @@
+"""Workloads of the dnn-partitioning benchmark (Tarnawski et al., NeurIPS 2020): JSON in and out.
+
+A workload is a graph with costs on two kinds of device, a number of equal accelerators and of CPUs, which count as one
+pooled device here. Times stay in the file's milliseconds, so that what is saved is what was loaded, to the bit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.files import read_json, write_json_atomic
+from rlplace.graphs.formats.dnn_fields import FieldReader
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+
+TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
+"""What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""
+LARGEST_FILE_BYTES = 1 << 28
+LARGEST_MS = 1e9
+LARGEST_BYTES = 1e15
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class DnnPartitioning:
+    """A workload of the benchmark: N ops in topological order, K accelerators, and the CPUs as one more device.
+
+    Devices are numbered 0..K-1 (accelerators), then K (the pooled CPUs, where there are any).
+
+    Attributes:
+        graph: names are the file's ids, `colocation` its colour classes, phases forward or backward; op i has one
+            output, tensor i, whose bytes are `transfer_ms` at 2 GiB/s. `modules` holds the layer, where one is given.
+        ids: (N,) int64, as in the file.
+        labels: (N,) the file's `name` of each node, `""` where it has none.
+        class_ids: (C,) the file's number of each colour class, by our number.
+        accelerator_ms: (N,) float64, time on an accelerator.
+        cpu_ms: (N,) float64, time on a CPU.
+        transfer_ms: (N,) float64, time to move the op's output between an accelerator and host memory.
+        size_bytes: (N,) float64, held on the accelerator that the op is on.
+        supported: (N,) bool, whether an accelerator can run the op.
+        edge_bytes: (E,) float64, the `size` of each edge, in the order of the graph's edges: kept, used nowhere.
+        num_accelerators: K.
+        num_cpus: as in the file.
+        capacity_bytes: of each accelerator; CPUs hold anything.
+    """
+
+    graph: OpGraph
+    ids: NDArray[np.int64]
+    labels: tuple[str, ...]
+    class_ids: tuple[int, ...]
+    accelerator_ms: Floats
+    cpu_ms: Floats
+    transfer_ms: Floats
+    size_bytes: Floats
+    supported: NDArray[np.bool_]
+    edge_bytes: Floats
+    num_accelerators: int
+    num_cpus: int
+    capacity_bytes: float
+
+    @property
+    def num_ops(self) -> int:
+        return self.graph.num_ops
+
+    @property
+    def num_devices(self) -> int:
+        """Accelerators, and one more where there are CPUs."""
+        return self.num_accelerators + (1 if self.num_cpus else 0)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether there are backward nodes; latency is not defined then."""
+        return bool(np.any(self.graph.phases == BACKWARD))
+
+    @cached_property
+    def units(self) -> NDArray[np.int32]:
+        """(N,) int32: what moves together, numbered by first op: a colour class, or an op without one."""
+        first: dict[int, int] = {}
+        classes = self.graph.colocation.tolist()
+        keys = [class_ if class_ >= 0 else -1 - op for op, class_ in enumerate(classes)]
+        return np.array([first.setdefault(key, len(first)) for key in keys], dtype=np.int32)
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        """(N, D) bool: devices that can run each op; memory is another matter."""
+        table = np.ones((self.num_ops, self.num_devices), dtype=np.bool_)
+        table[:, : self.num_accelerators] = self.supported[:, None]
+        return table
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the workload as the benchmark's JSON.
+
+        Raises:
+            FileProblem: the file cannot be written.
+        """
+        graph, ids = self.graph, self.ids.tolist()
+        nodes: list[dict[str, object]] = []
+        for op, number in enumerate(ids):
+            node: dict[str, object] = {
+                "id": number, "name": self.labels[op], "supportedOnFpga": bool(self.supported[op]),
+                "cpuLatency": float(self.cpu_ms[op]), "fpgaLatency": float(self.accelerator_ms[op]),
+                "isBackwardNode": bool(graph.phases[op] == BACKWARD), "size": float(self.size_bytes[op]),
+            }  # fmt: skip
+            if graph.colocation[op] >= 0:
+                node["colorClass"] = self.class_ids[graph.colocation[op]]
+            if graph.modules[op]:
+                node["layerId"] = int(graph.modules[op].removeprefix(_LAYER))
+            nodes.append(node)
+        edges = [
+            {"sourceId": ids[source], "destId": ids[reader], "cost": float(self.transfer_ms[source]), "size": size}
+            for source, reader, size in zip(
+                graph.input_tensors.tolist(), graph.edge_op.tolist(), self.edge_bytes.tolist(), strict=True)
+        ]  # fmt: skip
+        counts = {"maxSizePerFPGA": self.capacity_bytes, "maxFPGAs": self.num_accelerators, "maxCPUs": self.num_cpus}
+        write_json_atomic(path, {**counts, "nodes": nodes, "edges": edges}, indent=1)
+
+
+_LAYER = "layer."
+
+
+def load_dnn_partitioning(path: str | os.PathLike[str]) -> DnnPartitioning:
+    """The workload in a dnn-partitioning file.
+
+    Raises:
+        FileProblem: the file is missing or not JSON.
+        InvalidValue: a field is missing, of the wrong type or out of range, an edge names no node, a source's edges
+            differ in cost, the graph has a cycle, or a class cannot run anywhere; it names the field.
+    """
+    return parse_dnn_partitioning(read_json(path, largest_bytes=LARGEST_FILE_BYTES), where=os.fspath(path))
+
+
+def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnPartitioning:
+    """The workload in a parsed document; see `load_dnn_partitioning`."""
+    check = FieldReader(where)
+    top = check.mapping(document, "the document")
+    num_accelerators = check.count(top, "maxFPGAs", "")
+    num_cpus = check.count(top, "maxCPUs", "")
+    if num_accelerators + num_cpus == 0:
+        raise InvalidValue("maxFPGAs", 0, "at least one accelerator or CPU", where=where)
+    capacity = check.number(top, "maxSizePerFPGA", "", LARGEST_BYTES)
+    nodes = [check.mapping(node, f"nodes[{i}]") for i, node in enumerate(check.sequence(top, "nodes", ""))]
+    edges = [check.mapping(edge, f"edges[{i}]") for i, edge in enumerate(check.sequence(top, "edges", ""))]
+    if not nodes:
+        raise InvalidValue("nodes", 0, "at least one node", where=where)
+    position: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        number = check.integer(node, "id", f"nodes[{i}].")
+        if position.setdefault(number, i) != i:
+            raise InvalidValue(f"nodes[{i}].id", number, "an id that no other node has", where=where)
+    links = _read_edges(check, edges, position)
+    order = _topological_order(len(nodes), [(source, reader) for source, reader, _, _ in links], nodes, where)
+    return _build(check, nodes, links, order, num_accelerators, num_cpus, capacity)
+
+
+def _read_edges(
+    check: FieldReader, edges: list[dict[str, Any]], position: dict[int, int]
+) -> list[tuple[int, int, float, float]]:
+    """(source, reader, cost in ms, bytes) of each edge, nodes by place in the file; an edge given twice is one."""
+    found: dict[tuple[int, int], tuple[int, int, float, float]] = {}
+    costs: dict[int, float] = {}
+    for i, edge in enumerate(edges):
+        prefix = f"edges[{i}]."
+        ends = []
+        for key in ("sourceId", "destId"):
+            number = check.integer(edge, key, prefix)
+            if number not in position:
+                raise InvalidValue(prefix + key, number, "the id of a node", where=check.where)
+            ends.append(position[number])
+        source, reader = ends
+        cost = check.number(edge, "cost", prefix, LARGEST_MS)
+        if not math.isclose(costs.setdefault(source, cost), cost, rel_tol=1e-9, abs_tol=1e-12):
+            expected = f"{costs[source]!r}, the cost of the source's other edges"
+            raise InvalidValue(prefix + "cost", cost, expected, where=check.where)
+        size = check.number(edge, "size", prefix, LARGEST_BYTES) if "size" in edge else 0.0
+        found.setdefault((source, reader), (source, reader, costs[source], size))
+    return list(found.values())
+
+
+def _topological_order(
+    num_nodes: int, links: list[tuple[int, int]], nodes: list[dict[str, Any]], where: str
+) -> list[int]:
+    """Places in the file, every source before its readers and otherwise as in the file (Kahn's algorithm)."""
+    readers: list[list[int]] = [[] for _ in range(num_nodes)]
+    waiting = [0] * num_nodes
+    for source, reader in links:
+        readers[source].append(reader)
+        waiting[reader] += 1
+    ready = [node for node in range(num_nodes) if not waiting[node]]
+    order = []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
+        for reader in readers[node]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < num_nodes:
+        stuck = next(node for node in range(num_nodes) if waiting[node])
+        raise InvalidValue(
+            "edges", f"a cycle that node {nodes[stuck]['id']} is on or behind", "a graph without cycles", where=where
+        )
+    return order
+
+
+def _build(
+    check: FieldReader, nodes: list[dict[str, Any]], links: list[tuple[int, int, float, float]], order: list[int],
+    num_accelerators: int, num_cpus: int, capacity: float,
+) -> DnnPartitioning:  # fmt: skip
+    n, where = len(nodes), check.where
+    class_ids: dict[int, int] = {}
+    colocation = np.full(n, -1)
+    ids, labels, modules = np.zeros(n, dtype=np.int64), [], []
+    accelerator_ms, cpu_ms, size_bytes = np.zeros(n), np.zeros(n), np.zeros(n)
+    supported, backward = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    for op, i in enumerate(order):
+        node, prefix = nodes[i], f"nodes[{i}]."
+        ids[op] = check.integer(node, "id", prefix)
+        labels.append(check.label(node, "name", prefix))
+        modules.append(f"{_LAYER}{check.integer(node, 'layerId', prefix)}" if "layerId" in node else "")
+        accelerator_ms[op] = check.number(node, "fpgaLatency", prefix, LARGEST_MS)
+        cpu_ms[op] = check.number(node, "cpuLatency", prefix, LARGEST_MS)
+        size_bytes[op] = check.number(node, "size", prefix, LARGEST_BYTES)
+        supported[op] = check.flag(node, "supportedOnFpga", prefix)
+        backward[op] = check.flag(node, "isBackwardNode", prefix)
+        if "colorClass" in node:
+            colocation[op] = class_ids.setdefault(check.integer(node, "colorClass", prefix), len(class_ids))
+    stuck = ~supported if num_accelerators else np.ones(n, dtype=np.bool_)
+    if not num_cpus and np.any(stuck):
+        field = f"nodes[{order[int(np.argmax(stuck))]}].supportedOnFpga"
+        raise InvalidValue(field, False, "true, as there are no CPUs", where=where)
+    place = np.empty(n, dtype=np.int64)
+    place[order] = np.arange(n)
+    table = sorted((int(place[reader]), int(place[source]), cost, size) for source, reader, cost, size in links)
+    transfer_ms = np.zeros(n)
+    for _, source, cost, _ in table:
+        transfer_ms[source] = cost
+    counts = np.bincount(np.array([reader for reader, *_ in table], dtype=np.int64), minlength=n)
+    names = tuple(str(number) for number in ids.tolist())
+    bytes_ = np.rint(transfer_ms * TRANSFER_BYTES_PER_MS).astype(np.int64)
+    graph = OpGraph(
+        names=names, targets=("published",) * n, modules=tuple(modules), signatures=names,
+        phases=np.where(backward, BACKWARD, FORWARD).astype(np.int8), flops=np.zeros(n), bytes_moved=np.zeros(n),
+        parameter_bytes=np.zeros(n, dtype=np.int64), gradient_bytes=np.zeros(n, dtype=np.int64),
+        state_bytes=np.zeros(n, dtype=np.int64), workspace_bytes=np.zeros(n, dtype=np.int64),
+        colocation=colocation.astype(np.int32), tensor_op=np.arange(n, dtype=np.int32),
+        tensor_output=np.zeros(n, dtype=np.int32), tensor_bytes=bytes_,
+        tensor_shapes=tuple((b,) for b in bytes_.tolist()),
+        tensor_dtypes=("uint8",) * n, input_offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        input_tensors=np.array([source for _, source, _, _ in table], dtype=np.int32),
+        mutation_op=np.zeros(0, dtype=np.int32), mutation_tensor=np.zeros(0, dtype=np.int32),
+        output_tensors=np.zeros(0, dtype=np.int32),
+    )  # fmt: skip
+    edge_bytes = np.array([size for *_, size in table], dtype=np.float64)
+    for array in (ids, accelerator_ms, cpu_ms, transfer_ms, size_bytes, supported, edge_bytes):
+        array.flags.writeable = False
+    return DnnPartitioning(
+        graph, ids, tuple(labels), tuple(class_ids), accelerator_ms, cpu_ms, transfer_ms, size_bytes, supported,
+        edge_bytes, num_accelerators, num_cpus, capacity,
+    )  # fmt: skip
