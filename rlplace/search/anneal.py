@@ -1,120 +1,122 @@
-"""`anneal`: simulated annealing over groups with structured moves (Kirkpatrick et al. 1983), several chains at once."""
+"""`anneal`: simulated annealing over groups, then over ops, with structured moves (Kirkpatrick et al. 1983)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
+from rlplace.search.finer import finer
+from rlplace.search.moves import Neighbourhood
+from rlplace.search.starts import fullness, held_bytes, project, room_bytes, score_starts
+from rlplace.search.task import Budget, Task
+
+GROUP_CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
+BORDER_CHANCES = np.array([0.1, 0.6, 0.05, 0.15, 0.05, 0.05])
 
 
 @dataclass(frozen=True)
 class AnnealConfig:
     """How long and how hot."""
 
-    evaluations: int = 10_000
-    """Placements to try, over all chains; the budget ends with whichever of this and `seconds` comes first."""
+    evaluations: float = 10_000
+    """Placements to try; the search ends with whichever of this and `seconds` comes first."""
     seconds: float = float("inf")
     """Wall time."""
-    num_chains: int = 8
-    """Chains that run side by side; the worst half is replaced by the best half now and then."""
-    hot: float = 0.03
+    batch: int = 8
+    """Moves tried at once from the placement at hand: the first that is accepted is taken. They keep the cores busy."""
+    hot: float = 0.003
     """Temperature at the start, as a share of the step time."""
-    cold: float = 0.0005
+    cold: float = 0.0003
     """Temperature at the end."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.evaluations < 1 or self.num_chains < 1 or not 0 < self.cold <= self.hot:
+        if not self.evaluations >= 1 or not self.seconds > 0 or self.batch < 1 or not 0 < self.cold <= self.hot:
             raise InvalidValue(
-                "anneal", (self.evaluations, self.num_chains, self.hot, self.cold),
-                "evaluations >= 1, num_chains >= 1, 0 < cold <= hot",
+                "anneal", (self.evaluations, self.seconds, self.batch, self.hot, self.cold),
+                "evaluations >= 1, seconds > 0, batch >= 1, 0 < cold <= hot",
             )  # fmt: skip
 
 
 def anneal(
-    problem: Problem, timer: StepTimer, start: NDArray[np.int32], config: AnnealConfig | None = None,
-    *, on_round: Callable[[NDArray[np.int32], float], None] | None = None,
-) -> tuple[NDArray[np.int32], float]:  # fmt: skip
-    """The best placement of groups found, (G,) int32, and its step time.
-
-    A move puts one group elsewhere, gives it the device of a neighbour, swaps two groups' devices, or moves a window of
-    consecutive groups. Infeasible placements (infinite step time) are never accepted.
+    problem: Problem, timer: StepTimer, start: NDArray[np.int32], config: AnnealConfig | None = None
+) -> tuple[NDArray[np.int32], float]:
+    """The best placement of the problem's groups found from `start`, (G,) int32, and its step time.
 
     Args:
         problem: what is placed.
         timer: gives step times.
         start: (G,) devices of groups.
         config: how long and how hot.
-        on_round: told the best placement so far and its step time after every round.
     """
     config = config or AnnealConfig()
-    generator = np.random.default_rng(config.seed)
-    neighbours = _Neighbours(problem)
-    chains = np.repeat(np.asarray(start, dtype=np.int32)[None], config.num_chains, axis=0)
-    current_s = timer.step_times(problem.grouping.expand(chains))
-    best, best_s = chains[0].copy(), float(current_s[0])
-    begin, spent = time.monotonic(), config.num_chains
-    rounds = 0
-    while spent < config.evaluations and time.monotonic() - begin < config.seconds:
-        elapsed = max(spent / config.evaluations, (time.monotonic() - begin) / config.seconds)
-        temperature = config.hot * (config.cold / config.hot) ** min(elapsed, 1.0)
-        moved = np.stack([neighbours.move(chain, generator) for chain in chains])
-        moved_s = timer.step_times(problem.grouping.expand(moved))
-        spent += config.num_chains
-        chance = generator.random(config.num_chains)
-        with np.errstate(invalid="ignore", over="ignore"):
-            worse = (moved_s - current_s) / np.maximum(current_s, 1e-30)
-            accepted = np.isfinite(moved_s) & (~np.isfinite(current_s) | (chance < np.exp(-worse / temperature)))
-        chains[accepted], current_s[accepted] = moved[accepted], moved_s[accepted]
-        leader = int(np.argmin(current_s))
-        if current_s[leader] < best_s:
-            best, best_s = chains[leader].copy(), float(current_s[leader])
-        rounds += 1
-        if rounds % 200 == 0 and config.num_chains > 1:
-            order = np.argsort(current_s)
-            half = config.num_chains // 2
-            chains[order[-half:]], current_s[order[-half:]] = chains[order[:half]], current_s[order[:half]]
-        if on_round is not None:
-            on_round(best, best_s)
+    task = Task(problem, timer, Budget(config.evaluations, config.seconds), seed=config.seed)
+    start = np.asarray(start, dtype=np.int32)
+    start_s = float(task.score_groups(start)[0])
+    return anneal_groups(task, problem.grouping, start, start_s, until=1.0, config=config)
+
+
+def solve(task: Task) -> None:
+    """Anneals the problem's groups from the best heuristic, then, for the last quarter of the budget, finer ones."""
+    starts, times = score_starts(task)
+    groups, step_s = anneal_groups(task, task.problem.grouping, starts[0], float(times[0]), until=0.75)
+    devices = task.problem.grouping.expand(groups)
+    grouping = finer(task.problem, task.problem.grouping, task.problem.graph.num_ops)
+    anneal_groups(
+        task, grouping, project(task.problem, grouping, devices), step_s, until=1.0, chances=BORDER_CHANCES,
+        config=AnnealConfig(hot=0.001, cold=0.0001),
+    )  # fmt: skip
+
+
+def anneal_groups(
+    task: Task, grouping: Grouping, start: NDArray[np.int32], start_s: float, *, until: float,
+    config: AnnealConfig | None = None, chances: NDArray[np.float64] = GROUP_CHANCES,
+) -> tuple[NDArray[np.int32], float]:  # fmt: skip
+    """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
+
+    A move is taken where its step time is below the current one times 1 + temperature x an exponential draw (the
+    Metropolis rule). Infeasible placements are never taken from a feasible one; from an infeasible one, any move
+    is that does not fill the fullest device much more.
+
+    Args:
+        task: scores and counts.
+        grouping: what moves together; the problem's, or finer.
+        start: (G,) devices to start from.
+        start_s: their step time.
+        until: share of the task's budget at which to stop.
+        config: temperatures and batch; its budget and seed are the task's own.
+        chances: (6,) of each kind of move.
+    """
+    config = config or AnnealConfig()
+    generator, near = task.generator, Neighbourhood.of(task.problem, grouping)
+    held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
+    current, current_s = np.asarray(start, dtype=np.int32), start_s
+    best, best_s = current, current_s
+    begin, max_window = task.spent, max(4, grouping.num_groups // 8)
+    while len(near.movable) and task.spent < until and not task.is_spent:
+        progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
+        temperature = config.hot * (config.cold / config.hot) ** progress
+        count = int(max(1, min(config.batch, until * task.budget.evaluations - task.evaluations)))
+        moved = near.propose(np.repeat(current[None], count, axis=0), generator, chances, max_window)
+        moved_s = task.score(grouping.expand(moved))
+        draws = generator.exponential(size=count)
+        if np.isfinite(current_s):
+            accepted = moved_s <= current_s * (1.0 + temperature * draws)
+        elif np.isfinite(moved_s).any():
+            accepted = np.isfinite(moved_s)
+        else:
+            full = fullness(held, room, np.concatenate((current[None], moved)))
+            accepted = full[1:] <= full[0] * (1.0 + 0.05 * draws)
+        if accepted.any():
+            first = int(np.argmax(accepted))
+            current, current_s = moved[first], float(moved_s[first])
+        leader = int(np.argmin(moved_s))
+        if moved_s[leader] < best_s:
+            best, best_s = moved[leader], float(moved_s[leader])
     return best, best_s
-
-
-class _Neighbours:
-    """The moves from one placement of groups to a near one."""
-
-    def __init__(self, problem: Problem) -> None:
-        graph, group = problem.graph, problem.grouping.op_group
-        self._num_devices = problem.host.num_devices
-        self._num_groups = problem.grouping.num_groups
-        a, b = group[graph.tensor_op[graph.input_tensors]], group[graph.edge_op]
-        self._pairs = np.unique(np.stack((a[a != b], b[a != b]), axis=1), axis=0)
-
-    def move(self, chain: NDArray[np.int32], generator: np.random.Generator) -> NDArray[np.int32]:
-        """A near placement, a new array."""
-        moved = chain.copy()
-        kind = generator.random()
-        if kind < 0.4 and len(self._pairs):
-            a, b = self._pairs[generator.integers(len(self._pairs))]
-            if moved[a] != moved[b]:
-                a, b = (a, b) if generator.random() < 0.5 else (b, a)
-                moved[a] = moved[b]
-                return moved
-        if kind < 0.5:
-            a, b = generator.integers(self._num_groups, size=2)
-            moved[a], moved[b] = moved[b], moved[a]
-            return moved
-        if kind < 0.6:
-            length = int(generator.integers(2, max(3, self._num_groups // 16)))
-            first = int(generator.integers(self._num_groups))
-            moved[first : first + length] = generator.integers(self._num_devices)
-            return moved
-        group = int(generator.integers(self._num_groups))
-        moved[group] = (moved[group] + 1 + generator.integers(max(self._num_devices - 1, 1))) % self._num_devices
-        return moved

@@ -53,6 +53,7 @@ METHODS: dict[str, Method] = {
         Method("round-robin", "baselines:solve_round_robin", "baseline", "groups dealt out in order"),
         Method("random", "baselines:solve_random", "search", "groups drawn uniformly"),
         Method("blocks", "baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
+        Method("anneal", "anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
     )
 }
 

@@ -1,50 +1,32 @@
-"""Annealing finds optima that brute force knows."""
+"""Annealing finds optima that brute force knows, within its budget, where it may."""
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-from micrographs import op_graph
+from search_problems import Counting, barred, brute_force_s, fork_problem, tight_problem
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs import Grouping
-from rlplace.measure.costs import Costs
-from rlplace.measure.host import Device, Host, Link, Route
-from rlplace.measure.problem import Problem
 from rlplace.measure.simulator import Simulator
 from rlplace.search import AnnealConfig, anneal
-
-
-def fork_problem(seed: int) -> Problem:
-    generator = np.random.default_rng(seed)
-    reads = [[], [0], [0], [0], [1, 2], [2, 3], [4, 5]]
-    host = Host(
-        "two", tuple(Device(f"d{k}", "k", "simulated", 1 << 30) for k in range(2)),
-        (Link("a", 1e3), Link("b", 1e3)), (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))),
-    )  # fmt: skip
-    graph = op_graph(reads, generator.integers(1, 3000, len(reads)).tolist())
-    costs = Costs(generator.uniform(0.5, 3.0, (len(reads), 2)), "estimated")
-    return Problem(graph, host, costs, Grouping(np.arange(len(reads))))
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_finds_the_brute_force_optimum(seed: int) -> None:
     problem = fork_problem(seed)
     simulator = Simulator(problem, threads=1)
-    every = np.array(list(itertools.product(range(2), repeat=7)), dtype=np.int32)
-    best_s = simulator.step_times(every).min()
-    start = np.zeros(7, dtype=np.int32)
-    placement, step_s = anneal(problem, simulator, start, AnnealConfig(evaluations=4000, hot=0.3, seed=seed))
-    assert step_s == pytest.approx(best_s, rel=1e-12)
+    start = np.zeros(6, dtype=np.int32)
+    placement, step_s = anneal(problem, simulator, start, AnnealConfig(evaluations=3000, hot=0.3, seed=seed))
+    assert step_s == pytest.approx(brute_force_s(problem), rel=1e-12)
     assert simulator.step_times(placement[None])[0] == step_s
 
 
 def test_same_seed_same_answer_and_never_worse_than_its_start() -> None:
     problem = fork_problem(7)
     simulator = Simulator(problem, threads=1)
-    start = np.array([0, 1, 0, 1, 0, 1, 0], dtype=np.int32)
+    start = np.array([0, 1, 0, 1, 0, 1], dtype=np.int32)
     first = anneal(problem, simulator, start, AnnealConfig(evaluations=200, seed=3))
     second = anneal(problem, simulator, start, AnnealConfig(evaluations=200, seed=3))
     assert np.array_equal(first[0], second[0])
@@ -59,9 +41,40 @@ def test_an_infeasible_start_is_left_behind_and_no_infeasible_placement_wins() -
             mixed = placements.sum(axis=1)
             return np.where(mixed == 0, np.inf, mixed.astype(float))
 
-    placement, step_s = anneal(problem, OnlyMixed(), np.zeros(7, dtype=np.int32), AnnealConfig(evaluations=500))
+    placement, step_s = anneal(problem, OnlyMixed(), np.zeros(6, dtype=np.int32), AnnealConfig(evaluations=500))
     assert step_s == 1.0
     assert placement.sum() == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_spreads_what_does_not_fit(seed: int) -> None:
+    problem = tight_problem(12, 3, seed)
+    simulator = Simulator(problem, threads=1)
+    full = np.zeros(12, dtype=np.int32)
+    assert simulator.step_times(problem.grouping.expand(full)[None])[0] == np.inf
+    placement, step_s = anneal(problem, simulator, full, AnnealConfig(evaluations=1500, seed=seed))
+    assert np.isfinite(step_s)
+    assert simulator.step_times(problem.grouping.expand(placement)[None])[0] == step_s
+
+
+def test_the_method_keeps_to_its_budget_and_to_allowed_devices() -> None:
+    problem = barred(fork_problem(2, 3), {0: (1,), 3: (0, 2), 5: (2,)})
+    timer = Counting(problem)
+    found = find(problem, "anneal", timer, Budget(301), seed=4)
+    assert found.evaluations == timer.count == 301
+    assert found.devices is not None
+    assert problem.group_allowed[np.arange(6), found.devices].all()
+    assert found.step_time_s == pytest.approx(brute_force_s(problem), rel=1e-12)
+    again = find(problem, "anneal", Counting(problem), Budget(301), seed=4)
+    assert again.history == found.history
+    assert np.array_equal(again.devices, found.devices)
+
+
+def test_seconds_end_it_too() -> None:
+    problem = fork_problem(2)
+    found = find(problem, "anneal", Counting(problem), Budget(seconds=0.05))
+    assert found.devices is not None
+    assert found.evaluations > 0
 
 
 def test_nonsense_options_are_refused() -> None:

@@ -1,0 +1,85 @@
+"""Where searches start: cheap heuristics, projected onto groups and scored; bytes where none of them is feasible."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping import Grouping
+from rlplace.graphs.opgraph import FORWARD
+from rlplace.measure.problem import Problem
+from rlplace.search.baselines import blocks, single
+from rlplace.search.eft import eft
+from rlplace.search.moves import allowed_devices
+from rlplace.search.task import Task
+
+
+def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
+
+    Starts are every single device, contiguous blocks, earliest finish, and groups balanced by bytes.
+
+    Raises:
+        InvalidValue: the task's budget is infinite: a search would never end.
+    """
+    if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
+        raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
+    problem = task.problem
+    devices = [single(problem, device) for device in range(problem.host.num_devices)]
+    devices += [blocks(problem), eft(problem)]
+    starts = np.stack([*(project(problem, problem.grouping, row) for row in devices), balanced(problem)])
+    starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
+    times = task.score_groups(starts)
+    order = np.argsort(times, kind="stable")
+    return starts[order], times[order]
+
+
+def project(problem: Problem, grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(G,) int32: for each group, the device that most of its time is on in `devices` (N,), among those allowed."""
+    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
+    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
+    weight[~allowed_devices(problem, grouping)] = -1.0
+    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
+    return heaviest
+
+
+def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+    """(G,) float64: bytes that a group keeps where it is: parameters, gradients, optimizer state, forward outputs."""
+    graph = problem.graph
+    held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+    held = held + np.where(graph.phases == FORWARD, graph.output_bytes, 0)
+    table = np.zeros(grouping.num_groups)
+    np.add.at(table, grouping.op_group, held)
+    return table
+
+
+def room_bytes(problem: Problem) -> NDArray[np.float64]:
+    """(D,) float64: bytes of each device beside its context, at least 1."""
+    devices = problem.host.devices
+    return np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices])
+
+
+def fullness(
+    held: NDArray[np.float64], room: NDArray[np.float64], placements: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """(B,) float64: bytes held on the fullest device over its room, for `placements` (B, G) of groups."""
+    table = np.zeros((len(placements), len(room)))
+    np.add.at(table, (np.arange(len(placements))[:, None], placements), held[None, :])
+    full: NDArray[np.float64] = (table / room).max(axis=1)
+    return full
+
+
+def balanced(problem: Problem) -> NDArray[np.int32]:
+    """(G,) int32: groups, most bytes first, each on the device that it leaves least full."""
+    grouping = problem.grouping
+    held, room, allowed = held_bytes(problem, grouping), room_bytes(problem), problem.group_allowed
+    used = np.zeros(len(room))
+    devices = np.zeros(grouping.num_groups, dtype=np.int32)
+    for group in np.argsort(-held, kind="stable").tolist():
+        share = np.where(allowed[group], (used + held[group]) / room, np.inf)
+        devices[group] = int(np.argmin(share))
+        used[devices[group]] += held[group]
+    return devices
