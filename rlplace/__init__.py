@@ -38,7 +38,7 @@ _HOMES = {
     "train": "rlplace.training",
     "place": "rlplace.export",
 }
-_ROOMS = ("cli", "env", "errors", "export", "graphs", "measure", "policy", "report", "search", "workloads")
+_ROOMS = ("cli", "compare", "env", "errors", "export", "graphs", "measure", "policy", "report", "search", "workloads")
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

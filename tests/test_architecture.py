@@ -13,7 +13,7 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 EVERYONE = {"errors", "files"}
-FACE = {"training", "export", "report", "cli", "workloads"}
+FACE = {"training", "compare", "export", "report", "cli", "workloads"}
 ALLOWED = {
     "errors": set(),
     "files": set(),
@@ -25,9 +25,11 @@ ALLOWED = {
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "training": {"graphs", "measure", "search", "env", "policy", "report", "workloads", "export"},
+    "compare": {"graphs", "measure", "search", "report", "training", "workloads"},
     "export": {"graphs", "measure", "training", "workloads"},
-    "cli": {"graphs", "measure", "search", "env", "policy", "report", "training", "workloads", "export"},
-}
+    "cli": {"graphs", "measure", "search", "env", "policy", "report", "training", "workloads", "export",
+            "compare"},
+}  # fmt: skip
 
 
 def imports_of(path: Path) -> set[str]:

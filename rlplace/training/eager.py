@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,14 +32,16 @@ class EagerStep:
         host: tells whether there are GPUs.
         num_threads: intra-op threads; all cores by default.
         worker: the thread to run on, if it has these cores; by default the one that calls.
+        transform: what the model becomes before it runs, e.g. `torch.compile`.
 
     Raises:
         InvalidValue: the model was built from fake tensors and has no values to run with.
     """
 
     def __init__(
-        self, graph: OpGraph, host: Host, *, num_threads: int | None = None, worker: Worker | None = None
-    ) -> None:
+        self, graph: OpGraph, host: Host, *, num_threads: int | None = None, worker: Worker | None = None,
+        transform: Callable[[torch.nn.Module], Any] | None = None,
+    ) -> None:  # fmt: skip
         origin = require_program(graph).origin
         optimizer = require_program(graph).optimizer
         if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
@@ -54,6 +57,7 @@ class EagerStep:
         self._loss_fn = origin.loss_fn
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = None if optimizer is None else torch_optimizer(optimizer, parameters)
+        self._run: Any = self._model if transform is None else transform(self._model)
         self.loss: Any = None
 
     def __call__(self) -> float:
@@ -89,21 +93,38 @@ class EagerStep:
             raise RunnerError(f"the eager step failed: {errors[0]}") from errors[0]
         return seconds
 
+    def as_cuda_graph(self) -> torch.cuda.CUDAGraph:
+        """The whole step, captured once; replaying it is a step.
+
+        Raises:
+            RuntimeError: the step does something that a CUDA graph cannot hold.
+        """
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # allocations and lazy states must be there before the capture
+            for _ in range(3):
+                self._step(is_synchronised=False)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(is_synchronised=False)
+        return graph
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by dotted name."""
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
 
-    def _step(self) -> None:
+    def _step(self, *, is_synchronised: bool = True) -> None:
         if self._loss_fn is None:
             with torch.no_grad():
-                self.loss = self._model(*self._args, **self._kwargs)
+                self.loss = self._run(*self._args, **self._kwargs)
         else:
             if self._optimizer is not None:
                 self._optimizer.zero_grad()
-            loss = self._loss_fn(self._model(*self._args, **self._kwargs))
+            loss = self._loss_fn(self._run(*self._args, **self._kwargs))
             loss.backward()  # type: ignore[no-untyped-call]
             if self._optimizer is not None:
                 self._optimizer.step()
             self.loss = loss.detach()
-        if self._is_cuda:
+        if self._is_cuda and is_synchronised:
             torch.cuda.synchronize()

@@ -1,0 +1,225 @@
+"""`compare`: runs search methods on one problem at equal budgets and sets their results beside a proven bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from rlplace.compare.row import Comparison, Objective, Row
+from rlplace.errors import InvalidValue, MissingExtra, UnknownName
+from rlplace.measure.bounds import lower_bound_s, total_work_s
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.race import RaceProtocol, Timer
+from rlplace.measure.runner import HostRunner
+from rlplace.measure.simulator import Simulator
+from rlplace.search.registry import METHODS, Found, find
+from rlplace.search.task import Budget
+
+RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
+"""Rounds of the final race on a real host."""
+DEFAULT_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig:
+    """Who takes part and what each may spend.
+
+    Raises:
+        UnknownName: no such method.
+        InvalidValue: a budget or a number of seeds out of range.
+    """
+
+    methods: tuple[str, ...] = ("all",)
+    """Names of methods, or `all`."""
+    evaluations: int | None = None
+    """Placements that each method may score with each seed."""
+    seconds: float | None = None
+    """Wall time of all methods and seeds together; 60 s where no budget is given."""
+    seeds: int = 1
+    """How many seeds each method that draws is run with: 0, 1, ..."""
+    objective: Objective = "latency"
+    """What is minimised."""
+    threads: int | None = None
+    """Placements simulated at once; every core by default."""
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            if name != "all" and name not in METHODS:
+                raise UnknownName("method", name, ("all", *METHODS))
+        if self.seeds < 1:
+            raise InvalidValue("seeds", self.seeds, "at least 1", where="compare")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
+        if self.seconds is not None and not self.seconds > 0:
+            raise InvalidValue("seconds", self.seconds, "more than 0", where="compare")
+
+    @property
+    def total_s(self) -> float:
+        """Wall time of the whole command; infinite where only evaluations count."""
+        if self.seconds is not None:
+            return self.seconds
+        return DEFAULT_SECONDS if self.evaluations is None else math.inf
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The methods, `all` spelt out, each once."""
+        listed = (name for word in self.methods for name in (METHODS if word == "all" else (word,)))
+        return tuple(dict.fromkeys(listed))
+
+    @property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """Methods and seeds in the order in which they run: what needs no budget first."""
+        is_quick = {name: METHODS[name].kind in ("baseline", "scheduler") for name in self.names}
+        quick = [(name, 0) for name in self.names if is_quick[name]]
+        return (*quick, *((name, seed) for seed in range(self.seeds) for name in self.names if not is_quick[name]))
+
+
+def compare(
+    problem: Problem, config: CompareConfig | None = None, *, workload: str = "",
+    others: Sequence[tuple[Row, Timer | None]] = (), on_row: Callable[[Row], None] | None = None,
+) -> Comparison:  # fmt: skip
+    """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
+
+    Methods search on the simulator. A method that lacks its extra, or fails, gives a row that says so.
+
+    Args:
+        problem: what is placed; profiled (and calibrated) where the host is real.
+        config: who takes part and what each may spend.
+        workload: its name, for the record.
+        others: rows of what people run instead; one with a timer is measured in the same race.
+        on_row: told each row as it comes, before it is measured.
+
+    Raises:
+        UnknownName, InvalidValue: a mistake in `config`.
+    """
+    config = config or CompareConfig()
+    if config.objective not in ("latency", "throughput"):
+        raise InvalidValue(
+            "objective", config.objective, "latency or throughput", where="compare",
+            hint="max-load and piece-latency are for files of the published benchmark.",
+        )  # fmt: skip
+    simulator = Simulator(problem, objective=config.objective, threads=config.threads)
+    rows = []
+    for row in _searched(problem, simulator, config):
+        rows.append(row)
+        if on_row is not None:
+            on_row(row)
+    is_measured = not problem.host.is_simulated and config.objective == "latency"
+    if is_measured:
+        rows = _measured(problem, simulator, rows, others)
+    else:
+        rows += [row for row, _ in others]
+    bound_s, bound = lower_bound_s(problem) if config.objective == "latency" else (total_work_s(problem), "total work")
+    return Comparison(
+        workload, problem.host.name, config.objective, tuple(rows), bound_s, bound,
+        {"evaluations": config.evaluations, "seconds": None if math.isinf(config.total_s) else config.total_s},
+        is_measured,
+    )  # fmt: skip
+
+
+def _searched(problem: Problem, simulator: Simulator, config: CompareConfig) -> Iterator[Row]:
+    deadline_s = time.monotonic() + config.total_s
+    per_evaluation_s = _evaluation_s(problem, simulator) if config.evaluations is not None else 0.0
+    left = len(config.runs)
+    for name, seed in config.runs:
+        budget = _budget(config, METHODS[name].kind, deadline_s, left, per_evaluation_s)
+        left -= 1
+        yield _run(problem, simulator, name, seed, budget)
+
+
+def _budget(config: CompareConfig, kind: str, deadline_s: float, left: int, per_evaluation_s: float) -> Budget:
+    """An equal share of the time that is left; an exact solver, which scores little, may take as long as others do."""
+    seconds = math.inf
+    if not math.isinf(deadline_s):
+        seconds = max((deadline_s - time.monotonic()) / left, 0.05)
+    elif kind == "exact" and config.evaluations is not None:
+        seconds = max(config.evaluations * per_evaluation_s, 1.0)
+    return Budget(evaluations=math.inf if config.evaluations is None else config.evaluations, seconds=seconds)
+
+
+def _evaluation_s(problem: Problem, simulator: Simulator) -> float:
+    """Wall time that scoring one placement takes here."""
+    devices = np.zeros((8, problem.graph.num_ops), dtype=np.int32) + problem.group_allowed.argmax(axis=1)[
+        problem.grouping.op_group
+    ].astype(np.int32)
+    simulator.step_times(devices)
+    begin = time.perf_counter()
+    simulator.step_times(devices)
+    return (time.perf_counter() - begin) / len(devices)
+
+
+def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: Budget) -> Row:
+    begin = time.monotonic()
+    try:
+        found = find(problem, name, simulator, budget, seed=seed)
+    except MissingExtra as error:
+        return Row(name, seed, "skipped", why=str(error))
+    except MemoryError as error:
+        return Row(name, seed, "error", plan_s=time.monotonic() - begin, why=f"out of memory: {error}")
+    return _row(simulator, name, seed, found)
+
+
+def _row(simulator: Simulator, name: str, seed: int, found: Found) -> Row:
+    if found.devices is None:
+        return Row(name, seed, "oom", evaluations=found.evaluations, plan_s=found.plan_s,
+                   why="found no placement that fits into memory")  # fmt: skip
+    plan, outcome = simulator.plan_and_time(found.devices)
+    return Row(
+        name, seed, outcome.status, outcome.step_time_s, found.evaluations, found.plan_s, outcome.peak_bytes,
+        outcome.why, devices=found.devices, plan=plan,
+    )  # fmt: skip
+
+
+def _measured(
+    problem: Problem, simulator: Simulator, rows: Sequence[Row], others: Sequence[tuple[Row, Timer | None]]
+) -> list[Row]:
+    """The rows with measured step times, equal placements measured once, all in one race with `others`."""
+    lanes: dict[bytes, int] = {}
+    plans: list[Plan] = []
+    for row in rows:
+        if row.plan is not None and row.ok and row.plan.devices.tobytes() not in lanes:
+            lanes[row.plan.devices.tobytes()] = len(plans)
+            plans.append(row.plan)
+    timers = [timer for _, timer in others if timer is not None]
+    runner = HostRunner(problem, simulator)
+    try:
+        outcomes = runner.measure_plans(plans, protocol=RACE, others=timers)
+    finally:
+        runner.close()
+    timed = iter(outcomes[len(plans) :])
+    measured = []
+    for row in rows:
+        if row.plan is None or not row.ok:
+            measured.append(row)
+            continue
+        outcome = outcomes[lanes[row.plan.devices.tobytes()]]
+        measured.append(
+            dataclasses.replace(
+                row,
+                status=outcome.status,
+                value_s=outcome.step_time_s,
+                spread_s=outcome.spread_s,
+                why=outcome.why,
+                simulated_s=row.value_s,
+            )
+        )
+    for row, timer in others:
+        if timer is None:
+            measured.append(row)
+        else:
+            outcome = next(timed)
+            measured.append(
+                dataclasses.replace(
+                    row,
+                    status=outcome.status,
+                    value_s=outcome.step_time_s,
+                    spread_s=outcome.spread_s,
+                    why=outcome.why or row.why,
+                )
+            )
+    return measured

@@ -1,0 +1,230 @@
+"""Data parallelism as people run it: `ReplicaTeam` for real, `simulated_replicas` by ring all-reduce."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlplace.compare.row import Row
+from rlplace.errors import InvalidValue, RunnerError
+from rlplace.graphs.capture import capture
+from rlplace.graphs.opgraph import BACKWARD, FORWARD
+from rlplace.measure.host import Host
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulator import Simulator
+from rlplace.search.baselines import plain_devices, single
+from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build
+
+START_TIMEOUT_S = 300.0
+STEP_TIMEOUT_S = 300.0
+
+
+def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> WorkloadSpec:
+    """The workload with its batch divided by `count`.
+
+    Raises:
+        InvalidValue: it has no option `batch`, or one that cannot be divided.
+    """
+    batch = getattr(spec.config(default_size), "batch", None) if spec.name in CONFIGS else None
+    if not isinstance(batch, int):
+        raise InvalidValue("workload", str(spec), "one with an option `batch`, to share it out", where="data-parallel")
+    if batch % count:
+        raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="data-parallel")
+    options = {**dict(spec.options), "batch": batch // count}
+    return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
+
+
+def ring_all_reduce_s(host: Host, devices: Sequence[int], num_bytes: float) -> float:
+    """Seconds of a ring all-reduce of `num_bytes` over `devices`, in their order.
+
+    2 (k - 1) rounds, in each of which every device sends a k-th of the bytes to the next one, all at once (Patarasuk &
+    Yuan 2009, J. Parallel Distrib. Comput. 69(2)); hops that share a link share its bandwidth.
+    """
+    count = len(devices)
+    if count < 2:
+        return 0.0
+    links = {link.name: link for link in host.links}
+    routes = {(route.source, route.destination): route for route in host.routes}
+    names = [host.devices[device].name for device in devices]
+    hops: dict[str, int] = defaultdict(int)
+    latency_s = 0.0
+    for source, destination in zip(names, [*names[1:], names[0]], strict=True):
+        for link in routes[source, destination].links:
+            hops[link] += 1
+            latency_s = max(latency_s, links[link].latency_s)
+    slowest = max((count_ / links[name].bandwidth_bytes_per_s for name, count_ in hops.items()), default=0.0)
+    return 2 * (count - 1) * (latency_s + num_bytes / count * slowest)
+
+
+def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: Size, seed: int) -> Row:
+    """The step of a replica on every device and a ring all-reduce of the gradients, which overlaps all of the backward.
+
+    Args:
+        problem: on a simulated host.
+        share: the workload of one replica.
+        default_size: of a workload named without one.
+        seed: of the workload.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    begin = time.monotonic()
+    with FakeTensorMode():
+        work = build(share, default_size=default_size, seed=seed)
+        graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+    replica = Problem.estimate(graph, problem.host, num_groups=1)
+    simulator = Simulator(replica)
+    devices = plain_devices(problem)
+    all_reduce_s = ring_all_reduce_s(problem.host, devices, float(graph.gradient_bytes.sum()))
+    slowest_s, peaks = 0.0, [0] * problem.host.num_devices
+    for device in devices:
+        plan, outcome = simulator.plan_and_time(single(replica, device))
+        peaks[device] = outcome.peak_bytes[device]
+        if not outcome.ok:
+            return Row("data-parallel", 0, "oom", peak_bytes=tuple(peaks), why=outcome.why, is_placement=False)
+        ends_s = simulator.timeline(plan).op_end_s
+        forward_s = float(ends_s[graph.phases == FORWARD].max(initial=0.0))
+        backward_s = float(ends_s[graph.phases <= BACKWARD].max(initial=0.0)) - forward_s
+        update_s = outcome.step_time_s - forward_s - backward_s
+        slowest_s = max(slowest_s, forward_s + max(backward_s, all_reduce_s) + update_s)
+    return Row(
+        "data-parallel", 0, "ok", slowest_s, 1, time.monotonic() - begin, tuple(peaks),
+        "ring all-reduce behind the backward", is_placement=False,
+    )  # fmt: skip
+
+
+class ReplicaTeam:
+    """A process a device with `DistributedDataParallel`, told step by step; calling it times one step of all.
+
+    Args:
+        share: the workload of one replica.
+        cores: of each replica; empty where it has a GPU.
+        default_size: of a workload named without one.
+        seed: of the workload.
+        is_cuda: replica k runs on GPU k.
+
+    Raises:
+        RunnerError: a replica did not start.
+    """
+
+    def __init__(
+        self, share: WorkloadSpec, cores: Sequence[tuple[int, ...]], *, default_size: Size, seed: int, is_cuda: bool
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="rlplace-replicas-")
+        meeting = f"file://{self._folder.name}/meeting"
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank, own in enumerate(cores):
+            here, there = context.Pipe()
+            arguments = (there, meeting, rank, len(cores), share, own, default_size, seed, is_cuda)
+            process = context.Process(target=_replica, args=arguments, name=f"rlplace replica {rank}", daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+        try:
+            self._collect(START_TIMEOUT_S)
+        except RunnerError:
+            self.close()
+            raise
+
+    def __call__(self) -> float:
+        """Seconds of one step of all replicas.
+
+        Raises:
+            RunnerError: a replica failed, or did not answer.
+        """
+        begin = time.perf_counter()
+        for pipe in self._pipes:
+            pipe.send("step")
+        self._collect(STEP_TIMEOUT_S)
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        """Ends the replicas."""
+        for pipe in self._pipes:
+            try:
+                pipe.send("stop")
+            except OSError:  # it ended before
+                continue
+        for process in self._processes:
+            process.join(timeout=10.0)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()
+
+    def _collect(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                if not pipe.poll(max(deadline_s - time.monotonic(), 0.0)):
+                    raise RunnerError(f"replica {rank} did not answer within {timeout_s:.0f} s")
+                answer = pipe.recv()
+            except (EOFError, OSError) as error:
+                raise RunnerError(f"replica {rank} ended: {error or 'its process is gone'}") from error
+            if answer != "done":
+                raise RunnerError(f"replica {rank} failed: {answer}")
+
+
+def _replica(
+    pipe: Connection, meeting: str, rank: int, count: int, share: WorkloadSpec, cores: tuple[int, ...],
+    default_size: Size, seed: int, is_cuda: bool,
+) -> None:  # fmt: skip
+    """A replica's process: builds its share, then steps whenever it is told."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
+
+    try:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        torch.set_num_threads(max(len(cores), 1))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "nccl" if is_cuda else "gloo", init_method=meeting, rank=rank, world_size=count,
+            timeout=timedelta(seconds=START_TIMEOUT_S),
+        )  # fmt: skip
+        place = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
+        work = build(share, default_size=default_size, seed=seed)
+        inputs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), work.inputs)
+        model = work.model.to(place)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        is_training = work.loss_fn is not None and bool(parameters)
+        model = DistributedDataParallel(model, device_ids=[rank] if is_cuda else None) if is_training else model
+        spec = resolve_optimizer(work.optimizer)
+        optimizer = torch_optimizer(spec, parameters) if spec is not None else None
+        pipe.send("done")
+        while pipe.recv() == "step":
+            _step(model, inputs, work.loss_fn if is_training else None, optimizer)
+            if is_cuda:
+                torch.cuda.synchronize()
+            pipe.send("done")
+        dist.destroy_process_group()
+    except EOFError:  # the parent is gone
+        return
+    except Exception as error:  # whatever it is, the parent's row says so
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _step(model: Any, inputs: Any, loss_fn: Any, optimizer: Any) -> None:
+    import torch
+
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
+    if loss_fn is None:
+        with torch.no_grad():
+            model(*args, **kwargs)
+        return
+    if optimizer is not None:
+        optimizer.zero_grad()
+    loss_fn(model(*args, **kwargs)).backward()
+    if optimizer is not None:
+        optimizer.step()

@@ -1,0 +1,131 @@
+"""`Row` and `Comparison`: what `rlplace compare` reports."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.measure.plan import Plan
+
+Objective = Literal["latency", "throughput", "max-load", "piece-latency"]
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece-latency")
+PUBLISHED: tuple[Objective, ...] = ("max-load", "piece-latency")
+"""Objectives of the published benchmark: their values are in ms, and no step is simulated."""
+
+RowStatus = Literal["ok", "oom", "error", "timeout", "skipped"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with one seed, or what people run instead.
+
+    Attributes:
+        method: its name.
+        seed: of its random draws.
+        status: `ok`; `oom`, `error` or `timeout` where its placement failed; `skipped` where it could not run.
+        value_s: what was minimised, in seconds: the step time or the published objective; infinite without one.
+        evaluations: placements scored.
+        plan_s: wall time that finding the placement took.
+        peak_bytes: of each device; empty where memory was not followed.
+        why: the reason where the status is not `ok`, or a remark.
+        simulated_s: the simulator's step time, where `value_s` was measured.
+        spread_s: half the interquartile range of the measured steps; 0 where nothing was measured.
+        is_placement: whether it is a placement that can be handed back.
+        devices: (N,) int32; None where there is no placement.
+        plan: the plan behind `value_s`; None where nothing was planned.
+    """
+
+    method: str
+    seed: int
+    status: RowStatus
+    value_s: float = math.inf
+    evaluations: int = 0
+    plan_s: float = 0.0
+    peak_bytes: tuple[int, ...] = ()
+    why: str = ""
+    simulated_s: float | None = None
+    spread_s: float = 0.0
+    is_placement: bool = True
+    devices: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
+    plan: Plan | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows of one comparison.
+
+    Attributes:
+        workload: as the user wrote it.
+        host: name of the host.
+        objective: what was minimised.
+        rows: in the order in which they ran.
+        lower_bound_s: no placement can do better.
+        lower_bound: the argument that gives it.
+        budget: what each method could spend, as people read it.
+        is_measured: whether step times come from running.
+    """
+
+    workload: str
+    host: str
+    objective: Objective
+    rows: tuple[Row, ...]
+    lower_bound_s: float
+    lower_bound: str
+    budget: dict[str, float | None]
+    is_measured: bool = False
+
+    @property
+    def best(self) -> Row | None:
+        """The placement with the least value; None where nothing feasible was found."""
+        placed = [row for row in self.rows if row.is_placement and row.ok]
+        return min(placed, key=lambda row: row.value_s) if placed else None
+
+    def gap(self, row: Row) -> float | None:
+        """`value / bound - 1` of a row that is `ok`; None otherwise, or without a bound."""
+        return row.value_s / self.lower_bound_s - 1 if row.ok and self.lower_bound_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        is_published = self.objective in PUBLISHED
+        best = self.best
+        return {
+            "schema": 1,
+            "workload": self.workload,
+            "host": self.host,
+            "objective": self.objective,
+            "measured": self.is_measured,
+            "budget": self.budget,
+            "lower_bound": self.lower_bound,
+            "lower_bound_s": None if is_published else self.lower_bound_s,
+            "lower_bound_ms": self.lower_bound_s * 1e3 if is_published else None,
+            "best": None if best is None else {"method": best.method, "seed": best.seed},
+            "rows": [self._row(row, is_published=is_published) for row in self.rows],
+        }
+
+    def _row(self, row: Row, *, is_published: bool) -> dict[str, Any]:
+        value_s = row.value_s if row.ok else None
+        facts: dict[str, Any] = {
+            "method": row.method,
+            "seed": row.seed,
+            "placement": row.is_placement,
+            "step_time_s": None if is_published else value_s,
+            "value_ms": value_s * 1e3 if is_published and value_s is not None else None,
+            "gap_to_bound": self.gap(row),
+            "evaluations": row.evaluations,
+            "plan_s": row.plan_s,
+            "peak_bytes": list(row.peak_bytes),
+            "status": row.status,
+        }
+        if self.is_measured:
+            facts |= {"spread_s": row.spread_s if row.ok else None, "simulated_s": row.simulated_s}
+        if row.why:
+            facts["why"] = row.why
+        return facts

@@ -1,0 +1,177 @@
+"""Comparing: budgets, rows, bounds, and what a missing extra leads to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from micrographs import op_graph
+
+from rlplace.compare.compare import CompareConfig, compare
+from rlplace.compare.row import Comparison, Row
+from rlplace.errors import InvalidValue, MissingExtra, UnknownName
+from rlplace.graphs.capture import capture
+from rlplace.graphs.grouping import Grouping
+from rlplace.measure.costs import Costs
+from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.measure.problem import Problem
+from rlplace.search.registry import METHODS, Method
+from rlplace.search.task import Task
+
+CHEAP = ("single", "round-robin", "blocks", "random")
+
+
+def two_devices(memory_bytes: int = 1000) -> Host:
+    devices = tuple(Device(f"d:{k}", "d", "simulated", memory_bytes) for k in range(2))
+    links = (Link("up", 1e3), Link("down", 1e3))
+    return Host("two", devices, links, (Route("d:0", "d:1", ("up",)), Route("d:1", "d:0", ("down",))))
+
+
+def two_chains(memory_bytes: int = 1000) -> Problem:
+    """Two independent chains of two ops of 1 s each: 4 s on one device, 2 s on two, and no less."""
+    graph = op_graph([[], [0], [], [2]], 1)
+    return Problem(
+        graph, two_devices(memory_bytes), Costs(np.ones((4, 2)), "estimated"), Grouping(np.array([0, 0, 1, 1]))
+    )
+
+
+def test_rows_stand_beside_the_bound() -> None:
+    comparison = compare(two_chains(), CompareConfig(CHEAP, evaluations=64), workload="chains")
+    by_name = {row.method: row for row in comparison.rows}
+    assert (comparison.lower_bound_s, by_name["single"].value_s, by_name["round-robin"].value_s) == (2.0, 4.0, 2.0)
+    assert comparison.gap(by_name["single"]) == pytest.approx(1.0)
+    assert comparison.gap(by_name["round-robin"]) == pytest.approx(0.0)
+    assert comparison.best is not None
+    assert comparison.best.value_s == 2.0
+    assert by_name["random"].evaluations == 64
+    assert by_name["single"].evaluations == 2
+    assert by_name["round-robin"].peak_bytes == (2, 2)
+
+
+def test_the_json_has_the_keys_that_are_promised() -> None:
+    told = compare(two_chains(), CompareConfig(("single",)), workload="chains").to_dict()
+    assert told["schema"] == 1
+    assert told["lower_bound_s"] == 2.0
+    assert told["lower_bound_ms"] is None
+    (row,) = told["rows"]
+    assert {"method", "seed", "step_time_s", "gap_to_bound", "evaluations", "plan_s", "peak_bytes", "status"} <= set(
+        row
+    )
+    assert (row["value_ms"], row["step_time_s"], row["status"]) == (None, 4.0, "ok")
+
+
+def test_published_objectives_are_values_in_ms() -> None:
+    rows = (Row("dp", 0, "ok", 0.25), Row("milp", 0, "timeout", why="no answer"))
+    told = Comparison("w.json", "own", "max-load", rows, 0.2, "work", {}).to_dict()
+    assert (told["lower_bound_s"], told["lower_bound_ms"]) == (None, 200.0)
+    assert (told["rows"][0]["value_ms"], told["rows"][0]["step_time_s"]) == (250.0, None)
+    assert told["rows"][0]["gap_to_bound"] == pytest.approx(0.25)
+    assert (told["rows"][1]["value_ms"], told["rows"][1]["gap_to_bound"]) == (None, None)
+
+
+def test_every_seed_of_a_method_that_draws_and_one_of_the_others() -> None:
+    config = CompareConfig(CHEAP, evaluations=8, seeds=3)
+    assert config.runs == (
+        ("single", 0), ("round-robin", 0), ("blocks", 0), ("random", 0), ("random", 1), ("random", 2),
+    )  # fmt: skip
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    config = CompareConfig(("random",), evaluations=5, seeds=2)
+    first, second = (compare(two_chains(), config) for _ in range(2))
+    for one, other in zip(first.rows, second.rows, strict=True):
+        assert one.value_s == other.value_s
+        assert np.array_equal(one.devices, other.devices)
+
+
+def test_seconds_are_shared_and_not_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def note(task: Task) -> None:
+        given.append(task.budget.seconds)
+        task.score(np.zeros(task.problem.graph.num_ops, dtype=np.int32))
+
+    monkeypatch.setattr("rlplace.search.baselines.solve_random", note)
+    compare(two_chains(), CompareConfig(("random",), seconds=8.0, seeds=4))
+    shares = [8 / 4, 8 / 3, 8 / 2, 8.0]  # those who take less leave the rest to the others
+    assert given == pytest.approx(shares, abs=0.5)
+
+
+def test_a_missing_extra_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(task: Task) -> None:
+        raise MissingExtra("ortools", "exact")
+
+    monkeypatch.setattr("rlplace.search.baselines.solve_blocks", lacking)
+    comparison = compare(two_chains(), CompareConfig(("single", "blocks")))
+    single, blocks = comparison.rows
+    assert (single.status, blocks.status) == ("ok", "skipped")
+    assert "rlplace[exact]" in blocks.why
+
+
+def test_what_does_not_fit_is_no_winner() -> None:
+    comparison = compare(two_chains(memory_bytes=1), CompareConfig(("single", "round-robin"), evaluations=4))
+    assert [row.status for row in comparison.rows] == ["oom", "oom"]
+    assert comparison.best is None
+    assert all(row.value_s == math.inf for row in comparison.rows)
+
+
+def test_throughput_is_the_busiest_device() -> None:
+    comparison = compare(two_chains(), CompareConfig(("single", "round-robin"), objective="throughput"))
+    assert [row.value_s for row in comparison.rows] == [4.0, 2.0]
+    assert (comparison.lower_bound_s, comparison.lower_bound) == (2.0, "total work")
+
+
+def test_a_pinned_group_stays_where_it_may_be() -> None:
+    free = two_chains()
+    allowed = np.ones((4, 2), dtype=np.bool_)
+    allowed[:2, 0] = False
+    problem = Problem(free.graph, free.host, free.costs, free.grouping, allowed)
+    comparison = compare(problem, CompareConfig(CHEAP, evaluations=32))
+    for row in comparison.rows:
+        assert row.ok
+        assert row.devices is not None
+        assert row.devices[:2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"methods": ("anneall",)}, "anneall"),
+        ({"evaluations": 0}, "evaluations"),
+        ({"seconds": 0.0}, "seconds"),
+        ({"seeds": 0}, "seeds"),
+    ],
+)
+def test_mistakes_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises((UnknownName, InvalidValue), match=words):
+        CompareConfig(**options)  # type: ignore[arg-type]
+
+
+def test_a_published_objective_needs_a_published_file() -> None:
+    with pytest.raises(InvalidValue, match="max-load"):
+        compare(two_chains(), CompareConfig(("single",), objective="max-load"))
+
+
+def test_all_means_every_method_that_is_registered() -> None:
+    assert CompareConfig(("all",)).names == tuple(METHODS)
+    assert all(isinstance(method, Method) for method in METHODS.values())
+
+
+def test_a_real_host_measures_every_placement_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    graph = capture(model, torch.ones(2, 4), lambda output: output.sum(), "sgd")
+    host = core_host(2)
+    costs = Costs(np.full((graph.num_ops, 2), 1e-5), "profiled")
+    problem = Problem(graph, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
+    other = Row("sleep", 0, "ok", is_placement=False)
+    comparison = compare(problem, CompareConfig(("single", "round-robin")), others=[(other, lambda: 1.25)])
+    single, dealt, sleep = comparison.rows
+    assert comparison.is_measured
+    assert single.simulated_s == dealt.simulated_s
+    assert single.value_s == dealt.value_s > 0  # the same placement: one lane
+    assert (sleep.value_s, sleep.is_placement) == (1.25, False)
+    assert comparison.best is not None
+    assert comparison.best.method == "single"

@@ -1,0 +1,58 @@
+"""The comparison as people read it."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from rlplace.compare.row import Comparison, Row
+from rlplace.report.compare_table import compare_table
+
+
+def shown(comparison: Comparison) -> list[str]:
+    console = Console(file=io.StringIO(), width=140, color_system=None)
+    console.print(compare_table(comparison.to_dict()))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def line_of(lines: list[str], word: str) -> str:
+    return next(line for line in lines if line.strip().startswith(word))
+
+
+def test_the_fastest_placement_comes_first_and_wins() -> None:
+    rows = (
+        Row("single", 0, "ok", 0.004, evaluations=2, plan_s=0.1, peak_bytes=(1024, 0)),
+        Row("anneal", 0, "ok", 0.002, evaluations=1000, plan_s=2.0, peak_bytes=(512, 512)),
+        Row("cp-sat", 0, "skipped", why="ortools is not installed"),
+        Row("data-parallel", 0, "ok", 0.001, is_placement=False),
+    )
+    lines = shown(Comparison("w", "h", "latency", rows, 0.0016, "critical path", {}))
+    order = [line.split()[0] for line in lines if line.strip()][2:7]
+    assert order == ["anneal", "single", "cp-sat", "data-parallel", "lower"]
+    assert "★" in line_of(lines, "anneal")
+    assert "+25.0%" in line_of(lines, "anneal")
+    assert "1,000" in line_of(lines, "anneal")
+    assert "skipped: ortools is not installed" in line_of(lines, "cp-sat")
+    assert "†" in line_of(lines, "data-parallel")
+    assert "1.60" in line_of(lines, "lower bound")
+    assert any("critical path" in line for line in lines)
+
+
+def test_seeds_and_measured_columns_only_where_there_are_any() -> None:
+    rows = (Row("random", 0, "ok", 0.002, spread_s=1e-4, simulated_s=0.003), Row("random", 1, "ok", 0.0021))
+    plain = shown(Comparison("w", "h", "latency", rows[:1], 0.001, "b", {}))
+    measured = shown(Comparison("w", "h", "latency", rows, 0.001, "b", {}, is_measured=True))
+    assert "seed" not in plain[1]
+    assert "simulated" not in plain[1]
+    assert "seed" in measured[1]
+    assert "± 0.10" in line_of(measured, "random")
+    assert "3.00" in line_of(measured, "random")
+
+
+def test_published_values_are_in_ms() -> None:
+    rows = (Row("dp", 0, "ok", 0.25),)
+    lines = shown(Comparison("w.json", "own", "max-load", rows, 0.2, "work", {}))
+    assert "load, ms" in lines[1]
+    assert "250.00" in line_of(lines, "dp")
+    assert "200.00" in line_of(lines, "lower bound")
