@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ PHASES = ("forward", "backward", "update")
 FORWARD, BACKWARD, UPDATE = range(3)
 RESIDENT_TARGETS = ("parameter", "buffer", "state")
 SOURCE_TARGETS = (*RESIDENT_TARGETS, "input", "constant")
+LARGEST_TOTAL = 2.0**60
+"""FLOPs or bytes of a whole graph beyond this would leave what sums of int64 hold."""
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -150,22 +153,25 @@ class OpGraph:
         return digest.hexdigest()[:16]
 
     def to_networkx(self) -> nx.DiGraph[Any]:
-        """A `networkx.DiGraph` over op indices; an edge carries the `tensors` and their summed `bytes`."""
-        import networkx as nx
+        """A `networkx.DiGraph` over op indices that holds all of the graph but its program.
 
-        graph: nx.DiGraph[Any] = nx.DiGraph(fingerprint=self.fingerprint)
-        for i in range(self.num_ops):
-            graph.add_node(i, name=self.names[i], target=self.targets[i], module=self.modules[i],
-                           phase=PHASES[self.phases[i]], flops=float(self.flops[i]),
-                           output_bytes=int(self.output_bytes[i]))  # fmt: skip
-        for tensor, reader in zip(self.input_tensors.tolist(), self.edge_op.tolist(), strict=True):
-            producer = int(self.tensor_op[tensor])
-            if graph.has_edge(producer, reader):
-                graph[producer][reader]["tensors"].append(tensor)
-                graph[producer][reader]["bytes"] += int(self.tensor_bytes[tensor])
-            else:
-                graph.add_edge(producer, reader, tensors=[tensor], bytes=int(self.tensor_bytes[tensor]))
-        return graph
+        A node carries the attributes of its op and its `tensors`; an edge the `tensors` read over it and their summed
+        `bytes`; the graph its `schema`, `fingerprint`, `mutations` and `outputs`.
+        """
+        from rlplace.graphs.formats.networkx_graph import to_networkx
+
+        return to_networkx(self)
+
+    @classmethod
+    def from_networkx(cls, graph: nx.DiGraph[Any]) -> OpGraph:
+        """The graph in a `networkx.DiGraph`: one of `to_networkx`, or any other (`docs/graph-files.md`: defaults).
+
+        Raises:
+            InvalidValue: the graph is cyclic or undirected, or an attribute is wrong.
+        """
+        from rlplace.graphs.formats.networkx_graph import from_networkx
+
+        return from_networkx(graph)
 
     def _validate(self) -> None:
         n, t = self.num_ops, self.num_tensors
@@ -177,7 +183,13 @@ class OpGraph:
             if len(getattr(self, name)) != length:
                 raise InvalidValue(name, len(getattr(self, name)), f"{length} entries", where="graph")
         if len(set(self.names)) != n:
-            raise InvalidValue("names", "a repeated name", "unique op names", where="graph")
+            repeated = next(name for name, count in Counter(self.names).items() if count > 1)
+            raise InvalidValue("names", f"{repeated[:60]!r} more than once", "unique op names", where="graph")
+        for name, low, high in (("phases", 0, len(PHASES) - 1), ("colocation", -1, n - 1),
+                                ("tensor_output", 0, np.iinfo(np.int32).max)):  # fmt: skip
+            array = getattr(self, name)
+            if len(array) and (array.min() < low or array.max() > high):
+                raise InvalidValue(name, f"{array.min()}..{array.max()}", f"entries in {low}..{high}", where="graph")
         for name, bound in (("tensor_op", n), ("input_tensors", t), ("mutation_op", n), ("mutation_tensor", t),
                             ("output_tensors", t)):  # fmt: skip
             array = getattr(self, name)
@@ -188,6 +200,8 @@ class OpGraph:
             array = getattr(self, name)
             if not np.all(np.isfinite(array)) or np.any(array < 0):
                 raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
+            if float(np.sum(array, dtype=np.float64)) > LARGEST_TOTAL:
+                raise InvalidValue(name, "more altogether", f"at most {LARGEST_TOTAL:.1e} in sum", where="graph")
         if np.any(np.diff(self.tensor_op) < 0):
             raise InvalidValue("tensor_op", "out of order", "tensors sorted by producer", where="graph")
         offsets = self.input_offsets
@@ -200,6 +214,12 @@ class OpGraph:
             raise InvalidValue(
                 "input_tensors", f"op {reader} reads op {producer}",
                 "op indices in topological order (the graph is cyclic, or out of order)", where="graph")  # fmt: skip
+        unsorted = (np.diff(self.input_tensors) <= 0) & (np.diff(self.edge_op) == 0)
+        if np.any(unsorted):
+            reader = int(self.edge_op[int(np.argmax(unsorted))])
+            raise InvalidValue(
+                "input_tensors", f"not ascending at op {reader}", "each tensor once, ascending within an op",
+                where="graph")  # fmt: skip
 
 
 _ARRAY_DTYPES: dict[str, type[np.generic]] = {

@@ -63,7 +63,10 @@ def test_to_networkx_keeps_facts_and_merges_edges_of_one_pair() -> None:
     converted = graph.to_networkx()
     assert converted.graph["fingerprint"] == graph.fingerprint
     assert dict(converted.nodes[1]) == {
-        "name": "op1", "target": "aten.op", "module": "", "phase": "backward", "flops": 2.0, "output_bytes": 7,
+        "name": "op1", "target": "aten.op", "module": "", "signature": "aten.op:1", "phase": "backward", "flops": 2.0,
+        "bytes_moved": 0.0, "output_bytes": 7, "parameter_bytes": 0, "gradient_bytes": 0, "state_bytes": 0,
+        "workspace_bytes": 0, "colocation": -1,
+        "tensors": [{"id": 2, "output": 0, "bytes": 7, "shape": [1], "dtype": "uint8"}],
     }  # fmt: skip
     assert sorted(converted.edges(data=True)) == [
         (0, 1, {"tensors": [0, 1], "bytes": 8}),
@@ -131,6 +134,13 @@ def test_fingerprint_sees_what_is_computed(change: dict[str, object]) -> None:
         ({"input_offsets": np.array([0, 0, 2, 1, 5])}, "input_offsets"),
         ({"input_offsets": np.array([0, 0, 1, 2, 4])}, "input_offsets"),
         ({"input_tensors": np.array([1, 0, 0, 1, 2])}, "input_tensors"),
+        ({"input_tensors": np.array([0, 0, 1, 0, 2])}, "input_tensors"),
+        ({"input_tensors": np.array([0, 0, 1, 1, 2])}, "input_tensors"),
+        ({"phases": np.array([0, 0, 0, 3])}, "phases"),
+        ({"colocation": np.array([-2, 0, 0, 0])}, "colocation"),
+        ({"colocation": np.array([4, 0, 0, 0])}, "colocation"),
+        ({"tensor_output": np.array([-1, 0, 0, 0])}, "tensor_output"),
+        ({"tensor_bytes": np.array([2**60, 2**60, 0, 0])}, "tensor_bytes"),
         ({"mutation_op": np.array([0])}, "mutation_tensor"),
         ({"mutation_op": np.array([9]), "mutation_tensor": np.array([0])}, "mutation_op"),
         ({"output_tensors": np.array([-1])}, "output_tensors"),

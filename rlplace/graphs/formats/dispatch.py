@@ -1,0 +1,111 @@
+"""`load_graph` and `save_graph`: the format of a graph file by its ending, and where that says nothing, its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.files import read_json
+from rlplace.graphs.opgraph import OpGraph
+
+Format = Literal["json", "graphml", "onnx", "dot"]
+
+ENDINGS: dict[str, Format] = {
+    ".json": "json",
+    ".graphml": "graphml",
+    ".xml": "graphml",
+    ".onnx": "onnx",
+    ".dot": "dot",
+    ".gv": "dot",
+}
+
+
+def load_graph(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None) -> OpGraph:
+    """The graph in a file: own JSON, dnn-partitioning JSON, GraphML or ONNX.
+
+    Args:
+        path: its ending says the format (`ENDINGS`); with another ending, its first bytes do.
+        dims: sizes of an ONNX model's dynamic dimensions (see `load_onnx`).
+
+    Raises:
+        FileProblem: the file is missing or malformed, or its format can only be written.
+        InvalidValue: a field is missing or wrong.
+        UnknownName: a field, or a format, that nobody knows.
+        MissingExtra: an ONNX file, and `onnx` is not installed.
+    """
+    path = Path(path)
+    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
+    if dims and kind != "onnx":
+        raise InvalidValue("dims", dict(dims), "none: only an ONNX model has dynamic dimensions", where=str(path))
+    if kind == "json":
+        return _load_json(path)
+    if kind == "graphml":
+        from rlplace.graphs.formats.graphml import load_graphml
+
+        return load_graphml(path)
+    if kind == "onnx":
+        from rlplace.graphs.formats.onnx_file import load_onnx
+
+        return load_onnx(path, dims=dims)
+    raise FileProblem(path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx.")
+
+
+def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
+    """Writes `graph` in the format that the path's ending names: `.json`, `.graphml` or `.dot`.
+
+    Own JSON and GraphML keep all of it but its program; DOT is for looking at, and shows the first ops of a big graph.
+
+    Raises:
+        UnknownName: no format has that ending, or it can only be read.
+        FileProblem: the file cannot be written.
+        InvalidValue: a name that the format cannot hold.
+    """
+    ending = Path(path).suffix.lower()
+    kind = ENDINGS.get(ending)
+    if kind == "json":
+        from rlplace.graphs.formats.own_json import save_json
+
+        save_json(graph, path)
+    elif kind == "graphml":
+        from rlplace.graphs.formats.graphml import save_graphml
+
+        save_graphml(graph, path)
+    elif kind == "dot":
+        from rlplace.graphs.formats.dot import save_dot
+
+        save_dot(graph, path)
+    else:
+        raise UnknownName(
+            "ending of a graph file to write", ending, [e for e, written in ENDINGS.items() if written != "onnx"]
+        )
+
+
+def _load_json(path: Path) -> OpGraph:
+    data = read_json(path)
+    if isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data):
+        from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+
+        return load_dnn_partitioning(path).graph
+    from rlplace.graphs.formats.own_json import graph_from_json
+
+    return graph_from_json(data, where=str(path))
+
+
+def _sniff(path: Path) -> Format:
+    if not path.is_file():
+        raise FileProblem(path, "no such file.")
+    try:
+        with path.open("rb") as file:
+            start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    if start[:1] == b"{":
+        return "json"
+    if start[:1] == b"<":
+        return "graphml"
+    if start[:1] == b"\x08":  # an ONNX file starts with its `ir_version`, field 1
+        return "onnx"
+    raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)

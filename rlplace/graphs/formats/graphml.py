@@ -1,0 +1,233 @@
+"""GraphML: what `to_networkx` holds, as XML; and any directed GraphML of others.
+
+XML is parsed with expat alone: a document type, and with it every entity, is refused before anything is expanded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.parsers import expat
+from xml.sax.saxutils import escape, quoteattr
+
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.files import LARGEST_JSON_BYTES, write_text_atomic
+from rlplace.graphs.formats.fields import shown
+from rlplace.graphs.formats.networkx_graph import SCHEMA, from_networkx, to_networkx
+from rlplace.graphs.opgraph import OpGraph
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+NAMESPACE = "http://graphml.graphdrawing.org/xmlns"
+_TYPES = {int: "long", float: "double", str: "string", list: "string"}
+_STRUCTURED = ("tensors", "mutations", "outputs")
+"""Attributes that hold lists: JSON inside the XML."""
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_OWNERS = ("graph", "node", "edge")
+
+
+def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
+    """Writes `graph` as GraphML, whole or not at all; its program is not kept.
+
+    Raises:
+        FileProblem: the file cannot be written.
+        InvalidValue: a name holds a character that XML has no way to write.
+    """
+    content = to_networkx(graph)
+    keys: dict[tuple[str, str], str] = {}
+    declarations: list[str] = []
+
+    def data(owner: str, attributes: dict[str, Any]) -> str:
+        lines = []
+        for name, value in attributes.items():
+            if (owner, name) not in keys:
+                key, kind = f"d{len(keys)}", _TYPES[type(value)]
+                keys[owner, name] = key
+                declarations.append(f'<key id="{key}" for="{owner}" attr.name="{name}" attr.type="{kind}"/>')
+            text = json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
+            if _NOT_XML.search(text):
+                raise InvalidValue(name, shown(text), "characters that XML can hold", where=str(path),
+                                   hint="Save it as .json.")  # fmt: skip
+            lines.append(f'<data key="{keys[owner, name]}">{escape(text, {chr(13): "&#13;"})}</data>')
+        return "".join(lines)
+
+    body = [data("graph", content.graph)]
+    body += [f'<node id="n{node}">{data("node", row)}</node>' for node, row in content.nodes(data=True)]
+    body += [f'<edge source="n{i}" target="n{j}">{data("edge", row)}</edge>' for i, j, row in content.edges(data=True)]
+    head = [f'<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns={quoteattr(NAMESPACE)}>', *declarations]
+    write_text_atomic(path, "\n".join([*head, '<graph edgedefault="directed">', *body, "</graph>\n</graphml>\n"]))
+
+
+def load_graphml(path: str | os.PathLike[str]) -> OpGraph:
+    """The graph in a GraphML file: one of `save_graphml`, or any directed acyclic one (see `OpGraph.from_networkx`).
+
+    Raises:
+        FileProblem: the file is missing, too large, not well-formed, or has a document type.
+        InvalidValue: an element or attribute is wrong.
+    """
+    return from_networkx(read_graphml(path), where=str(path))
+
+
+def read_graphml(path: str | os.PathLike[str]) -> nx.DiGraph[Any]:
+    """The `networkx.DiGraph` in a GraphML file, every attribute as its `key` says; raises as `load_graphml` does."""
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise FileProblem(path, "no such file.")
+        if path.stat().st_size > LARGEST_JSON_BYTES:
+            raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_JSON_BYTES}.")
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    return _Reader(str(path)).read(content)
+
+
+class _Reader:
+    """Takes the elements of one document as expat finds them."""
+
+    def __init__(self, path: str) -> None:
+        import networkx as nx
+
+        self.path = path
+        self.graph: nx.DiGraph[Any] = nx.DiGraph()
+        self.keys: dict[str, tuple[str, str]] = {}  # name and type, by id
+        self.defaults: dict[str, Any] = {}  # by id
+        self.owners: dict[str, str] = {}  # what a key is for, by id
+        self.stack: list[str] = []
+        self.target: dict[str, Any] | None = None  # where data goes
+        self.key = ""
+        self.text: list[str] = []
+        self.edges: list[tuple[str, str, dict[str, Any], int]] = []
+        self.num_graphs = 0
+        self.parser = expat.ParserCreate("utf-8")
+        self.parser.buffer_text = True
+        self.parser.StartDoctypeDeclHandler = self._doctype
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._characters
+
+    def read(self, content: bytes) -> nx.DiGraph[Any]:
+        try:
+            self.parser.Parse(content, True)
+        except expat.ExpatError as error:
+            raise FileProblem(self.path, f"not well-formed XML: {error}.") from error
+        if self.num_graphs != 1:
+            raise InvalidValue("graph", f"{self.num_graphs} of them", "one graph element", where=self.path)
+        for source, target, row, line in self.edges:
+            for field, node in (("source", source), ("target", target)):
+                if node not in self.graph:
+                    raise InvalidValue(field, shown(node), "the id of a node", where=f"{self.path}, line {line}")
+            self.graph.add_edge(source, target, **row)
+        self._apply_defaults()
+        return self._decoded() if self.graph.graph.get("schema") == SCHEMA else self.graph
+
+    def _doctype(self, *_: object) -> None:
+        raise FileProblem(self.path, "holds a document type (<!DOCTYPE ...>), which is refused: entities can be bombs.")
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        element = tag.rpartition(":")[2]
+        parent = self.stack[-1] if self.stack else ""
+        self.stack.append(element)
+        if not parent and element != "graphml":
+            raise InvalidValue("root element", shown(element), "graphml", where=self._here())
+        if element == "key":
+            name = attributes.get("attr.name", self._need(attributes, "id"))
+            self.keys[self._need(attributes, "id")] = (name, attributes.get("attr.type", "string"))
+            self.owners[attributes["id"]] = attributes.get("for", "all")
+            self.key = attributes["id"]
+        elif element == "graph":
+            self._start_graph(attributes, parent)
+        elif element == "node":
+            node = self._need(attributes, "id")
+            if node in self.graph:
+                raise InvalidValue("id", shown(node), "an id of its own for each node", where=self._here())
+            self.graph.add_node(node)
+            self.target = self.graph.nodes[node]
+        elif element == "edge":
+            if attributes.get("directed", "true") != "true":
+                raise InvalidValue("directed", shown(attributes["directed"]), "directed edges", where=self._here())
+            self.target = {}
+            line = self.parser.CurrentLineNumber
+            ends = self._need(attributes, "source"), self._need(attributes, "target")
+            self.edges.append((*ends, self.target, line))
+        elif element == "hyperedge":
+            raise InvalidValue("hyperedge", "an edge of many nodes", "edges of two nodes", where=self._here())
+        elif element == "data":
+            self.key = self._need(attributes, "key")
+            if self.key not in self.keys:
+                raise InvalidValue("key", shown(self.key), "the id of a key element", where=self._here())
+        self.text = []
+
+    def _start_graph(self, attributes: dict[str, str], parent: str) -> None:
+        self.num_graphs += 1
+        if parent != "graphml" or self.num_graphs > 1:
+            raise InvalidValue("graph", "another graph", "one graph, not nested", where=self._here())
+        if attributes.get("edgedefault", "directed") != "directed":
+            raise InvalidValue("edgedefault", shown(attributes["edgedefault"]), "'directed'", where=self._here())
+        self.target = self.graph.graph
+
+    def _end(self, tag: str) -> None:
+        element = self.stack.pop()
+        parent = self.stack[-1] if self.stack else ""
+        if element == "data" and parent in _OWNERS and self.target is not None:
+            name, kind = self.keys[self.key]
+            self.target[name] = self._value(name, kind)
+        elif element == "default" and parent == "key":
+            name, kind = self.keys[self.key]
+            self.defaults[self.key] = self._value(name, kind)
+        elif element in ("node", "edge"):
+            self.target = self.graph.graph
+        self.text = []
+
+    def _characters(self, text: str) -> None:
+        self.text.append(text)
+
+    def _value(self, name: str, kind: str) -> Any:
+        text = "".join(self.text)
+        try:
+            if kind in ("int", "long"):
+                return int(text)
+            if kind in ("float", "double"):
+                return float(text)
+        except ValueError:
+            raise InvalidValue(name, shown(text), f"a value of type {kind}", where=self._here()) from None
+        return text.strip().lower() == "true" if kind == "boolean" else text
+
+    def _apply_defaults(self) -> None:
+        for key, value in self.defaults.items():
+            name, owner = self.keys[key][0], self.owners[key]
+            rows = [self.graph.graph] if owner in ("graph", "all") else []
+            rows += [row for _, row in self.graph.nodes(data=True)] if owner in ("node", "all") else []
+            rows += [row for *_, row in self.graph.edges(data=True)] if owner in ("edge", "all") else []
+            for row in rows:
+                row.setdefault(name, value)
+
+    def _decoded(self) -> nx.DiGraph[Any]:
+        """One of our graphs: nodes by number again, lists as lists."""
+        import networkx as nx
+
+        rows = [self.graph.graph, *(row for _, row in self.graph.nodes(data=True))]
+        for row in [*rows, *(row for *_, row in self.graph.edges(data=True))]:
+            for name in _STRUCTURED:
+                if name in row:
+                    try:
+                        row[name] = json.loads(str(row[name]))
+                    except (ValueError, RecursionError) as error:
+                        raise InvalidValue(name, shown(row[name]), "a list in JSON", where=self.path) from error
+        numbers = {node: int(node[1:]) if re.fullmatch(r"n[0-9]{1,9}", node) else node for node in self.graph}
+        if len(set(numbers.values())) != len(numbers):
+            raise InvalidValue("id", "one number twice", "an id of its own for each node", where=self.path)
+        relabelled: nx.DiGraph[Any] = nx.relabel_nodes(self.graph, numbers)
+        return relabelled
+
+    def _need(self, attributes: dict[str, str], name: str) -> str:
+        if name not in attributes:
+            raise InvalidValue(name, "missing", f"an attribute of <{self.stack[-1]}>", where=self._here())
+        return attributes[name]
+
+    def _here(self) -> str:
+        return f"{self.path}, line {self.parser.CurrentLineNumber}"

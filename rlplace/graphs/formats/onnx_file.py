@@ -1,0 +1,355 @@
+"""ONNX models as graphs: shapes inferred, costs in principle from them; weights are not needed and never read."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
+from rlplace.graphs.formats.fields import LARGEST_COUNT, shortened, shown
+from rlplace.graphs.formats.onnx_costs import CONTROL_FLOW, SHAPE_INPUTS, VIEWS, node_bytes, node_flops, target_of
+from rlplace.graphs.opgraph import FORWARD, OpGraph
+
+LARGEST_BYTES = 2**31 - 1
+"""What a protobuf message can hold; models with more keep their weights in other files."""
+_KEPT_ELEMENTS = 1024
+"""Initializers up to this size keep their values while shapes are inferred: they may be shapes."""
+_DTYPES = {
+    1: ("float32", 4), 2: ("uint8", 1), 3: ("int8", 1), 4: ("uint16", 2), 5: ("int16", 2), 6: ("int32", 4),
+    7: ("int64", 8), 9: ("bool", 1), 10: ("float16", 2), 11: ("float64", 8), 12: ("uint32", 4), 13: ("uint64", 8),
+    14: ("complex64", 8), 15: ("complex128", 16), 16: ("bfloat16", 2), 17: ("float8_e4m3fn", 1),
+    18: ("float8_e4m3fnuz", 1), 19: ("float8_e5m2", 1), 20: ("float8_e5m2fnuz", 1), 21: ("uint4", 1), 22: ("int4", 1),
+    23: ("float4_e2m1fn_x2", 1),
+}  # fmt: skip
+"""Name and bytes an element, by `TensorProto.DataType`."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A source or a node, on its way to be an op."""
+
+    name: str
+    target: str
+    module: str
+    where: str
+    arguments: tuple[str, ...]
+    """Values as the node names them, in their places; `""` for one that is left out."""
+    reads: tuple[str, ...]
+    """Base values of the arguments, each once."""
+    outputs: tuple[str, ...]
+    """Values that it makes, in their places; `""` for one that nobody asked for."""
+    node: Any = None
+
+
+def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None) -> OpGraph:
+    """The inference graph of an ONNX model.
+
+    Nodes become ops under the ATen names that cost the same, reshapes are views, initializers are parameters, and what
+    only computes shapes is left out. Modules come from node names (`/encoder/layer.0/MatMul`).
+
+    Args:
+        path: of the model; external data need not be there.
+        dims: sizes of dynamic dimensions by their names (`{"batch": 8, "sequence": 128}`), or by input and axis
+            (`{"input_ids.1": 128}`). A dynamic first dimension that is not named here is 1.
+
+    Raises:
+        MissingExtra: `onnx` is not installed.
+        FileProblem: the file is missing or no ONNX model, or it has control flow.
+        InvalidValue: a dynamic dimension without a size, or a shape that cannot be inferred.
+    """
+    path = Path(path)
+    model = _read(path)
+    try:
+        dims = dict(dims or {})
+        _fix_inputs(model, dims, path)
+        values = _infer_values(model, path)
+        return _Builder(model, values, path).graph()
+    except UnicodeDecodeError as error:
+        raise FileProblem(path, f"not a valid ONNX model: a name is no UTF-8 text ({error.reason}).") from error
+
+
+def _read(path: Path) -> Any:
+    try:
+        import onnx
+        from onnx import inliner
+    except ImportError as error:
+        raise MissingExtra("onnx", "onnx") from error
+    try:
+        if not path.is_file():
+            raise FileProblem(path, "no such file.")
+        if path.stat().st_size > LARGEST_BYTES:
+            raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_BYTES}.")
+        model = onnx.load_model_from_string(path.read_bytes())
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+    except RlplaceError:
+        raise
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # protobuf and onnx raise classes of their own, of no common root
+        raise FileProblem(path, f"not a valid ONNX model: {shortened(str(error))}") from error
+    if not model.graph.node:
+        raise InvalidValue("graph.node", "empty", "at least one node", where=str(path))
+    return model
+
+
+def _fix_inputs(model: Any, dims: dict[str, int], path: Path) -> None:
+    """Gives every dimension of every input a size, and the same to whatever else has a dimension of that name."""
+    for name, size in dims.items():
+        if type(size) is not int or not 1 <= size <= LARGEST_COUNT:
+            raise InvalidValue(f"dims[{name!r}]", shown(size), "an integer >= 1", where=str(path))
+    graph = model.graph
+    weights = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    used: set[str] = set()
+    for value in graph.input:
+        if value.name in weights:
+            continue
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise InvalidValue(f"input {value.name!r}", "no tensor of a known rank", "a tensor with a shape",
+                               where=str(path))  # fmt: skip
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                continue
+            label = dim.dim_param or f"{value.name}.{axis}"
+            key = next((key for key in (f"{value.name}.{axis}", label) if key in dims), None)
+            if key is None and axis > 0:
+                shape = [str(d.dim_value or d.dim_param or "?") for d in value.type.tensor_type.shape.dim]
+                raise InvalidValue(
+                    f"input {value.name!r}", f"of shape ({', '.join(shape)})", "sizes that are known", where=str(path),
+                    hint=f"Say the size of its dimension {axis}: dims={{{label!r}: 128}}, or --dims {label}=128.",
+                )  # fmt: skip
+            if key is None:
+                dims[label] = 1
+            used.add(key or label)
+            dim.dim_value = dims[key or label]
+    unused = [name for name in dims if name not in used and not any(name in _labels(v) for v in graph.input)]
+    if unused:
+        raise InvalidValue(f"dims[{unused[0]!r}]", "of no input", "names of dynamic dimensions", where=str(path))
+    for value in (*graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+
+
+def _labels(value: Any) -> list[str]:
+    return [label for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            for label in (dim.dim_param, f"{value.name}.{axis}")]  # fmt: skip
+
+
+def _infer_values(model: Any, path: Path) -> dict[str, _Value]:
+    """Shape and dtype of every value that has both."""
+    from onnx import shape_inference
+
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) > _KEPT_ELEMENTS:
+            for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(name)
+    try:
+        graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
+        raise FileProblem(path, f"its shapes cannot be inferred: {shortened(str(error))}") from error
+    values: dict[str, _Value] = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        kind = info.type.tensor_type
+        if not info.type.HasField("tensor_type") or not kind.HasField("shape"):
+            continue
+        if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in kind.shape.dim):
+            shape = tuple(dim.dim_value for dim in kind.shape.dim)
+            values[info.name] = _value(info.name, shape, kind.elem_type, path)
+    tensors = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    return values | {t.name: _value(t.name, tuple(t.dims), t.data_type, path) for t in tensors}
+
+
+def _value(name: str, shape: tuple[int, ...], elem_type: int, path: Path) -> _Value:
+    dtype, size = _DTYPES.get(elem_type, ("uint8", 1))
+    num_bytes = size * math.prod(shape)
+    if any(length < 0 for length in shape) or num_bytes > LARGEST_COUNT:
+        expected = f"sizes of at most {LARGEST_COUNT} bytes"
+        raise InvalidValue(f"shape of {shortened(name)!r}", shown(str(shape)), expected, where=str(path))
+    return _Value(shape, dtype, num_bytes)
+
+
+class _Builder:
+    """Walks the nodes of one model."""
+
+    def __init__(self, model: Any, values: Mapping[str, _Value], path: Path) -> None:
+        self.onnx_graph = model.graph
+        self.values = values
+        self.path = path
+        self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
+        self.items: list[_Item] = []
+
+    def graph(self) -> OpGraph:
+        graph = self.onnx_graph
+        tensors = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+        weights = {tensor.name for tensor in tensors}
+        for value in graph.input:
+            if value.name not in weights:
+                self._add_source(value.name, "input")
+        for tensor in tensors:
+            is_index = self.values[tensor.name].dtype in ("int64", "int32", "bool") and len(tensor.dims) <= 1
+            self._add_source(tensor.name, "constant" if is_index else "parameter")
+        for place, node in enumerate(graph.node):
+            self._add_node(node, place)
+        results = []
+        for value in graph.output:
+            if value.name not in self.base:
+                raise InvalidValue("graph.output", shown(value.name), "a value that a node makes", where=str(self.path))
+            results.append(self.base[value.name])
+        return self._assemble(*self._live(results), results)
+
+    def _add_source(self, name: str, kind: str) -> None:
+        if name in self.base:
+            raise InvalidValue("name", shown(name), f"a name of its own for each {kind}", where=str(self.path))
+        module = name.rpartition(".")[0] if kind == "parameter" and re.fullmatch(r"[\w.]+", name) else ""
+        self.base[name] = name
+        self.items.append(_Item(name or kind, kind, module, f"{self.path}, {kind} {shown(name)!r}", (), (), (name,)))
+
+    def _add_node(self, node: Any, place: int) -> None:
+        where = f"{self.path}, node {place} ({shortened(node.op_type)} {shortened(node.name)!r})"
+        if node.op_type in CONTROL_FLOW or any(a.HasField("g") or a.graphs for a in node.attribute):
+            raise FileProblem(
+                where, "it holds a graph of its own, and control flow cannot be placed. Export the model with its loops "
+                "unrolled and its branches taken."
+            )  # fmt: skip
+        for name in node.input:
+            if name and name not in self.base:
+                expected = "a value that an input, an initializer or an earlier node makes"
+                raise InvalidValue("input", shown(name), expected, where=where)
+        for name in node.output:
+            if name and name in self.base:
+                raise InvalidValue("output", shown(name), "a name that no other value has", where=where)
+        self.base |= {name: name for name in node.output if name}
+        if node.op_type in VIEWS and node.input and node.input[0] and node.output:
+            self.base[node.output[0]] = self.base[node.input[0]]
+        arguments = tuple(node.input[: SHAPE_INPUTS.get(node.op_type, len(node.input))])
+        is_constant = node.op_type in ("Constant", "Shape", "Size")
+        self.items.append(
+            _Item(
+                name=node.name or f"{node.op_type}_{place}",
+                target="constant" if is_constant else target_of(node.op_type, node.domain),
+                module=_module(node),
+                where=where,
+                arguments=arguments,
+                reads=tuple(dict.fromkeys(self.base[name] for name in arguments if name)),
+                outputs=tuple(name if self.base.get(name) == name else "" for name in node.output),
+                node=node,
+            )
+        )
+
+    def _live(self, results: list[str]) -> tuple[list[_Item], set[str]]:
+        """Items that the results depend on, and all inputs; and the values that are read or returned."""
+        needed = set(results)
+        live = []
+        for item in reversed(self.items):
+            if item.target == "input" or any(name in needed for name in item.outputs):
+                live.append(item)
+                needed.update(item.reads)
+        return live[::-1], needed
+
+    def _assemble(self, items: list[_Item], needed: set[str], results: list[str]) -> OpGraph:
+        tensors = [
+            (op, place, name)
+            for op, item in enumerate(items)
+            for place, name in enumerate(item.outputs)
+            if name in needed or item.target == "input"
+        ]
+        ids = {name: number for number, (_, _, name) in enumerate(tensors)}
+        sizes = [self._known(name, items[op]) for op, _, name in tensors]
+        reads = [sorted(ids[name] for name in item.reads) for item in items]
+        facts = [self._facts(item, needed) for item in items]
+        zeros = np.zeros(len(items), dtype=np.int64)
+        parameters = [self.values[i.outputs[0]].num_bytes if i.target == "parameter" else 0 for i in items]
+        try:
+            return OpGraph(
+                names=_unique([item.name for item in items]),
+                targets=tuple(item.target for item in items),
+                modules=tuple(item.module for item in items),
+                signatures=tuple(signature for signature, _, _ in facts),
+                phases=np.full(len(items), FORWARD),
+                flops=np.array([flops for _, flops, _ in facts]),
+                bytes_moved=np.array([moved for _, _, moved in facts]),
+                parameter_bytes=np.array(parameters, dtype=np.int64),
+                gradient_bytes=zeros,
+                state_bytes=zeros,
+                workspace_bytes=zeros,
+                colocation=np.full(len(items), -1),
+                tensor_op=np.array([op for op, _, _ in tensors], dtype=np.int32),
+                tensor_output=np.array([place for _, place, _ in tensors], dtype=np.int32),
+                tensor_bytes=np.array([value.num_bytes for value in sizes], dtype=np.int64),
+                tensor_shapes=tuple(value.shape for value in sizes),
+                tensor_dtypes=tuple(value.dtype for value in sizes),
+                input_offsets=np.cumsum([0, *map(len, reads)]),
+                input_tensors=np.array([tensor for read in reads for tensor in read], dtype=np.int32),
+                mutation_op=np.empty(0, dtype=np.int32),
+                mutation_tensor=np.empty(0, dtype=np.int32),
+                output_tensors=np.array(sorted({ids[name] for name in results}), dtype=np.int32),
+            )
+        except InvalidValue as error:
+            raise InvalidValue(error.field, error.actual, error.expected, where=str(self.path)) from error
+
+    def _facts(self, item: _Item, needed: set[str]) -> tuple[str, float, float]:
+        """Signature, FLOPs and bytes moved."""
+        if item.node is None or item.target == "constant":
+            return item.target, 0.0, 0.0
+        op_type, attributes = item.node.op_type, dict(_attributes(item.node))
+        given = [self._known(name, item) if name else _Value((), "", 0) for name in item.arguments]
+        made = [self._known(name, item) for name in item.outputs if name in needed]
+        parts = [f"{value.dtype}{value.shape}" for value in given if value.dtype]
+        parts += [f"{name}={value}" for name, value in sorted(attributes.items())]
+        return (
+            f"{item.target}({', '.join(parts)})",
+            node_flops(op_type, [value.shape for value in given], [value.shape for value in made], attributes),
+            node_bytes(op_type, [value.num_bytes for value in given], [value.num_bytes for value in made]),
+        )
+
+    def _known(self, name: str, item: _Item) -> _Value:
+        if name not in self.values:
+            raise InvalidValue(
+                f"shape of {shortened(name)!r}", "unknown", "a shape that can be inferred", where=item.where,
+                hint="Fix the model's dynamic dimensions (onnxsim folds the rest), or give shapes in its value_info.",
+            )  # fmt: skip
+        return self.values[name]
+
+
+def _attributes(node: Any) -> Iterator[tuple[str, object]]:
+    """Plain attributes; a tensor among them is data, not a kind of op."""
+    for attribute in node.attribute:
+        if attribute.type == attribute.INT:
+            yield attribute.name, attribute.i
+        elif attribute.type == attribute.INTS:
+            yield attribute.name, tuple(attribute.ints)[:16]
+        elif attribute.type == attribute.FLOAT:
+            yield attribute.name, attribute.f
+        elif attribute.type == attribute.STRING:
+            yield attribute.name, shortened(attribute.s.decode("utf-8", "replace"))
+
+
+def _module(node: Any) -> str:
+    """`encoder.layer.0` of a node that TorchScript's exporter named `/encoder/layer.0/MatMul`.
+
+    The newer exporter keeps the modules on the way to a node in its metadata, from the root to the node itself.
+    """
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"), "")
+    found = re.findall(r"'([^']*)'", scopes)
+    if len(found) > 1:
+        return str(found[-2])
+    return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
+
+
+def _unique(names: list[str]) -> tuple[str, ...]:
+    return tuple(names) if len(set(names)) == len(names) else tuple(f"{name}#{i}" for i, name in enumerate(names))
