@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,29 +12,13 @@ from typing import Any
 import numpy as np
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
-from rlplace.graphs.formats.fields import LARGEST_COUNT, shortened, shown
+from rlplace.graphs.formats.fields import shortened, shown
 from rlplace.graphs.formats.onnx_costs import CONTROL_FLOW, SHAPE_INPUTS, VIEWS, node_bytes, node_flops, target_of
+from rlplace.graphs.formats.onnx_shapes import Value, fix_inputs, infer_values
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""
-_KEPT_ELEMENTS = 1024
-"""Initializers up to this size keep their values while shapes are inferred: they may be shapes."""
-_DTYPES = {
-    1: ("float32", 4), 2: ("uint8", 1), 3: ("int8", 1), 4: ("uint16", 2), 5: ("int16", 2), 6: ("int32", 4),
-    7: ("int64", 8), 9: ("bool", 1), 10: ("float16", 2), 11: ("float64", 8), 12: ("uint32", 4), 13: ("uint64", 8),
-    14: ("complex64", 8), 15: ("complex128", 16), 16: ("bfloat16", 2), 17: ("float8_e4m3fn", 1),
-    18: ("float8_e4m3fnuz", 1), 19: ("float8_e5m2", 1), 20: ("float8_e5m2fnuz", 1), 21: ("uint4", 1), 22: ("int4", 1),
-    23: ("float4_e2m1fn_x2", 1),
-}  # fmt: skip
-"""Name and bytes an element, by `TensorProto.DataType`."""
-
-
-@dataclass(frozen=True)
-class _Value:
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -74,10 +57,9 @@ def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = 
     path = Path(path)
     model = _read(path)
     try:
-        dims = dict(dims or {})
-        _fix_inputs(model, dims, path)
-        values = _infer_values(model, path)
-        return _Builder(model, values, path).graph()
+        fix_inputs(model, dims or {}, path)
+        values, reasons = infer_values(model, path)
+        return _Builder(model, values, reasons, path).graph()
     except UnicodeDecodeError as error:
         raise FileProblem(path, f"not a valid ONNX model: a name is no UTF-8 text ({error.reason}).") from error
 
@@ -107,88 +89,13 @@ def _read(path: Path) -> Any:
     return model
 
 
-def _fix_inputs(model: Any, dims: dict[str, int], path: Path) -> None:
-    """Gives every dimension of every input a size, and the same to whatever else has a dimension of that name."""
-    for name, size in dims.items():
-        if type(size) is not int or not 1 <= size <= LARGEST_COUNT:
-            raise InvalidValue(f"dims[{name!r}]", shown(size), "an integer >= 1", where=str(path))
-    graph = model.graph
-    weights = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    used: set[str] = set()
-    for value in graph.input:
-        if value.name in weights:
-            continue
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            raise InvalidValue(f"input {value.name!r}", "no tensor of a known rank", "a tensor with a shape",
-                               where=str(path))  # fmt: skip
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
-                continue
-            label = dim.dim_param or f"{value.name}.{axis}"
-            key = next((key for key in (f"{value.name}.{axis}", label) if key in dims), None)
-            if key is None and axis > 0:
-                shape = [str(d.dim_value or d.dim_param or "?") for d in value.type.tensor_type.shape.dim]
-                raise InvalidValue(
-                    f"input {value.name!r}", f"of shape ({', '.join(shape)})", "sizes that are known", where=str(path),
-                    hint=f"Say the size of its dimension {axis}: dims={{{label!r}: 128}}, or --dims {label}=128.",
-                )  # fmt: skip
-            if key is None:
-                dims[label] = 1
-            used.add(key or label)
-            dim.dim_value = dims[key or label]
-    unused = [name for name in dims if name not in used and not any(name in _labels(v) for v in graph.input)]
-    if unused:
-        raise InvalidValue(f"dims[{unused[0]!r}]", "of no input", "names of dynamic dimensions", where=str(path))
-    for value in (*graph.value_info, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in dims:
-                dim.dim_value = dims[dim.dim_param]
-
-
-def _labels(value: Any) -> list[str]:
-    return [label for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-            for label in (dim.dim_param, f"{value.name}.{axis}")]  # fmt: skip
-
-
-def _infer_values(model: Any, path: Path) -> dict[str, _Value]:
-    """Shape and dtype of every value that has both."""
-    from onnx import shape_inference
-
-    for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) > _KEPT_ELEMENTS:
-            for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                tensor.ClearField(name)
-    try:
-        graph = shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
-        raise FileProblem(path, f"its shapes cannot be inferred: {shortened(str(error))}") from error
-    values: dict[str, _Value] = {}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        kind = info.type.tensor_type
-        if not info.type.HasField("tensor_type") or not kind.HasField("shape"):
-            continue
-        if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in kind.shape.dim):
-            shape = tuple(dim.dim_value for dim in kind.shape.dim)
-            values[info.name] = _value(info.name, shape, kind.elem_type, path)
-    tensors = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
-    return values | {t.name: _value(t.name, tuple(t.dims), t.data_type, path) for t in tensors}
-
-
-def _value(name: str, shape: tuple[int, ...], elem_type: int, path: Path) -> _Value:
-    dtype, size = _DTYPES.get(elem_type, ("uint8", 1))
-    num_bytes = size * math.prod(shape)
-    if any(length < 0 for length in shape) or num_bytes > LARGEST_COUNT:
-        expected = f"sizes of at most {LARGEST_COUNT} bytes"
-        raise InvalidValue(f"shape of {shortened(name)!r}", shown(str(shape)), expected, where=str(path))
-    return _Value(shape, dtype, num_bytes)
-
-
 class _Builder:
     """Walks the nodes of one model."""
 
-    def __init__(self, model: Any, values: Mapping[str, _Value], path: Path) -> None:
+    def __init__(self, model: Any, values: Mapping[str, Value], reasons: Mapping[str, str], path: Path) -> None:
         self.onnx_graph = model.graph
         self.values = values
+        self.reasons = reasons
         self.path = path
         self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
         self.items: list[_Item] = []
@@ -223,8 +130,8 @@ class _Builder:
         where = f"{self.path}, node {place} ({shortened(node.op_type)} {shortened(node.name)!r})"
         if node.op_type in CONTROL_FLOW or any(a.HasField("g") or a.graphs for a in node.attribute):
             raise FileProblem(
-                where, "it holds a graph of its own, and control flow cannot be placed. Export the model with its loops "
-                "unrolled and its branches taken."
+                where, "it holds a graph of its own, and control flow cannot be placed: export the model with its "
+                "loops unrolled and its branches taken."
             )  # fmt: skip
         for name in node.input:
             if name and name not in self.base:
@@ -307,7 +214,7 @@ class _Builder:
         if item.node is None or item.target == "constant":
             return item.target, 0.0, 0.0
         op_type, attributes = item.node.op_type, dict(_attributes(item.node))
-        given = [self._known(name, item) if name else _Value((), "", 0) for name in item.arguments]
+        given = [self._known(name, item) if name else Value((), "", 0) for name in item.arguments]
         made = [self._known(name, item) for name in item.outputs if name in needed]
         parts = [f"{value.dtype}{value.shape}" for value in given if value.dtype]
         parts += [f"{name}={value}" for name, value in sorted(attributes.items())]
@@ -317,11 +224,12 @@ class _Builder:
             node_bytes(op_type, [value.num_bytes for value in given], [value.num_bytes for value in made]),
         )
 
-    def _known(self, name: str, item: _Item) -> _Value:
+    def _known(self, name: str, item: _Item) -> Value:
         if name not in self.values:
+            reason = f"onnx says: {self.reasons[name]}. " if self.reasons.get(name) else ""
             raise InvalidValue(
                 f"shape of {shortened(name)!r}", "unknown", "a shape that can be inferred", where=item.where,
-                hint="Fix the model's dynamic dimensions (onnxsim folds the rest), or give shapes in its value_info.",
+                hint=f"{reason}Simplify the model (onnxsim), or give the shape in its value_info.",
             )  # fmt: skip
         return self.values[name]
 
