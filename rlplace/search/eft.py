@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.ranks import upward_ranks
+from rlplace.search.task import Task
 
 
 def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDArray[np.int32]:
     """(N,) int32: ops in order of priority, each on the device where it would end first.
 
-    A parameter or input goes where its first reader goes, and ops that live together follow the first of them. A copy
-    takes its route's time; where it blocks the destination it takes the device's time as well.
+    A parameter or input goes where its first reader goes, and ops that live together follow the first of them; ops go
+    only where they may. A copy takes its route's time; where it blocks the destination it takes the device's time too.
 
     Args:
         problem: gangs take part as devices that occupy their members.
@@ -36,15 +37,33 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
         _schedule(
             order, graph.is_source, graph.colocation, graph.tensor_op, graph.tensor_bytes.astype(np.float64),
             graph.input_offsets, graph.input_tensors, problem.costs.op_time_s, problem.transfer_latency_s,
-            problem.transfer_s_per_byte, blocks, occupies,
+            problem.transfer_s_per_byte, blocks, occupies, _allowed(problem),
         )
     )  # fmt: skip
+
+
+def solve_eft(task: Task) -> None:
+    """Scores `eft`."""
+    task.score(eft(task.problem))
+
+
+def _allowed(problem: Problem) -> NDArray[np.bool_]:
+    """(N, D): where an op and all that live with it may run."""
+    classes = problem.graph.colocation
+    table = np.ones((problem.graph.num_ops, problem.host.num_devices), dtype=np.bool_)
+    if problem.allowed is not None:
+        together = np.ones((int(classes.max(initial=-1)) + 1, problem.host.num_devices), dtype=np.bool_)
+        members = classes >= 0
+        np.logical_and.at(together, classes[members], problem.allowed[members])
+        table[:] = problem.allowed
+        table[members] = together[classes[members]]
+    return table
 
 
 @njit(cache=True)
 def _schedule(  # type: ignore[no-untyped-def]
     order, is_source, colocation, tensor_op, tensor_bytes, input_offsets, input_tensors, op_time_s, latency_s,
-    s_per_byte, blocks, occupies,
+    s_per_byte, blocks, occupies, allowed,
 ):  # fmt: skip
     num_ops, num_devices = op_time_s.shape
     num_classes = 1
@@ -62,7 +81,7 @@ def _schedule(  # type: ignore[no-untyped-def]
         fixed = class_device[colocation[op]] if colocation[op] >= 0 else -1
         best, best_end = -1, np.inf
         for device in range(num_devices):
-            if fixed >= 0 and device != fixed:
+            if (fixed >= 0 and device != fixed) or not allowed[op, device]:
                 continue
             available = 0.0
             for other in range(num_devices):
@@ -96,10 +115,10 @@ def _schedule(  # type: ignore[no-untyped-def]
             if placed[producer] < 0:  # a source that nobody has read yet
                 if colocation[producer] >= 0:
                     if class_device[colocation[producer]] < 0:
-                        class_device[colocation[producer]] = best
+                        class_device[colocation[producer]] = _first_allowed(allowed[producer], best)
                     placed[producer] = class_device[colocation[producer]]
                 else:
-                    placed[producer] = best
+                    placed[producer] = _first_allowed(allowed[producer], best)
             if placed[producer] != best and ready_s[tensor, best] < 0.0:
                 ready_s[tensor, best] = start
         placed[op] = best
@@ -112,5 +131,16 @@ def _schedule(  # type: ignore[no-untyped-def]
     for op in range(num_ops):
         if placed[op] < 0:
             fixed = class_device[colocation[op]] if colocation[op] >= 0 else -1
-            placed[op] = max(fixed, 0)
+            placed[op] = fixed if fixed >= 0 else _first_allowed(allowed[op], 0)
     return placed
+
+
+@njit(cache=True)
+def _first_allowed(allowed, wanted):  # type: ignore[no-untyped-def]
+    """`wanted` if it is allowed, else the first device that is."""
+    if allowed[wanted]:
+        return wanted
+    for device in range(len(allowed)):
+        if allowed[device]:
+            return device
+    return wanted

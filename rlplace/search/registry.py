@@ -53,6 +53,13 @@ METHODS: dict[str, Method] = {
         Method("round-robin", "baselines:solve_round_robin", "baseline", "groups dealt out in order"),
         Method("random", "baselines:solve_random", "search", "groups drawn uniformly"),
         Method("blocks", "baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
+        Method("eft", "eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
+        Method("heft", "heft:solve_heft", "scheduler", "HEFT with insertion: Topcuoglu et al. 2002"),
+        Method("peft", "peft:solve_peft", "scheduler", "look-ahead by optimistic costs: Arabnejad and Barbosa 2014"),
+        Method("critical-path", "critical_path:solve_critical_path", "scheduler", "CPOP: Topcuoglu et al. 2002"),
+        Method("m-topo", "baechi:solve_m_topo", "scheduler", "even memory, in order: Baechi, Jeon et al. 2020"),
+        Method("m-etf", "baechi:solve_m_etf", "scheduler", "earliest start first: Baechi, Jeon et al. 2020"),
+        Method("m-sct", "baechi:solve_m_sct", "scheduler", "favourite children by LP: Baechi, Jeon et al. 2020"),
         Method("anneal", "anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
     )
 }
