@@ -20,6 +20,7 @@ SHAPE_INPUTS: dict[str, int] = {
 """From which input on a node reads shapes and the like: known before the step, so no tensors that have to be there."""
 
 _TARGETS = {
+    "ArgMax": "aten.argmax", "ArgMin": "aten.argmin", "CumSum": "aten.cumsum",
     "Attention": "aten.scaled_dot_product_attention", "AveragePool": "aten.avg_pool2d",
     "BatchNormalization": "aten.native_batch_norm", "BitShift": "aten.bitwise_left_shift", "Conv": "aten.convolution",
     "ConvInteger": "aten.convolution", "ConvTranspose": "aten.convolution", "Einsum": "aten.einsum",
@@ -78,7 +79,7 @@ def node_flops(
         return 2.0 * out * depth
     if op_type in ("Gemm", "FusedGemm") and len(inputs) >= 2 and len(inputs[0]) == 2:
         return 2.0 * out * inputs[0][0 if attributes.get("transA") else 1]
-    if op_type in ("QLinearMatMul",) and inputs[0]:
+    if op_type == "QLinearMatMul" and inputs and inputs[0]:
         return 2.0 * out * inputs[0][-1]
     if op_type in ("Conv", "ConvInteger", "ConvTranspose", "QLinearConv") and len(inputs) >= 2:
         weight = inputs[3] if op_type == "QLinearConv" and len(inputs) > 3 else inputs[1]

@@ -185,7 +185,7 @@ class _Builder:
             return OpGraph(
                 names=_unique([item.name for item in items]),
                 targets=tuple(item.target for item in items),
-                modules=tuple(item.module for item in items),
+                modules=_modules(items),
                 signatures=tuple(signature for signature, _, _ in facts),
                 phases=np.full(len(items), FORWARD),
                 flops=np.array([flops for _, flops, _ in facts]),
@@ -257,6 +257,18 @@ def _module(node: Any) -> str:
     if len(found) > 1:
         return str(found[-2])
     return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
+
+
+def _modules(items: list[_Item]) -> tuple[str, ...]:
+    """Modules; that of a parameter whose name tells none is its first reader's."""
+    first: dict[str, str] = {}
+    for item in items:
+        for name in item.reads:
+            first.setdefault(name, item.module)
+    return tuple(
+        item.module or (first.get(item.outputs[0], "") if item.target in ("parameter", "constant") else "")
+        for item in items
+    )
 
 
 def _unique(names: list[str]) -> tuple[str, ...]:
