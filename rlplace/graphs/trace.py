@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +17,13 @@ from torch import nn
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.functional import functionalise
 
 LossFn = Callable[[Any], torch.Tensor]
 
@@ -92,11 +95,11 @@ def trace_step(
 
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
-    with _untouched(model), _annotated(model), _translated(model), _portable(), grad_mode:
-        with fx_traceback.preserve_node_meta():
+    with _untouched(model), _annotated(model), _translated(model), _portable(), _uncollected(), grad_mode:
+        with fx_traceback.preserve_node_meta(), _use_lazy_graph_module(True):
             module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
         _spread_origins(module)
-        module = _functionalise(module)
+        module = functionalise(module)
     return Trace(
         module=module,
         trainable=tuple(trainable),
@@ -110,6 +113,7 @@ def trace_step(
 
 def _store_replaced(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]) -> None:
     """Buffers that `forward` replaced (`self.mean = ...`) are written where they live."""
+    replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name in buffers:
         old, new = before[name], after[name]
         if new is old:
@@ -120,7 +124,10 @@ def _store_replaced(before: dict[str, torch.Tensor], after: dict[str, torch.Tens
                 f"`forward` replaced buffer {name!r} by a {found}, expected {old.dtype} {tuple(old.shape)} as before; "
                 f"keep its shape and dtype, or keep the value in a plain attribute."
             )
-        with torch.no_grad():
+        # a buffer that another one takes over is read before it is written
+        replaced.append((old, new.clone() if any(new is other for other in before.values()) else new))
+    with torch.no_grad():
+        for old, new in replaced:
             old.copy_(new)
 
 
@@ -171,6 +178,18 @@ def _portable() -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(was_enabled)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """While active, Python looks for no cycles among the objects of the trace: all of them stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -233,78 +252,6 @@ def _spread_origins(module: torch.fx.GraphModule) -> None:
         if node in lost:  # a sum of gradients runs under no autograd node: it belongs to the module of what it sums
             modules = ((source.meta.get("custom") or {}).get("module") for source in node.all_input_nodes)
             node.meta["custom"]["module"] = next(filter(None, modules), "")
-
-
-def _functionalise(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same graph without in-place ops, but for `copy_` into placeholders (buffers) at its end."""
-    if not any(_mutates(node) for node in module.graph.nodes):
-        return module
-    placeholders = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    _legalise_batch_norm(module)
-
-    def run(*flat: torch.Tensor) -> Any:
-        return torch.fx.Interpreter(module).run(*flat)
-
-    with fx_traceback.preserve_node_meta():
-        functional = torch.func.functionalize(run, remove="mutations")
-        functionalised = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*placeholders)
-    _reinplace_batch_norm(functionalised)
-    return functionalised
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    if node.target is torch.ops.aten.native_batch_norm.default:
-        return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _legalise_batch_norm(module: torch.fx.GraphModule) -> None:
-    """`native_batch_norm` updates its running statistics without saying so; its `_legit` twin says it."""
-    aten = torch.ops.aten
-    for node in module.graph.nodes:
-        if node.target is aten.native_batch_norm.default:
-            has_statistics = node.args[3] is not None
-            training = node.args[5]
-            node.target = aten._native_batch_norm_legit.default
-            if not has_statistics:
-                node.target = aten._native_batch_norm_legit.no_stats
-                node.args = (*node.args[:3], *node.args[5:])
-            elif not training:
-                node.target = aten._native_batch_norm_legit_no_training.default
-                node.args = (*node.args[:5], *node.args[6:])
-    module.recompile()
-
-
-def _reinplace_batch_norm(module: torch.fx.GraphModule) -> None:
-    """Batch norm updates its running statistics where they live again: one op instead of three, nothing doubled.
-
-    Its backward gets None for them: in training mode it does not read them.
-    """
-    aten = torch.ops.aten
-    for node in list(module.graph.nodes):
-        if node.target is not aten._native_batch_norm_legit_functional.default:
-            continue
-        updated = {user.args[1]: user for user in node.users}
-        if not {3, 4} <= updated.keys():
-            continue
-        stores, backwards = [], []
-        for position in (3, 4):
-            for user in updated[position].users:
-                if user.target is aten.copy_.default and user.args[0] is node.args[position]:
-                    stores.append(user)
-                elif user.target is aten.native_batch_norm_backward.default and user.args[7] is True:
-                    backwards.append(user)
-        if len(stores) != 2 or len(stores) + len(backwards) != sum(len(updated[k].users) for k in (3, 4)):
-            continue
-        for user in backwards:
-            user.args = (*user.args[:3], None, None, *user.args[5:])
-        for store in stores:
-            module.graph.erase_node(store)
-        for position in (3, 4):
-            module.graph.erase_node(updated[position])
-        node.target = aten._native_batch_norm_legit.default
-        node.meta["val"] = tuple(node.meta["val"])[:3]
-    module.graph.lint()
 
 
 @contextlib.contextmanager
