@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping import Grouping, group_ops
+from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.grouping import LATENCY_S, S_PER_BYTE, Grouping, group_ops
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.rules import GroupingRule
 from rlplace.measure.costs import Costs
 from rlplace.measure.host import Host
+
+MEMORY_SHARE = 0.25
+"""Part of the smallest device's memory that the bytes of a group may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,15 @@ class Problem:
 
     @classmethod
     def profile(
-        cls, graph: OpGraph, host: Host, *, num_groups: int = 256, on_progress: Callable[[str], None] | None = None
+        cls,
+        graph: OpGraph,
+        host: Host,
+        *,
+        num_groups: int = 256,
+        grouping: str = "heavy-edge",
+        acyclic: bool = False,
+        constraints: Constraints | None = None,
+        on_progress: Callable[[str], None] | None = None,
     ) -> Problem:
         """The problem with costs and link figures measured on this machine, from real steps and real copies.
 
@@ -62,21 +75,69 @@ class Problem:
             graph: with its program.
             host: of this machine.
             num_groups: how many groups to aim at.
+            grouping: the rule that groups are made by, a word of `GroupingRule`.
+            acyclic: keep the graph of groups without cycles.
+            constraints: pins, exclusions and what stays together.
             on_progress: told what is being profiled.
+
+        Raises:
+            UserError: a rule or constraint that does not fit.
         """
         from rlplace.measure.profile import profile_costs, profile_links
 
+        GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
+        (constraints or Constraints()).resolve(graph, *_names(host))
         host = profile_links(host)
         costs = profile_costs(graph, host, on_progress=on_progress)
-        return cls(graph, host, costs, group_ops(graph, costs.op_time_s.mean(axis=1), num_groups))
+        return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
     @classmethod
-    def estimate(cls, graph: OpGraph, host: Host, *, num_groups: int = 256) -> Problem:
-        """The problem with roofline costs, for a host that need not be here."""
+    def estimate(
+        cls,
+        graph: OpGraph,
+        host: Host,
+        *,
+        num_groups: int = 256,
+        grouping: str = "heavy-edge",
+        acyclic: bool = False,
+        constraints: Constraints | None = None,
+    ) -> Problem:
+        """The problem with roofline costs, for a host that need not be here; arguments as in `profile`.
+
+        Raises:
+            UserError: a rule or constraint that does not fit, or a device without the figures that an estimate needs.
+        """
         from rlplace.measure.estimate import estimate_costs
 
         costs = estimate_costs(graph, host)
-        return cls(graph, host, costs, group_ops(graph, costs.op_time_s.mean(axis=1), num_groups))
+        return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
+
+    @classmethod
+    def grouped(
+        cls,
+        graph: OpGraph,
+        host: Host,
+        costs: Costs,
+        num_groups: int = 256,
+        grouping: str = "heavy-edge",
+        *,
+        acyclic: bool = False,
+        constraints: Constraints | None = None,
+    ) -> Problem:
+        """The problem with given costs, its groups made by a rule for this host's routes and memory.
+
+        Raises:
+            UserError: a rule or constraint that does not fit.
+        """
+        resolved = constraints.resolve(graph, *_names(host)) if constraints else None
+        latency_s, s_per_byte = _mean_transfer(host)
+        made = group_ops(
+            graph, costs.op_time_s.mean(axis=1), num_groups, grouping, acyclic=acyclic, latency_s=latency_s,
+            s_per_byte=s_per_byte, cap_bytes=MEMORY_SHARE * min(device.memory_bytes for device in host.devices),
+            allowed=None if resolved is None else resolved.allowed,
+            together=() if resolved is None else resolved.together,
+        )  # fmt: skip
+        return cls(graph, host, costs, made, None if resolved is None else resolved.allowed)
 
     @cached_property
     def transfer_latency_s(self) -> NDArray[np.float64]:
@@ -155,3 +216,19 @@ class Problem:
                 source, destination = self.host.device_index[route.source], self.host.device_index[route.destination]
                 table[source, destination] = reduce(links[name] for name in route.links)  # type: ignore[operator]
         return table
+
+
+def _names(host: Host) -> tuple[list[str], list[str]]:
+    """Names and kinds of the devices."""
+    return [device.name for device in host.devices], [device.kind for device in host.devices]
+
+
+def _mean_transfer(host: Host) -> tuple[float, float]:
+    """Mean latency, and seconds per byte, of the routes that copy; those of two GPUs where no route does."""
+    links = {link.name: link for link in host.links}
+    routes = [[links[name] for name in route.links] for route in host.routes if route.links]
+    if not routes:
+        return LATENCY_S, S_PER_BYTE
+    latency_s = [max(link.latency_s for link in route) for route in routes]
+    s_per_byte = [1.0 / min(link.bandwidth_bytes_per_s for link in route) for route in routes]
+    return float(np.mean(latency_s)), float(np.mean(s_per_byte))

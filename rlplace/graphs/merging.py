@@ -1,0 +1,182 @@
+"""Kernels of coarsening: a union-find whose roots carry cost, bytes and the devices where a group may be."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Bools = NDArray[np.bool_]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def _kernel(function: Function) -> Function:
+    """The function, compiled by numba when it is first called."""
+    return cast(Function, njit(cache=True, nogil=True)(function))
+
+
+@_kernel
+def find(parent: Longs, op: int) -> int:
+    """The root of `op`; halves the path to it."""
+    while parent[op] != op:
+        parent[op] = parent[parent[op]]
+        op = parent[op]
+    return op
+
+
+@_kernel
+def merge_along(
+    parent: Longs, cost_s: Floats, load_bytes: Floats, allowed: Bools, first: Longs, second: Longs, weight_s: Floats,
+    least_ratio: float, cap_s: float, cap_bytes: float, limit: int, is_matching: bool,
+) -> int:  # fmt: skip
+    """How many of the pairs `first[k]`, `second[k]` were merged, in order; the root of a group is its first op.
+
+    A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when no device is allowed for both, when
+    `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two, once `limit` are merged, and,
+    with `is_matching`, when either of the two grew in this call already.
+    """
+    grew = np.zeros(len(parent) if is_matching else 0, np.bool_)
+    num_merged = 0
+    for pair in range(len(first)):
+        if num_merged >= limit:
+            break
+        low, high = find(parent, first[pair]), find(parent, second[pair])
+        if low == high:
+            continue
+        if low > high:
+            low, high = high, low
+        if is_matching and (grew[low] or grew[high]):
+            continue
+        if cost_s[low] + cost_s[high] > cap_s or load_bytes[low] + load_bytes[high] > cap_bytes:
+            continue
+        if weight_s[pair] < least_ratio * min(cost_s[low], cost_s[high]):
+            continue
+        if not np.any(allowed[low] & allowed[high]):
+            continue
+        parent[high] = low
+        cost_s[low] += cost_s[high]
+        load_bytes[low] += load_bytes[high]
+        allowed[low] &= allowed[high]
+        if is_matching:
+            grew[low] = True
+        num_merged += 1
+    return num_merged
+
+
+@_kernel
+def merge_cheapest(
+    parent: Longs, cost_s: Floats, load_bytes: Floats, allowed: Bools, roots: Longs, cap_bytes: float, limit: int
+) -> int:
+    """How many merges of the two cheapest groups of `roots` were made, edge or not, at most `limit`.
+
+    Where the two may not merge (no common device, or too many bytes), the cheaper one is left as it is.
+    """
+    heap = [(cost_s[root], root) for root in roots]
+    heapq.heapify(heap)
+    num_merged = 0
+    while num_merged < limit and len(heap) > 1:
+        _, one = heapq.heappop(heap)
+        _, other = heap[0]
+        if load_bytes[one] + load_bytes[other] > cap_bytes or not np.any(allowed[one] & allowed[other]):
+            continue
+        heapq.heappop(heap)
+        low, high = min(one, other), max(one, other)
+        parent[high] = low
+        cost_s[low] += cost_s[high]
+        load_bytes[low] += load_bytes[high]
+        allowed[low] &= allowed[high]
+        heapq.heappush(heap, (cost_s[low], low))
+        num_merged += 1
+    return num_merged
+
+
+@_kernel
+def topological_order(num_nodes: int, offsets: Longs, targets: Longs) -> tuple[Longs, Longs]:
+    """An order of a DAG given as CSR of out-edges, and the top level of each node: edges of its longest path there.
+
+    Among ready nodes the last made ready goes first, so that neighbours in the order are neighbours in the graph. Nodes
+    on a cycle, and behind one, are missing from the order.
+    """
+    waiting = np.zeros(num_nodes, np.int64)
+    for target in targets:
+        waiting[target] += 1
+    level = np.zeros(num_nodes, np.int64)
+    ready = np.empty(num_nodes, np.int64)
+    num_ready = 0
+    for node in range(num_nodes - 1, -1, -1):
+        if waiting[node] == 0:
+            ready[num_ready] = node
+            num_ready += 1
+    order = np.empty(num_nodes, np.int64)
+    count = 0
+    while num_ready > 0:
+        num_ready -= 1
+        node = ready[num_ready]
+        order[count] = node
+        count += 1
+        for edge in range(offsets[node], offsets[node + 1]):
+            target = targets[edge]
+            level[target] = max(level[target], level[node] + 1)
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                ready[num_ready] = target
+                num_ready += 1
+    return order[:count], level
+
+
+@_kernel
+def mirrored_twins(
+    module: Longs, is_forward: Bools, is_backward: Bools, is_source: Bools, tensor_op: NDArray[np.int32],
+    input_offsets: NDArray[np.int32], input_tensors: NDArray[np.int32], reader_offsets: NDArray[np.int32],
+    readers: NDArray[np.int32], num_modules: int,
+) -> Longs:  # fmt: skip
+    """(N,) the forward op whose gradient each backward op computes; -1 for other ops, and where a module has none.
+
+    Within a module the backward runs the forward in reverse. Of k forward ops and m backward ones, backward op j
+    (0-based) mirrors forward op `(m - 1 - j) k / m`; among the forward ops of its module that share a computed tensor
+    with it (they made it, or read it too: what autograd saved), the nearest to that one is its twin, else that one.
+    """
+    num_ops = len(module)
+    num_forward = np.zeros(num_modules + 1, np.int64)
+    num_backward = np.zeros(num_modules, np.int64)
+    place = np.zeros(num_ops, np.int64)  # of an op among those of its module and phase
+    for op in range(num_ops):
+        if is_forward[op]:
+            place[op] = num_forward[module[op] + 1]
+            num_forward[module[op] + 1] += 1
+        elif is_backward[op]:
+            place[op] = num_backward[module[op]]
+            num_backward[module[op]] += 1
+    start = np.cumsum(num_forward)
+    forward = np.empty(start[-1], np.int64)
+    for op in range(num_ops):
+        if is_forward[op]:
+            forward[start[module[op]] + place[op]] = op
+    twin = np.full(num_ops, -1, np.int64)
+    for op in range(num_ops):
+        home = module[op]
+        count = start[home + 1] - start[home]
+        if not is_backward[op] or count == 0:
+            continue
+        wanted = (num_backward[home] - 1 - place[op]) * count // num_backward[home]
+        best, best_distance = forward[start[home] + wanted], num_ops
+        for edge in range(input_offsets[op], input_offsets[op + 1]):
+            tensor = input_tensors[edge]
+            producer = tensor_op[tensor]
+            if is_source[producer]:
+                continue
+            if is_forward[producer] and module[producer] == home and abs(place[producer] - wanted) < best_distance:
+                best, best_distance = np.int64(producer), abs(place[producer] - wanted)
+            for position in range(reader_offsets[tensor], reader_offsets[tensor + 1]):
+                reader = readers[position]
+                if is_forward[reader] and module[reader] == home and abs(place[reader] - wanted) < best_distance:
+                    best, best_distance = np.int64(reader), abs(place[reader] - wanted)
+        twin[op] = best
+    return twin
