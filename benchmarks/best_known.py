@@ -1,0 +1,124 @@
+"""The best step time known for each problem of a suite: python benchmarks/best_known.py core [--share K/M].
+
+Every problem is searched in passes, 10^6 evaluations in all, each from another seed; what is known already is kept in
+`benchmarks/best_known.json`, so that the command goes on where it was stopped, and several may run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from suites import SUITES, WORKLOADS, key_of, problem_of
+
+from rlplace.files import read_json, write_json_atomic
+from rlplace.measure import Problem, Simulator
+from rlplace.measure.bounds import lower_bound_s
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+
+STORE = Path(__file__).parent / "best_known.json"
+PASSES = ((0, 50_000), (1, 200_000), (2, 750_000))
+"""Seed and evaluations of each pass."""
+METHOD = "portfolio"
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def encode(devices: NDArray[np.int32]) -> str:
+    """A placement as one digit an op, in base 36."""
+    return "".join(DIGITS[device] for device in devices.tolist())
+
+
+def decode(text: str) -> NDArray[np.int32]:
+    """The placement in such a string."""
+    return np.array([DIGITS.index(digit) for digit in text], dtype=np.int32)
+
+
+def known() -> dict[str, Any]:
+    """Entries by problem."""
+    return read_json(STORE)["problems"] if STORE.exists() else {}
+
+
+@contextmanager
+def locked() -> Iterator[dict[str, Any]]:
+    """The entries, to be changed by one process at a time, and written back."""
+    with open(STORE.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        problems = known()
+        yield problems
+        write_json_atomic(STORE, {"schema": 1, "problems": dict(sorted(problems.items()))}, indent=1)
+
+
+def fresh_entry(problem: Problem, workload: str, host: str) -> dict[str, Any]:
+    """An entry that knows nothing yet."""
+    bound_s, bound = lower_bound_s(problem)
+    return {
+        "workload": WORKLOADS[workload],
+        "host": host,
+        "graph_fingerprint": problem.graph.fingerprint,
+        "host_fingerprint": problem.host.fingerprint,
+        "lower_bound_s": bound_s,
+        "lower_bound": bound,
+        "step_time_s": None,
+        "devices": "",
+        "found_by": "",
+        "evaluations": 0,
+        "runs": [],
+    }
+
+
+def improve(workload: str, host: str, number: int, threads: int) -> None:
+    """Runs pass `number` on one problem, unless it was run on the same graph and host."""
+    key, (seed, evaluations) = key_of(workload, host), PASSES[number]
+    problem = problem_of(workload, host)
+    fresh = fresh_entry(problem, workload, host)
+    entry = known().get(key, fresh)
+    is_same = all(entry[name] == fresh[name] for name in ("graph_fingerprint", "host_fingerprint"))
+    if is_same and any(run["seed"] == seed and run["method"] == METHOD for run in entry["runs"]):
+        return
+    begin = time.monotonic()
+    found = find(problem, METHOD, Simulator(problem, threads=threads), Budget(evaluations=evaluations), seed=seed)
+    seconds = time.monotonic() - begin
+    print(f"{key} seed {seed}: {found.step_time_s * 1e3:.3f} ms, {found.evaluations:,} evaluations, {seconds:.0f} s",
+          flush=True)  # fmt: skip
+    run = {
+        "method": METHOD, "seed": seed, "evaluations": found.evaluations, "seconds": round(seconds, 1),
+        "step_time_s": found.step_time_s if found.devices is not None else None,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }  # fmt: skip
+    with locked() as problems:
+        entry = problems.get(key, fresh)
+        if any(entry[name] != fresh[name] for name in ("graph_fingerprint", "host_fingerprint")):
+            entry = fresh
+        entry |= {"lower_bound_s": fresh["lower_bound_s"], "lower_bound": fresh["lower_bound"]}
+        entry["runs"].append(run)
+        entry["evaluations"] += found.evaluations
+        if found.devices is not None and (entry["step_time_s"] is None or found.step_time_s < entry["step_time_s"]):
+            entry["step_time_s"] = found.step_time_s
+            entry["devices"] = encode(found.devices)
+            entry["found_by"] = f"{METHOD}, seed {seed}, {found.evaluations:,} evaluations"
+        problems[key] = entry
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=sorted(SUITES))
+    parser.add_argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    first, step = (int(part) for part in options.share.split("/"))
+    for number in range(len(PASSES)):
+        for workload, host in SUITES[options.suite][first::step]:
+            improve(workload, host, number, options.threads)
+
+
+if __name__ == "__main__":
+    main()

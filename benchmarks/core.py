@@ -1,0 +1,126 @@
+"""Every search method on a suite of problems, at equal budgets: python benchmarks/core.py core [--seeds 3].
+
+Writes `results/SUITE.json` and `results/SUITE.md`: step times, gaps to the bound, ratios to the best known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+from best_known import known
+from record import RESULTS, as_markdown, record
+from suites import SUITES, WORKLOADS, key_of, problem_of
+
+from rlplace.compare.compare import CompareConfig, compare
+from rlplace.compare.ratios import mean_ratio
+from rlplace.files import write_json_atomic, write_text_atomic
+from rlplace.search.registry import METHODS
+
+Rows = list[dict[str, Any]]
+
+
+def run(suite: str, methods: tuple[str, ...], budgets: list[int], seeds: int) -> Rows:
+    """One row a problem, budget, method and seed."""
+    rows: Rows = []
+    for workload, host in SUITES[suite]:
+        problem = problem_of(workload, host)
+        for evaluations in budgets:
+            names = tuple(name for name in methods if evaluations == budgets[0] or _draws(name))
+            begin = time.monotonic()
+            told = compare(problem, CompareConfig(names, evaluations=evaluations, seeds=seeds)).to_dict()
+            print(f"{key_of(workload, host)}, {evaluations:,} evaluations: {time.monotonic() - begin:.0f} s",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            for row in told["rows"]:
+                facts = {"problem": key_of(workload, host), "budget": evaluations if _draws(row["method"]) else 0}
+                kept = ("method", "seed", "step_time_s", "gap_to_bound", "evaluations", "plan_s", "status", "why")
+                rows.append(facts | {key: row[key] for key in kept if key in row})
+    return rows
+
+
+def _draws(method: str) -> bool:
+    return METHODS[method].kind in ("exact", "search")
+
+
+def summary(rows: Rows) -> list[tuple[str, int, str, str, str, str]]:
+    """Method, budget, ratio to the best known, gap to the bound, largest spread over seeds, problems solved."""
+    best = {key: entry["step_time_s"] for key, entry in known().items() if entry["step_time_s"] is not None}
+    runs: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        runs[row["method"], row["budget"]][row["problem"]].append(row)
+    lines = []
+    for (method, budget), by_problem in runs.items():
+        ratios, gaps, names, spreads = [], [], [], [0.0]
+        for problem, found in by_problem.items():
+            times = [row["step_time_s"] for row in found if row["step_time_s"] is not None]
+            if len(times) < len(found) or problem not in best:
+                continue
+            ratios.append(statistics.median(times) / best[problem])
+            gaps.append(statistics.median(1 + row["gap_to_bound"] for row in found))
+            names.append(problem.partition("/")[0])
+            spreads.append(max(times) / min(times) - 1)
+        solved = f"{len(ratios)} of {len(by_problem)}"
+        if ratios:
+            lines.append((method, budget, str(mean_ratio(ratios, names)), str(mean_ratio(gaps, names)),
+                          f"{max(spreads):.1%}", solved))  # fmt: skip
+        else:
+            lines.append((method, budget, "–", "–", "–", solved))
+    return sorted(lines, key=lambda line: (line[1], line[2]))
+
+
+def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
+    """The table of methods, then the best of each problem."""
+    text = [f"# Suite `{suite}`: every method at equal budgets\n", as_markdown(facts)]
+    text.append(
+        "\nSimulated step times with estimated costs. Ratios are geometric means over problems of the median over\n"
+        "seeds, with 95 % intervals bootstrapped by workload; problems that a method could not solve are left out of\n"
+        "its mean and counted in the last column. The best known is kept in `benchmarks/best_known.json`; methods\n"
+        "without a number of evaluations need no search.\n\n"
+    )
+    text.append(
+        "| method | evaluations | ratio to best known | ratio to bound | largest spread over seeds | solved |\n"
+    )
+    text.append("|---|---|---|---|---|---|\n")
+    text += [f"| {m} | {b or ''} | {r} | {g} | {s} | {n} |\n" for m, b, r, g, s, n in summary(rows)]
+    text.append(
+        "\n| problem | bound, ms | best known, ms | evaluations | best here, ms | by |\n|---|---|---|---|---|---|\n"
+    )
+    entries = known()
+    for workload, host in SUITES[suite]:
+        key = key_of(workload, host)
+        solved = [row for row in rows if row["problem"] == key and row["step_time_s"] is not None]
+        best = min(solved, key=lambda row: row["step_time_s"]) if solved else None
+        entry = entries.get(key, {})
+        cells = (
+            _ms(entry.get("lower_bound_s")), _ms(entry.get("step_time_s")), f"{entry.get('evaluations', 0):,}",
+            _ms(best["step_time_s"] if best else None), f"{best['method']}, {best['budget']:,}" if best else "",
+        )  # fmt: skip
+        text.append(f"| {key} | {' | '.join(cells)} |\n")
+    text.append("\nWorkloads: " + "; ".join(f"`{name}` is `{spec}`" for name, spec in WORKLOADS.items()) + ".\n")
+    return "".join(text)
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=sorted(SUITES))
+    parser.add_argument("--methods", default="all")
+    parser.add_argument("--evaluations", default="500,10000", help="budgets, with commas between them")
+    parser.add_argument("--seeds", type=int, default=1)
+    options = parser.parse_args()
+    methods = CompareConfig(tuple(options.methods.split(","))).names
+    facts = record()
+    rows = run(options.suite, methods, [int(part) for part in options.evaluations.split(",")], options.seeds)
+    write_json_atomic(RESULTS / f"{options.suite}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
+    write_text_atomic(RESULTS / f"{options.suite}.md", markdown(options.suite, rows, facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The suites of problems that every search method is judged on: eight training steps on five simulated hosts."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rlplace.graphs import OpGraph, capture
+from rlplace.measure import Problem, resolve_host
+from rlplace.workloads import build, parse_workload
+
+WORKLOADS = {
+    "rnnlm": "rnnlm@paper",
+    "nmt": "nmt@paper,steps=20",
+    "inception_v3": "inception_v3@paper",
+    "bert": "bert@paper",
+    "gpt2": "gpt2@paper",
+    "mixtral": "mixtral@paper,layers=8,width=512,mlp=1792,heads=8,kv_heads=8,batch=1,tokens=64",
+    "clip": "clip@paper",
+    "dlrm": "dlrm@paper",
+}
+"""At their papers' sizes, but for 20 steps of `nmt` instead of 50, and a `mixtral` that fits into a GPU's memory."""
+HOSTS = ("2xK80", "4xV100-pcie", "4xA100-nvlink", "RTX4090+RTX3060", "2x8xA100-ib")
+
+CORE = tuple((workload, host) for workload in WORKLOADS for host in HOSTS)
+CORE_DEV = (
+    ("rnnlm", "2xK80"), ("gpt2", "2xK80"), ("nmt", "4xV100-pcie"), ("inception_v3", "4xV100-pcie"),
+    ("bert", "4xA100-nvlink"), ("mixtral", "4xA100-nvlink"), ("clip", "RTX4090+RTX3060"), ("dlrm", "RTX4090+RTX3060"),
+    ("inception_v3", "2x8xA100-ib"), ("rnnlm", "2x8xA100-ib"),
+)  # fmt: skip
+"""Ten of them, two a host, every workload at least once: small enough to try an idea on."""
+SUITES = {"core": CORE, "core-dev": CORE_DEV}
+
+
+@cache
+def graph_of(workload: str) -> OpGraph:
+    """The captured training step of a workload of the suite; captured once, never allocated."""
+    print(f"capturing {WORKLOADS[workload]}", file=sys.stderr, flush=True)
+    with FakeTensorMode():
+        work = build(parse_workload(WORKLOADS[workload]), default_size="paper")
+        return capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+
+
+def problem_of(workload: str, host: str) -> Problem:
+    """A problem of the suite, with estimated costs and the default grouping."""
+    return Problem.estimate(graph_of(workload), resolve_host(host))
+
+
+def key_of(workload: str, host: str) -> str:
+    """The problem's name in tables and in `best_known.json`."""
+    return f"{workload}/{host}"
