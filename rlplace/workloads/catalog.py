@@ -6,8 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlplace.workloads import inception_v3, nmt, rnnlm
+from rlplace.workloads import (
+    bert,
+    clip,
+    dlrm,
+    evoformer,
+    gpt2,
+    inception_v3,
+    llama,
+    mixtral,
+    nmt,
+    resnet50,
+    rnnlm,
+    t5,
+    vit,
+    whisper,
+)
 from rlplace.workloads.options import WorkloadConfig
+from rlplace.workloads.zoo import EXTRA as ZOO
 
 if TYPE_CHECKING:
     from rlplace.workloads.workload import Parts
@@ -26,9 +42,20 @@ class Family:
 
 
 CATALOG: dict[str, Family] = {
+    "bert": Family(bert.BertConfig, bert.build, ZOO),
+    "clip": Family(clip.ClipConfig, clip.build, ZOO),
+    "dlrm": Family(dlrm.DLRMConfig, dlrm.build),
+    "evoformer": Family(evoformer.EvoformerConfig, evoformer.build),
+    "gpt2": Family(gpt2.GPT2Config, gpt2.build, ZOO),
     "inception_v3": Family(inception_v3.InceptionV3Config, inception_v3.build),
+    "llama": Family(llama.LlamaConfig, llama.build, ZOO),
+    "mixtral": Family(mixtral.MixtralConfig, mixtral.build, ZOO),
     "nmt": Family(nmt.NMTConfig, nmt.build),
+    "resnet50": Family(resnet50.ResNet50Config, resnet50.build, ZOO),
     "rnnlm": Family(rnnlm.RNNLMConfig, rnnlm.build),
+    "t5": Family(t5.T5Config, t5.build, ZOO),
+    "vit": Family(vit.ViTConfig, vit.build, ZOO),
+    "whisper": Family(whisper.WhisperConfig, whisper.build, ZOO),
 }
 
 CONFIGS: dict[str, type[WorkloadConfig]] = {name: family.config for name, family in CATALOG.items()}

@@ -1,0 +1,75 @@
+"""`evoformer`: the MSA and pair tracks of AlphaFold (Jumper et al. 2021, doi:10.1038/s41586-021-03819-2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from rlplace.workloads.options import WorkloadConfig
+
+if TYPE_CHECKING:
+    from rlplace.workloads.workload import Parts
+
+AMINO_ACIDS = 23
+"""20 amino acids, unknown, gap and mask."""
+DISTANCE_BINS = 64
+"""Bins of the distogram (supplement, section 1.9.8)."""
+MASKED_SHARE = 0.15
+"""Share of the alignment that is masked and predicted (supplement, section 1.2.7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvoformerConfig(WorkloadConfig):
+    """Options of `evoformer`; the defaults are its `small` size. A step is one protein.
+
+    Example:
+        >>> EvoformerConfig.paper().blocks
+        48
+    """
+
+    NAME: ClassVar[str] = "evoformer"
+    LEAST: ClassVar[dict[str, int]] = {"residues": 2}
+
+    blocks: int = 2
+    """Evoformer blocks, each with its own weights."""
+    sequences: int = 16
+    """Sequences in the multiple sequence alignment (MSA)."""
+    residues: int = 24
+    """Residues of the protein."""
+    msa_width: int = 64
+    """Width of the MSA track."""
+    pair_width: int = 32
+    """Width of the pair track, and of the triangle multiplications."""
+    heads: int = 4
+    """Attention heads over the MSA."""
+    pair_heads: int = 2
+    """Attention heads over pairs."""
+    head_width: int = 16
+    """Width of a head, and of the vectors whose outer product updates the pairs."""
+
+    @classmethod
+    def paper(cls) -> Self:
+        """Initial training (supplement, sections 1.6 and 1.11.8): 48 blocks, 128 sequences, crops of 256 residues.
+
+        MSA 256 wide with 8 heads, pairs 128 wide with 4 heads, heads 32 wide. The paper recomputes every block in the
+        backward pass to fit it in memory; a captured step does not: `blocks` is what to reduce.
+        """
+        return cls(
+            blocks=48, sequences=128, residues=256, msa_width=256, pair_width=128, heads=8, pair_heads=4, head_width=32
+        )
+
+
+def build(config: EvoformerConfig) -> Parts:
+    """The model with a masked MSA and its labels, (sequences, residues), and distance bins, (residues, residues)."""
+    import torch
+
+    from rlplace.workloads.networks.evoformer import IGNORED, Evoformer
+    from rlplace.workloads.workload import Parts, loss_of
+
+    whole_SR = torch.randint(AMINO_ACIDS - 1, (config.sequences, config.residues))
+    masked_SR = torch.rand(whole_SR.shape) < MASKED_SHARE
+    masked_SR[0, 0] = True  # there is always something to predict
+    msa_SR = torch.where(masked_SR, AMINO_ACIDS - 1, whole_SR)
+    labels_SR = torch.where(masked_SR, whole_SR, IGNORED)
+    distances_RR = torch.randint(DISTANCE_BINS, (config.residues, config.residues))
+    return Parts(Evoformer(config), (msa_SR, labels_SR, distances_RR), loss_of)

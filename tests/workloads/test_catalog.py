@@ -1,0 +1,201 @@
+"""Every named workload: its captured step is the eager step, run op by op and over two devices at random."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from rlplace.errors import MissingExtra
+from rlplace.graphs import capture, run_graph
+from rlplace.graphs.capture import as_call
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
+from rlplace.measure.placed_step import PlacedStep
+from rlplace.measure.residents import Residents
+from rlplace.measure.workers import Crew
+from rlplace.workloads import CATALOG, CONFIGS, Workload, build, parse_workload
+
+HOST = core_host(2)
+NUM_STEPS = 2
+
+# As small as leaves every part of the model at work: two of what is repeated, where that is cheap.
+TINY = {
+    "bert": "layers=1,width=16,heads=2,batch=2,tokens=6,vocab=19",
+    "clip": "layers=1,width=12,heads=2,text_width=8,text_heads=2,shared_width=6,image_size=32,patch_size=16,"
+    "batch=3,tokens=5,vocab=19",
+    "dlrm": "tables=3,max_rows=11,width=4,dense=5,lookups=2,hidden=16,batch=6",
+    "evoformer": "blocks=1,sequences=3,residues=4,msa_width=8,pair_width=6,heads=2,pair_heads=2,head_width=4",
+    "gpt2": "layers=2,width=16,heads=2,batch=2,tokens=6,vocab=19",
+    "inception_v3": "batch=2,image_size=75,classes=3",
+    "llama": "layers=1,width=16,heads=4,kv_heads=2,mlp=24,batch=2,tokens=6,vocab=19",
+    "mixtral": "layers=1,width=16,heads=4,kv_heads=2,mlp=12,experts=4,batch=2,tokens=6,vocab=19",
+    "nmt": "layers=2,units=8,vocab=11,steps=3,batch=2",
+    "resnet50": "batch=2,image_size=64,width=8,classes=3",
+    "rnnlm": "layers=2,units=8,vocab=11,steps=3,batch=2",
+    "t5": "layers=1,width=16,heads=2,batch=2,tokens=6,target_tokens=5,vocab=19",
+    "vit": "layers=1,width=12,heads=2,batch=2,image_size=32,patch_size=16,classes=3",
+    "whisper": "layers=1,width=16,heads=2,batch=2,mels=5,frames=12,tokens=6,vocab=19",
+}
+MULTI = f"multi:gpt2@{TINY['gpt2']}*2,rnnlm@{TINY['rnnlm']},gpt2@{TINY['gpt2']}*0.5"
+TEXTS = {**{name: f"{name}@{options}" for name, options in TINY.items()}, "multi": MULTI}
+
+
+@dataclass
+class Eager:
+    """The losses of some eager steps, and the gradients of the first."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    made = Crew(HOST.devices)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """So that sums are taken in one order, wherever an op runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run_eager(workload: Workload) -> Eager:
+    assert workload.loss_fn is not None
+    assert workload.optimizer is not None
+    model, inputs = copy.deepcopy((workload.model, workload.inputs))
+    args, kwargs = as_call(inputs)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    stepper = torch_optimizer(OPTIMIZERS[workload.optimizer], trained)
+    eager = Eager()
+    for step in range(NUM_STEPS):
+        stepper.zero_grad()
+        loss = workload.loss_fn(model(*args, **kwargs))
+        loss.backward()
+        eager.losses.append(loss.detach())
+        if step == 0:
+            named = model.named_parameters()
+            eager.gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
+        stepper.step()
+    return eager
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference over the largest value; gradients that are zero but for rounding count as zero."""
+    return float((actual - expected).abs().max()) / max(float(expected.abs().max()), 1e-3)
+
+
+def equals_eager(text: str, crew: Crew) -> None:
+    workload = build(parse_workload(text))
+    eager = run_eager(workload)
+    graph = capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer)
+    captured = run_graph(graph)
+    assert relative(captured.result, eager.losses[0]) <= 1e-5
+    assert captured.gradients.keys() == eager.gradients.keys()
+    for name, gradient in eager.gradients.items():
+        assert relative(captured.gradients[name], gradient) <= 1e-4, name
+    placed_equals(graph, eager, captured.state, crew)
+
+
+def placed_equals(graph: OpGraph, eager: Eager, first_state: dict[str, Tensor], crew: Crew) -> None:
+    generator = np.random.default_rng(0)
+    plan = naive_plan(graph, random_devices(graph, 2, generator), generator)
+    assert len(set(plan.devices.tolist())) == 2
+    residents = Residents(graph, HOST)
+    placed = PlacedStep(graph, HOST, plan, residents, crew)
+    for step, loss in enumerate(eager.losses):
+        placed.run(step, deadline_s=60.0)
+        assert relative(placed.result, loss) <= 1e-5
+        if step > 0:
+            continue
+        for op, source in require_program(graph).sources.items():
+            if source.kind in ("parameter", "buffer"):
+                assert torch.equal(residents.tensor(op, int(plan.devices[op])), first_state[source.key]), source.key
+
+
+def test_every_name_is_tested_here() -> None:
+    assert TINY.keys() == CONFIGS.keys()
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> None:
+    equals_eager(TEXTS[name], crew)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_small_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> None:
+    equals_eager(f"{name}@small", crew)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_labels_are_inputs_and_nothing_is_random(name: str) -> None:
+    """The same inputs give the same loss, other inputs another one."""
+    one, same, other = (build(parse_workload(TEXTS[name]), seed=seed) for seed in (1, 1, 2))
+    assert one.optimizer == "adam"
+    losses = []
+    for workload, inputs in ((one, one.inputs), (same, same.inputs), (one, other.inputs)):
+        args, kwargs = as_call(inputs)
+        assert workload.loss_fn is not None
+        losses.append(workload.loss_fn(copy.deepcopy(workload.model)(*args, **kwargs)).detach())
+    assert losses[0].shape == ()
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
+
+
+# Parameters as published, or counted by hand from the paper's figures.
+PUBLISHED = {
+    "bert": 110_106_428,  # 109,482,240 of BERT-base, and its two heads
+    "clip": 151_277_313,
+    "gpt2": 124_439_808,
+    "inception_v3": 27_161_264,
+    "llama": 6_738_415_616,
+    "mixtral": 46_702_792_704,
+    "resnet50": 25_557_032,
+    "t5": 222_903_552,
+    "vit": 86_567_656,
+    "whisper": 72_593_920,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_paper_size_takes_no_memory_and_has_the_published_parameters(name: str) -> None:
+    with FakeTensorMode():
+        workload = build(parse_workload(f"{name}@paper"))
+    parameters = list(workload.model.parameters())
+    assert all(isinstance(parameter.data, FakeTensor) for parameter in parameters)
+    if name in PUBLISHED:
+        assert sum(parameter.numel() for parameter in parameters) == PUBLISHED[name]
+
+
+def test_without_transformers_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name, family in CATALOG.items():
+        if family.extra:
+            with pytest.raises(MissingExtra, match=r"rlplace\[zoo\]"):
+                build(parse_workload(name))
+
+
+def test_naming_and_listing_import_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from rlplace.workloads import CONFIGS, parse_workload;"
+        "[(kind.small(), kind.paper(), parse_workload(f'{name}@paper').config()) for name, kind in CONFIGS.items()];"
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
