@@ -63,8 +63,7 @@ def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         FileProblem: the file cannot be written.
         InvalidValue: a name that the format cannot hold.
     """
-    ending = Path(path).suffix.lower()
-    kind = ENDINGS.get(ending)
+    kind = format_to_write(path)
     if kind == "json":
         from rlplace.graphs.formats.own_json import save_json
 
@@ -73,14 +72,23 @@ def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         from rlplace.graphs.formats.graphml import save_graphml
 
         save_graphml(graph, path)
-    elif kind == "dot":
+    else:
         from rlplace.graphs.formats.dot import save_dot
 
         save_dot(graph, path)
-    else:
-        raise UnknownName(
-            "ending of a graph file to write", ending, [e for e, written in ENDINGS.items() if written != "onnx"]
-        )
+
+
+def format_to_write(path: str | os.PathLike[str]) -> Format:
+    """The format in which `save_graph` would write to `path`.
+
+    Raises:
+        UnknownName: no format has that ending, or it can only be read.
+    """
+    kinds = {ending: kind for ending, kind in ENDINGS.items() if kind != "onnx"}
+    ending = Path(path).suffix.lower()
+    if ending not in kinds:
+        raise UnknownName("ending of a graph file to write", ending, kinds)
+    return kinds[ending]
 
 
 def _load_json(path: Path) -> OpGraph:

@@ -1,0 +1,162 @@
+"""`rlplace graph`: what a workload's step is made of."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from rlplace.cli.words import check_workload, find_host, print_json
+from rlplace.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from rlplace.graphs.opgraph import OpGraph
+    from rlplace.measure.host import Host
+    from rlplace.workloads import WorkloadSpec
+
+DEFAULT_HOST = "4xV100-pcie"
+"""Whose devices costs are estimated on where no host is named, or the host has no published figures."""
+
+
+def graph(
+    workload: tyro.conf.Positional[str],
+    host: str = DEFAULT_HOST,
+    groups: int = 256,
+    top: int = 10,
+    seed: int = 0,
+    dims: str = "",
+    dot: Path | None = None,
+    dot_ops: int = 500,
+    save: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show what a step is made of: ops, work, memory, critical path, groups.
+
+    Costs are estimated by roofline, on the host's devices or, where it has no published figures (this machine), on
+    those of 4xV100-pcie; the output names whose they are. A workload named without a size is the small one.
+
+    Args:
+        workload: a name with an optional size, `package.module:function`, or a graph file
+        host: a preset, `auto`, `cores` or a host file
+        groups: groups of ops to aim at
+        top: how many targets to list
+        seed: of the workload
+        dims: sizes of an ONNX model's dynamic dimensions, e.g. batch=8,sequence=128
+        dot: write the graph for Graphviz here
+        dot_ops: most ops in that file
+        save: write the graph here, as .json or .graphml
+        json: print one JSON object on stdout
+    """
+    spec, sizes = check_workload(workload), parse_dims(dims)
+    for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
+        if value < 1:
+            raise InvalidValue(field, value, "at least 1")
+    if save is not None:
+        from rlplace.graphs.formats import format_to_write
+
+        format_to_write(save)
+    found = costs_host(find_host(host))
+    captured, capture_s = read_or_capture(spec, sizes, seed)
+    facts = describe(captured, found, groups, top) | {
+        "workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s,
+    }  # fmt: skip
+    if dot is not None:
+        from rlplace.graphs.formats.dot import save_dot
+
+        save_dot(captured, dot, max_ops=dot_ops)
+    if save is not None:
+        from rlplace.graphs.formats import save_graph
+
+        save_graph(captured, save)
+    if json:
+        print_json(facts)
+    else:
+        _show(facts)
+
+
+def describe(graph: OpGraph, host: Host, num_groups: int, top: int) -> dict[str, Any]:
+    """What `rlplace graph --json` prints of a graph, at costs by roofline."""
+    import numpy as np
+
+    from rlplace.graphs.statistics import describe_graph
+    from rlplace.measure.bounds import critical_path_s
+    from rlplace.measure.problem import Problem
+
+    problem = Problem.estimate(graph, host, num_groups=num_groups)
+    op_time_s = problem.costs.op_time_s
+    single = int(np.argmin(op_time_s.sum(axis=0)))
+    return {
+        "schema": 1,
+        "fingerprint": graph.fingerprint,
+        **describe_graph(graph, op_time_s.min(axis=1), top=top).to_dict(),
+        "num_groups": problem.grouping.num_groups,
+        "grouping": problem.grouping.rule,
+        "costs_host": host.name,
+        "critical_path_s": critical_path_s(problem),
+        "single_device": host.devices[single].name,
+        "single_device_s": float(op_time_s[:, single].sum()),
+    }
+
+
+def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tuple[OpGraph, float]:
+    """The graph in the workload's file, or of one step of the model that it names, and the seconds that it took.
+
+    No model is ever allocated; building it and imports do not count as capture.
+    """
+    if spec.is_file:
+        from rlplace.graphs.formats import load_graph
+
+        start = time.perf_counter()
+        return load_graph(spec.path, dims=dims), time.perf_counter() - start
+    if dims:
+        raise InvalidValue("dims", dims, "none: only an ONNX model has dynamic dimensions", where=str(spec))
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from rlplace.training.session import capture_workload
+    from rlplace.workloads import build
+
+    with FakeTensorMode():
+        workload = build(spec, default_size="small", seed=seed)
+    start = time.perf_counter()
+    return capture_workload(workload), time.perf_counter() - start
+
+
+def costs_host(host: Host) -> Host:
+    """The host itself if the figures of its devices are known, else the default preset."""
+    has_figures = all(device.peak_flops_per_s and device.memory_bandwidth_bytes_per_s > 0 for device in host.devices)
+    return host if has_figures else find_host(DEFAULT_HOST)
+
+
+def parse_dims(text: str) -> dict[str, int]:
+    """Sizes in `batch=8,sequence=128`.
+
+    Raises:
+        InvalidValue: anything else.
+
+    >>> parse_dims("batch=8,input_ids.1=128")
+    {'batch': 8, 'input_ids.1': 128}
+    """
+    sizes: dict[str, int] = {}
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*(.+?)\s*=\s*([0-9]{1,12})\s*", item)
+        if match is None:
+            raise InvalidValue("dims", text, "sizes such as batch=8,sequence=128")
+        sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from rlplace.report.graph_tables import graph_table, targets_table
+
+    console = Console(stderr=True)
+    console.print(graph_table(facts))
+    console.print(targets_table(facts["top_targets"], facts["costs_host"]))
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {"graph": graph}

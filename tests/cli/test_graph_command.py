@@ -1,0 +1,103 @@
+"""`rlplace graph`: its figures, its files and its mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graph_files import rich_graph
+from micrographs import op_graph
+
+from rlplace.cli.graph import parse_dims
+from rlplace.cli.main import main
+from rlplace.errors import InvalidValue
+from rlplace.graphs.formats import load_graph, save_graph
+
+SMALL = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
+
+
+def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["graph", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_named_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nmt.json"
+    found = facts(capsys, SMALL, "--save", str(path), "--dot", str(tmp_path / "nmt.dot"), "--dot-ops", "20")
+    graph = load_graph(path)
+    assert found["schema"] == 1
+    assert found["num_ops"] == graph.num_ops == sum(found["phases"].values())
+    assert found["num_edges"] == graph.num_edges
+    assert found["flops"] == pytest.approx(graph.flops.sum())
+    assert found["parameter_bytes"] == found["gradient_bytes"] == graph.parameter_bytes.sum() > 0
+    assert found["state_bytes"] == pytest.approx(2 * found["parameter_bytes"], rel=0.01)
+    assert 1 <= found["num_groups"] <= 256
+    assert 0 < found["critical_path_s"] <= found["single_device_s"]
+    assert found["critical_path_ops"] <= graph.num_ops
+    assert found["capture_s"] > 0
+    assert found["costs_host"] == "4xV100-pcie"
+    assert "and" in (tmp_path / "nmt.dot").read_text().splitlines()[-2]
+    again = facts(capsys, str(path))
+    assert again["is_file"]
+    assert {**again, "workload": 0, "capture_s": 0, "is_file": 0} == {
+        **found, "workload": 0, "capture_s": 0, "is_file": 0
+    }  # fmt: skip
+
+
+def test_people_see_tables_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_graph(rich_graph(), tmp_path / "g.graphml")
+    assert main(["graph", str(tmp_path / "g.graphml"), "--host", "8xV100-dgx1"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    for word in ("6 (3 forward, 2 backward, 1 update; 2 of them sources)", "aten.mm.default", "8xV100-dgx1", "48 B"):
+        assert word in said.err
+
+
+def test_costs_of_a_host_without_figures_are_those_of_a_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_graph(op_graph([[], [0]], 4), tmp_path / "g.json")
+    assert facts(capsys, str(tmp_path / "g.json"), "--host", "cores")["costs_host"] == "4xV100-pcie"
+    assert facts(capsys, str(tmp_path / "g.json"), "--host", "4xK80")["costs_host"] == "4xK80"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inception_v4"], ["unknown workload", "inception_v3"]),
+        (["g.json"], ["g.json", "no such"]),
+        (["bad.json"], ["bad.json", "flops is 'missing'"]),
+        (["nmt", "--host", "4xV100"], ["unknown host", "4xV100-pcie"]),
+        (["nmt", "--groups", "0"], ["groups", "at least 1"]),
+        (["nmt", "--dims", "batch"], ["dims", "batch=8"]),
+        (["nmt", "--dims", "batch=2"], ["dims", "ONNX"]),
+        (["good.json", "--dims", "batch=2"], ["dims", "ONNX"]),
+        (["good.json", "--save", "x.onnx"], [".onnx", ".graphml"]),
+    ],
+)
+def test_a_mistake_is_one_clear_message(
+    arguments: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    save_graph(rich_graph(), "good.json")
+    data = json.loads(Path("good.json").read_text())
+    del data["flops"]
+    Path("bad.json").write_text(json.dumps(data))
+    assert main(["graph", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    for word in words:
+        assert word in said.err
+    assert "Traceback" not in said.err
+
+
+def test_dims() -> None:
+    assert parse_dims("") == {}
+    assert parse_dims("a=1, b.1 = 20") == {"a": 1, "b.1": 20}
+    for text in ("a", "a=", "a=x", "=3", "a=-1"):
+        with pytest.raises(InvalidValue, match="dims"):
+            parse_dims(text)
