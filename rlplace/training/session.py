@@ -13,6 +13,7 @@ import torch
 from rlplace import __version__
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capture import capture
+from rlplace.graphs.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host import Host
 from rlplace.measure.placement import load_placement
@@ -35,6 +36,27 @@ def default_size(host: Host) -> Size:
 def capture_workload(workload: Workload) -> OpGraph:
     """The graph of a workload's step."""
     return capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer)
+
+
+def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
+    """The graph of one step: captured from the model that `spec` names, or read from the graph file.
+
+    Args:
+        spec: the workload.
+        host: decides the size of a name without one; a simulated one needs no memory for the model.
+        seed: of the model's weights and inputs.
+
+    Raises:
+        InvalidValue: a graph file, and the host is of this machine.
+        UserError: the workload cannot be built or captured, or the file is malformed.
+    """
+    if not spec.is_file:
+        return capture_workload(build_for(spec, host, seed))
+    if not host.is_simulated:
+        raise _only_simulated(spec)
+    from rlplace.graphs.formats import load_graph
+
+    return load_graph(spec.path)
 
 
 @one_thread_here()
@@ -70,20 +92,22 @@ def run_training(
         "train": dataclasses.asdict(config),
         "versions": versions(),
     }
-    progress.say(f"building {spec} and capturing its step")
-    graph = capture_workload(build_for(spec, host, config.seed))
+    progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
+    graph = graph_for(spec, host, config.seed)
     run = RunFolder.create(folder, overwrite=overwrite)
     run.write_json("config.json", resolved)
     tracker = make_tracker(config.track, folder, resolved)
     is_complete = False
     try:
         progress.say(f"{graph.num_ops} ops, {graph.num_edges} edges on {_devices(host)}")
-        problem = make_problem(graph, host, config.num_groups, progress)
+        problem = make_problem(
+            graph, host, config.num_groups, progress, grouping=config.grouping, constraints=config.constraints
+        )
         run.write_json("problem.json", describe_problem(problem))
         result = train(problem, config, run=run, progress=progress, tracker=tracker)
         from rlplace.export.script import script
 
-        if not spec.is_function:
+        if not (spec.is_function or spec.is_file):
             run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed))
         is_complete = True
         progress.close()
@@ -94,12 +118,17 @@ def run_training(
         tracker.finish(is_complete=is_complete)
 
 
-def make_problem(graph: OpGraph, host: Host, num_groups: int, progress: Progress) -> Problem:
+def make_problem(
+    graph: OpGraph, host: Host, num_groups: int, progress: Progress, *, grouping: str = "heavy-edge",
+    constraints: Constraints | None = None,
+) -> Problem:  # fmt: skip
     """The problem: profiled on a host of this machine, estimated on a simulated one."""
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
-        return Problem.estimate(graph, host, num_groups=num_groups)
-    return Problem.profile(graph, host, num_groups=num_groups, on_progress=progress.say)
+        return Problem.estimate(graph, host, num_groups=num_groups, grouping=grouping, constraints=constraints)
+    return Problem.profile(
+        graph, host, num_groups=num_groups, grouping=grouping, constraints=constraints, on_progress=progress.say
+    )
 
 
 @one_thread_here()
@@ -109,7 +138,7 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool) -> dict[st
     Raises:
         FileProblem: no run there, or a malformed one.
         FingerprintMismatch: its placement is for another graph or host.
-        InvalidValue: the run is of a user's function, and `workload` does not name it again.
+        InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file.
     """
     from rlplace.export.check import check_export
     from rlplace.export.script import script
@@ -151,6 +180,7 @@ def describe_problem(problem: Problem) -> dict[str, Any]:
         "host": problem.host.to_dict(),
         "costs": {"source": problem.costs.source, "op_time_s": problem.costs.op_time_s.tolist()},
         "grouping": {"rule": problem.grouping.rule, "op_group": problem.grouping.op_group.tolist()},
+        "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
     }
 
 
@@ -162,14 +192,24 @@ def versions() -> dict[str, str]:
 def _spec_of(config: dict[str, Any], workload: str | None) -> WorkloadSpec:
     recorded = parse_workload(config["workload"])
     if workload is not None:
-        return parse_workload(workload)
-    if recorded.is_function:
+        recorded = parse_workload(workload)
+    if recorded.is_file:
+        raise _only_simulated(recorded)
+    if workload is None and recorded.is_function:
         raise InvalidValue(
             "workload", None, repr(config["workload"]), where="export",
             hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
             f"--workload {config['workload']}",
         )  # fmt: skip
     return recorded
+
+
+def _only_simulated(spec: WorkloadSpec) -> InvalidValue:
+    return InvalidValue(
+        "workload", str(spec), "a name or package.module:function",
+        hint="A graph file alone can be simulated, not measured; give --host a preset (`rlplace hosts` lists them), or "
+        "the model that the graph was captured from.",
+    )  # fmt: skip
 
 
 def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:

@@ -23,7 +23,7 @@ from rlplace.measure.threads import one_thread_here
 from rlplace.report import write_chrome_trace
 from rlplace.search import baselines
 from rlplace.training.progress import make_progress
-from rlplace.training.session import build_for, capture_workload, make_problem
+from rlplace.training.session import graph_for, make_problem
 from rlplace.workloads import WorkloadSpec
 
 ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
@@ -45,13 +45,13 @@ def time_placement(
 
     Raises:
         FingerprintMismatch: the placement was made for another graph or host.
-        InvalidValue: a simulated host is to be measured.
+        InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine.
     """
     if is_measured and host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="measure")
     placement = None if path is None else load_placement(path)
     progress = make_progress()
-    graph = capture_workload(build_for(spec, host, seed))
+    graph = graph_for(spec, host, seed)
     if placement is not None:
         placement.require(graph, host)
         check_plan(graph, host.num_devices, placement.plan)

@@ -19,7 +19,7 @@ from rlplace.report import save_fidelity_png
 from rlplace.search import AnnealConfig, anneal, eft
 from rlplace.training.calibration import describe, majority, measure_all, plans_of
 from rlplace.training.progress import make_progress
-from rlplace.training.session import build_for, capture_workload, make_problem, versions
+from rlplace.training.session import graph_for, make_problem, versions
 from rlplace.training.stopwatch import counted_peaks
 from rlplace.workloads import WorkloadSpec
 
@@ -42,7 +42,7 @@ def run_fidelity(
         plot: where the picture goes.
 
     Raises:
-        InvalidValue: a simulated host, or too few placements.
+        InvalidValue: a simulated host, a graph file, or too few placements.
         RunnerError: a placement failed.
     """
     if host.is_simulated:
@@ -50,7 +50,7 @@ def run_fidelity(
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()
-    graph = capture_workload(build_for(spec, host, seed))
+    graph = graph_for(spec, host, seed)
     problem = make_problem(graph, host, 256, progress)
     simulator = Simulator(problem)
     start = majority(problem, eft(problem))
