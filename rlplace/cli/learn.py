@@ -18,6 +18,10 @@ def train(
     run: Path | None = None,
     seed: int = 0,
     groups: int = 256,
+    grouping: str = "heavy-edge",
+    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     reward: str = "log_speedup",
     init: str = "eft",
     simulate_share: float = 0.6,
@@ -35,7 +39,11 @@ def train(
         budget: time of search, e.g. 90, 150s, 5m, 1.5h; profiling and the final table come on top
         run: run folder; by default runs/WORKLOAD
         seed: of the policy, of sampling, of the workload and of random ops
-        groups: groups of ops that the policy places
+        groups: most groups of ops that the policy places
+        grouping: how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none
+        pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
+        exclude: PATTERN=DEVICE, again and again: these ops never run there
+        together: PATTERN,PATTERN,..., again and again: these ops move as one
         reward: log_speedup, or sqrt as in the 2017 paper
         init: what the policy starts by imitating: eft, or none
         simulate_share: share of the budget spent on simulated placements
@@ -45,11 +53,13 @@ def train(
         json: print the result as one JSON object on stdout
         quiet: no progress
     """
+    from rlplace.graphs.constraints import Constraints
     from rlplace.training.config import TrainConfig
 
     spec = check_workload(workload)
     config = TrainConfig(
-        budget_s=parse_duration(budget), seed=seed, num_groups=groups, reward=reward, init=init,
+        budget_s=parse_duration(budget), seed=seed, num_groups=groups, grouping=grouping,
+        constraints=Constraints.parse(pins=pin, exclusions=exclude, together=together), reward=reward, init=init,
         simulate_share=simulate_share, track=track,
     )  # fmt: skip
     found = find_host(host, gangs=gangs)

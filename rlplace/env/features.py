@@ -24,6 +24,7 @@ class GraphFeatures:
         edge_features: (K, 2) float32: bytes, and seconds of a mean transfer against the mean group's cost.
         edge_source, edge_target: (K,) int64, groups of each edge, by source, then target.
         group_cost: (G, D) float32, seconds of each group on each device, in mean group costs.
+        allowed: (G, D) bool, devices where each group may be.
         names: F names.
     """
 
@@ -32,6 +33,7 @@ class GraphFeatures:
     edge_source: NDArray[np.int64]
     edge_target: NDArray[np.int64]
     group_cost: NDArray[np.float32]
+    allowed: NDArray[np.bool_]
     names: tuple[str, ...]
 
     @property
@@ -88,6 +90,7 @@ def graph_features(problem: Problem) -> GraphFeatures:
         edge_source=source,
         edge_target=target,
         group_cost=(cost_GD / mean_cost_s).astype(np.float32),
+        allowed=problem.group_allowed,
         names=tuple(columns),
     )
 

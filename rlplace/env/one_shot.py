@@ -58,7 +58,8 @@ class OneShotEnv(gym.Env[Observation, Action]):
     | observation | `Dict`: `graph`, the index of the graph |
     | reward | of the step time, once |
 
-    The info of a step has `step_time_s` (infinite where the placement failed), `status` and `placement`, (N,) int32.
+    The info of a step has `step_time_s` (infinite where the placement failed), `status` and `placement`, (N,) int32. A
+    group may be barred from some devices: `action_masks` says from which, and an action that has one there fails.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
@@ -104,6 +105,10 @@ class OneShotEnv(gym.Env[Observation, Action]):
         if spec is not None and "measurer" in spec.kwargs:
             spec = dataclasses.replace(spec, kwargs={**spec.kwargs, "measurer": SharedMeasurer(self.scorer.measurer)})
         self._spec = spec
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(G * D,) bool: whether each group may be on each device, as sb3-contrib's maskable algorithms ask for it."""
+        return self.scorer.problem.group_allowed.reshape(-1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

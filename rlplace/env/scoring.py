@@ -36,6 +36,7 @@ class Scorer:
 
     Equal placements of a batch are measured once. With `deterministic` every outcome is also kept, and an equal
     placement is never measured again; a host that runs placements should be asked again, as its answers vary.
+    A placement with a group on a device where it may not be is not measured: its status is `error`.
 
     Attributes:
         num_measured: placements that were measured, as opposed to looked up.
@@ -59,6 +60,8 @@ class Scorer:
         placements = self.problem.grouping.expand(rows)
         keys = [row.tobytes() for row in rows]
         outcomes = self._known if self.deterministic else {}
+        barred = ~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1)
+        outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(barred).tolist())
         new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
         if new:
             fresh = sorted(new.values())
@@ -107,11 +110,14 @@ def make_scorer(
 
 
 def single_device_s(measurer: Measurer) -> float:
-    """Step time on the best single device; where no device can run it alone, the summed mean costs of all ops."""
+    """Step time on the best single device; where no device can run it alone, the summed mean costs of all ops.
+
+    Groups that may not be on that device are on the next one where they may be.
+    """
     problem = measurer.problem
     everywhere = np.arange(problem.host.num_devices, dtype=np.int32)[:, None]
-    placements = np.repeat(everywhere, problem.graph.num_ops, axis=1)
-    best_s = min(measurement.step_time_s for measurement in measurer.measure(placements))
+    groups = problem.nearest_groups(np.repeat(everywhere, problem.grouping.num_groups, axis=1))
+    best_s = min(measurement.step_time_s for measurement in measurer.measure(problem.grouping.expand(groups)))
     return best_s if np.isfinite(best_s) else float(problem.costs.op_time_s.mean(axis=1).sum())
 
 

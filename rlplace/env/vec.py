@@ -87,6 +87,10 @@ class PlacementVecEnv(VecEnv):
         ]
         return self._observe(), scores.reward.astype(np.float32), np.ones(self.num_envs, dtype=np.bool_), infos
 
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(G * D,) bool: whether each group may be on each device; the same in every env."""
+        return self.scorer.problem.group_allowed.reshape(-1)
+
     def close(self) -> None:
         """Nothing to close: the measurer belongs to the caller."""
 

@@ -56,7 +56,8 @@ def draw_mix(
     """(count, G) placements of groups, a quarter of each kind in turn, and their kinds.
 
     `random` is uniform; `blocks` cuts the groups into contiguous blocks at random places; `near-best` changes up to a
-    tenth of the groups of `best`; `unbalanced` puts most groups on one device, or all of them.
+    tenth of the groups of `best`; `unbalanced` puts most groups on one device, or all of them. A group that may not be
+    where that puts it goes to the next device where it may be.
 
     Args:
         problem: what is placed.
@@ -72,7 +73,7 @@ def draw_mix(
     while len(drawn) < count:
         kind = KINDS[len(drawn) % len(KINDS)]
         if kind == "random":
-            row = generator.integers(0, devices, groups)
+            row = problem.draw_groups(generator, 1)[0].astype(np.int64)
         elif kind == "blocks":
             cuts = np.sort(generator.integers(0, groups, int(generator.integers(1, 2 * devices))))
             first = generator.integers(devices)
@@ -85,7 +86,7 @@ def draw_mix(
             favourite = generator.integers(devices)
             share = generator.choice([0.0, 0.1, 0.25])
             row = np.where(generator.random(groups) < share, generator.integers(0, devices, groups), favourite)
-        placement = row.astype(np.int32)
+        placement = problem.nearest_groups(row)
         if placement.tobytes() not in seen:
             drawn.append(placement)
             kinds.append(kind)

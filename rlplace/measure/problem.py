@@ -57,6 +57,26 @@ class Problem:
             np.logical_and.at(table, self.grouping.op_group, self.allowed)
         return table
 
+    def draw_groups(self, generator: np.random.Generator, count: int) -> NDArray[np.int32]:
+        """(count, G) int32: every group on one of its devices, drawn uniformly."""
+        shape = (count, self.grouping.num_groups)
+        if self.allowed is None:
+            return generator.integers(0, self.host.num_devices, shape, dtype=np.int32)
+        chosen = generator.integers(0, self.group_allowed.sum(axis=1), shape)
+        listed = np.argsort(~self.group_allowed, axis=1, kind="stable")  # devices of each group, those allowed first
+        return listed[np.arange(shape[1]), chosen].astype(np.int32)
+
+    def nearest_groups(self, group_devices: NDArray[np.integer]) -> NDArray[np.int32]:
+        """`group_devices` (..., G), but with groups that may not be there on the next device where they may be."""
+        groups = np.asarray(group_devices, dtype=np.int32)
+        if self.allowed is None:
+            return groups
+        devices = np.arange(self.host.num_devices)
+        following = (devices[:, None] + devices[None, :]) % self.host.num_devices  # (D, D): from device, after steps
+        steps = self.group_allowed[:, following].argmax(axis=2)  # (G, D): steps to the next allowed device
+        at = np.arange(self.grouping.num_groups)
+        return np.asarray(following[groups, steps[at, groups]], dtype=np.int32)
+
     @classmethod
     def profile(
         cls,

@@ -8,13 +8,17 @@ import torch
 from stable_baselines3.common.distributions import Distribution
 from torch import Tensor
 
+LEAST_LOG_PROB = -1e30
+"""Below it a log-probability is taken for minus infinity: a finite stand-in keeps gradients finite."""
+
 
 class GroupCategorical(Distribution):
     """Independent categorical distributions over D devices, for B samples of G groups.
 
     Stable-Baselines3's `MultiCategoricalDistribution` holds one `Categorical` a group in a list, which at 256 groups
     costs fifteen times as much. Log-probabilities and entropies stay apart by group, (B, G): a ratio of sums over
-    hundreds of groups explodes where ratios of single groups do not.
+    hundreds of groups explodes where ratios of single groups do not. A logit of minus infinity bars its device: it has
+    no probability, adds nothing to the entropy, and is never drawn.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -39,7 +43,7 @@ class GroupCategorical(Distribution):
 
     def group_entropy(self) -> Tensor:
         """(B, G) entropy of each group, in nats."""
-        return -(self.log_probs_BGD.exp() * self.log_probs_BGD).sum(-1)
+        return -(self.log_probs_BGD.exp() * self.log_probs_BGD.clamp(min=LEAST_LOG_PROB)).sum(-1)
 
     def log_prob(self, actions_BG: Tensor) -> Tensor:
         """(B,) log-probability of whole placements."""

@@ -42,6 +42,8 @@ def imitate(
         raise InvalidValue("group_devices", teachers_MG.shape, f"{policy.num_groups} devices, one a group")
     if teachers_MG.size and not 0 <= teachers_MG.min() <= teachers_MG.max() < policy.num_devices:
         raise InvalidValue("device", int(teachers_MG.max()), f"0..{policy.num_devices - 1}", where="imitate")
+    if not policy.allowed.numpy()[np.arange(policy.num_groups), teachers_MG].all():
+        raise InvalidValue("group_devices", "a group on a device where it may not be", "allowed devices only")
     targets_MG = torch.from_numpy(teachers_MG.astype(np.int64))
     cost_G = policy.group_cost.mean(dim=1)
     weight_G = LEAST_WEIGHT + (1 - LEAST_WEIGHT) * cost_G / cost_G.mean().clamp(min=1e-12)
@@ -56,7 +58,9 @@ def imitate(
 
 
 def cloning_loss(logits_GD: Tensor, targets_MG: Tensor, smoothing: float) -> Tensor:
-    """(G,) cross-entropy towards M placements (M, G), with label smoothing."""
+    """(G,) cross-entropy towards M placements (M, G), with label smoothing over the devices that logits do not bar."""
     log_probs_GD = torch.log_softmax(logits_GD, dim=-1)
     log_prob_G = log_probs_GD.gather(1, targets_MG.T).mean(dim=1)
-    return -((1 - smoothing) * log_prob_G + smoothing * log_probs_GD.mean(dim=1))
+    is_allowed_GD = torch.isfinite(log_probs_GD)
+    mean_G = torch.where(is_allowed_GD, log_probs_GD, 0.0).sum(dim=1) / is_allowed_GD.sum(dim=1)
+    return -((1 - smoothing) * log_prob_G + smoothing * mean_G)

@@ -62,6 +62,7 @@ class PlacerPolicy(ActorCriticPolicy):
     edge_source: Tensor
     edge_target: Tensor
     group_cost: Tensor
+    allowed: Tensor
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class PlacerPolicy(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         features, architecture = self._graph_features, self.architecture
-        for name in ("node_features", "edge_features", "edge_source", "edge_target", "group_cost"):
+        for name in ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed"):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(features, name))))
         self.register_buffer("temperature", torch.ones(()))
         num_node_features, num_edge_features = features.node_features.shape[1], features.edge_features.shape[1]
@@ -109,10 +110,10 @@ class PlacerPolicy(ActorCriticPolicy):
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def logits(self) -> Tensor:
-        """(G, D) logits at temperature 1."""
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
         h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
         logits_GD: Tensor = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
-        return logits_GD
+        return logits_GD.masked_fill(~self.allowed, -torch.inf)
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Devices (B, G), values (B, 1) and log-probabilities by group (B, G)."""

@@ -67,10 +67,11 @@ def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) 
 
 
 def majority(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(G,) int32: the device that most of each group's time is on, from devices of ops (N,)."""
+    """(G,) int32: of the devices where a group may be, the one that most of its time is on; `devices` are (N,)."""
     grouping = problem.grouping
     weight = np.zeros((grouping.num_groups, problem.host.num_devices))
     np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
+    weight[~problem.group_allowed] = -1.0
     devices_G: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
     return devices_G
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.rules import GroupingRule
 from rlplace.training.tracking import TRACKING_MODES
 
 REWARDS = ("log_speedup", "sqrt")
@@ -20,7 +22,11 @@ class TrainConfig:
     seed: int = 0
     """Of the policy, of sampling and of random ops."""
     num_groups: int = 256
-    """Groups of ops that the policy places."""
+    """Most groups of ops that the policy places."""
+    grouping: str = "heavy-edge"
+    """The rule that groups are made by, a word of `rlplace.graphs.rules.GroupingRule`."""
+    constraints: Constraints = field(default_factory=Constraints)
+    """The user's pins, exclusions and what stays together."""
     reward: str = "log_speedup"
     """`log_speedup`, or `sqrt` as in the 2017 paper."""
     init: str = "eft"
@@ -39,15 +45,16 @@ class TrainConfig:
     """Weights & Biases."""
 
     def __post_init__(self) -> None:
-        for field, least in (
+        for name, least in (
             ("budget_s", 0.0),
             ("num_groups", 1),
             ("num_envs", 1),
             ("num_measured", 1),
             ("table_rounds", 1),
         ):
-            if not getattr(self, field) >= least:
-                raise InvalidValue(field, getattr(self, field), f"at least {least}", where="train")
+            if not getattr(self, name) >= least:
+                raise InvalidValue(name, getattr(self, name), f"at least {least}", where="train")
+        GroupingRule.parse(self.grouping)
         if not 0.0 <= self.simulate_share <= 1.0:
             raise InvalidValue("simulate_share", self.simulate_share, "0..1", where="train")
         for kind, value, known in (

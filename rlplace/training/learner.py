@@ -46,8 +46,9 @@ class PolicySearch:
     ) -> None:
         self._problem, self._simulator = problem, simulator
         # the learner knows step times as ratios to one device's: simulated and measured rewards then mean the same
-        self._single_s = float(simulator.step_times(np.zeros((1, problem.graph.num_ops), dtype=np.int32))[0])
-        baseline_s = self._single_s if np.isfinite(self._single_s) else float(problem.costs.op_time_s[:, 0].sum())
+        one = problem.nearest_groups(np.zeros((1, problem.grouping.num_groups), dtype=np.int32))
+        single_s = float(simulator.step_times(problem.grouping.expand(one))[0])
+        baseline_s = single_s if np.isfinite(single_s) else float(problem.costs.op_time_s[:, 0].sum())
         self._reward = make_reward(config.reward, baseline_s)
         self._baseline_s = baseline_s
         self._env = PlacementVecEnv(simulator, max(config.num_envs, 2), self._reward)

@@ -36,9 +36,8 @@ class RandomSearch:
             on_round()
 
     def propose(self, count: int) -> NDArray[np.int32]:
-        """(count, G) uniform placements."""
-        shape = (count, self._problem.grouping.num_groups)
-        return self._generator.integers(0, self._problem.host.num_devices, shape, dtype=np.int32)
+        """(count, G) uniform placements, over the devices that each group may be on."""
+        return self._problem.draw_groups(self._generator, count)
 
     def learn(self, group_devices_BG: NDArray[np.int32], ratios: NDArray[np.float64]) -> None:
         """Nothing."""

@@ -21,7 +21,7 @@ from rlplace.measure.simulator import Simulator
 from rlplace.measure.threads import one_thread_here
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.search import baselines, eft
-from rlplace.training.calibration import calibrated
+from rlplace.training.calibration import calibrated, majority
 from rlplace.training.config import TrainConfig
 from rlplace.training.eager import EagerStep
 from rlplace.training.judge import Judge
@@ -92,9 +92,9 @@ def train(
     try:
         heuristics = {
             "single": reference,
-            "blocks": baselines.blocks(problem),
-            "round-robin": baselines.round_robin(problem),
-            "eft": eft(problem),
+            "blocks": baselines.nearest_allowed(problem, baselines.blocks(problem)),
+            "round-robin": baselines.nearest_allowed(problem, baselines.round_robin(problem)),
+            "eft": _where_allowed(problem, eft(problem)),
         }
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
@@ -111,11 +111,13 @@ def train(
             on_best=keeper.of("learned"),
         )  # fmt: skip
         entries = [Entry(name, simulator.plan(devices)) for name, devices in heuristics.items()]
+        if np.ptp(reference):
+            entries[0] = Entry("single", None, 0, why="pins and exclusions leave no device that may hold everything")
         entries.insert(3, _entry("random", random, {}))
         entries.append(_entry("learned", learned, {"init": policy.init}))
         progress.say("measuring the final table")
         table = _table(problem, judge, entries, config)
-        plan = table.plans[table.best or "single"]
+        plan = table.plans[table.best] if table.best else simulator.plan(reference)
         timeline = judge.timeline(plan)
         placement = Placement.of(problem, plan, table.best)
         result = TrainResult(placement, table, timeline, judge.is_measured)
@@ -139,11 +141,21 @@ def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
 
 
 def _best_single(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
-    """The single device with the shortest step; gangs are no single device."""
+    """The single device with the shortest step; gangs are no single device.
+
+    Where ops may not be on it they are on the next device where they may be.
+    """
     devices = baselines.plain_devices(problem)
     singles = np.stack([baselines.single(problem, device) for device in devices])
+    is_whole = problem.group_allowed[:, devices].all(axis=0)
+    singles = singles[is_whole] if is_whole.any() else baselines.nearest_allowed(problem, singles)
     best: NDArray[np.int32] = singles[int(np.argmin(simulator.step_times(singles)))]
     return best
+
+
+def _where_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """`devices` (N,) as they are where ops may be anywhere, else by group, each where most of it is and may be."""
+    return devices if problem.allowed is None else problem.grouping.expand(majority(problem, devices))
 
 
 def _table(problem: Problem, judge: Judge, entries: list[Entry], config: TrainConfig) -> Table:
