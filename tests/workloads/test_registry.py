@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from rlplace.errors import InvalidValue, UnknownName
-from rlplace.workloads import InceptionV3, InceptionV3Config, NMTConfig, WorkloadSpec, build, parse_workload
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.workloads import (
+    InceptionV3,
+    InceptionV3Config,
+    NMTConfig,
+    WeightedPart,
+    WorkloadSpec,
+    build,
+    parse_workload,
+)
 
 TINY_NMT = "nmt@layers=1,units=4,batch=2,steps=3,vocab=7"
 
@@ -80,6 +88,19 @@ def test_unknown_name_offers_the_nearest(text, nearest):
         ("my-module:function", "package.module:function"),
         ("module:", "package.module:function"),
         (":function", "package.module:function"),
+        ("multi", "multi:NAME"),
+        ("multi:", "multi:NAME"),
+        ("multi:nmt,,rnnlm", "multi:NAME"),
+        ("multi:layers=2,nmt", "multi:NAME"),
+        ("multi:nmt*x", "a number as the weight of 'nmt'"),
+        ("multi:nmt*", "a number as the weight of 'nmt'"),
+        ("multi:nmt*0", "a positive number"),
+        ("multi:nmt*-1", "a positive number"),
+        ("multi:nmt*nan", "a positive number"),
+        ("multi:nmt*inf", "a positive number"),
+        ("multi:nmt@layers=0,rnnlm", "at least 1"),
+        ("multi:nmt,package.module:function", "a named workload"),
+        ("multi:multi:nmt", "a named workload"),
     ],
 )
 def test_invalid_value_says_what_was_expected(text, message):
@@ -92,6 +113,86 @@ def test_function_spec_takes_no_options():
         WorkloadSpec("module:function", (("batch", 4),))
     with pytest.raises(UnknownName):
         WorkloadSpec("module:function").config()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("multi:nmt", [("nmt", 1.0)]),
+        ("multi:nmt*2,rnnlm", [("nmt", 2.0), ("rnnlm", 1.0)]),
+        ("multi:nmt@small*2,rnnlm@paper", [("nmt@small", 2.0), ("rnnlm@paper", 1.0)]),
+        ("multi:nmt@layers=4,units=8*0.5,nmt", [("nmt@layers=4,units=8", 0.5), ("nmt", 1.0)]),
+        ("multi:nmt@small,units=8,rnnlm@steps=5,batch=1", [("nmt@small,units=8", 1.0), ("rnnlm@steps=5,batch=1", 1.0)]),
+        ("multi: nmt @ small , units = 8 * 3 , rnnlm", [("nmt@small,units=8", 3.0), ("rnnlm", 1.0)]),
+    ],
+)
+def test_an_option_belongs_to_the_part_before_it(text, parts):
+    spec = parse_workload(text)
+    assert [(str(part.spec), part.weight) for part in spec.parts] == parts
+    assert parse_workload(str(spec)) == spec
+
+
+@pytest.mark.parametrize("text", ["multi:nmtt,rnnlm", "multi:nmt@smal,rnnlm", "multi:nmt@small,layer=2"])
+def test_parts_are_checked_like_workloads(text):
+    with pytest.raises(UnknownName):
+        parse_workload(text)
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_weights_parse_back(weight):
+    spec = WorkloadSpec("multi", parts=(WeightedPart(WorkloadSpec("nmt"), weight),))
+    assert parse_workload(str(spec)) == spec
+
+
+@given(st.text(alphabet="multi:nmtr@,=*small2.json ", max_size=40))
+def test_any_text_parses_and_back_or_is_refused(text):
+    try:
+        spec = parse_workload(text)
+    except (UnknownName, InvalidValue, FileProblem):
+        return
+    assert parse_workload(str(spec)) == spec
+
+
+def test_weights_scale_the_losses():
+    one, two = "nmt@layers=1,units=4,batch=2,steps=3,vocab=7", "rnnlm@layers=1,units=4,batch=2,steps=3,vocab=7"
+    workload = build(parse_workload(f"multi:{one}*2,{two}*0.25,{one}"))
+    assert [name for name, _ in workload.model.named_children()] == ["nmt", "rnnlm", "nmt_2"]
+    outputs = workload.model(**workload.inputs)
+    first, second, third = (outputs[name].loss for name in ("nmt", "rnnlm", "nmt_2"))
+    torch.testing.assert_close(workload.loss_fn(outputs), 2 * first + 0.25 * second + third)
+    tokens = [workload.inputs[f"nmt.{index}"] for index in range(3)]
+    assert torch.equal(workload.model.nmt(*tokens).loss, first)
+
+
+@pytest.mark.parametrize("name", ["graph.json", "graph.onnx", "graph.graphml", "a_model", "nmt.json"])
+def test_a_file_is_a_workload(name, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for text in (name, f"./{name}", str(tmp_path / name)):
+        spec = parse_workload(text)
+        assert spec.is_file
+        assert not spec.is_function
+        assert str(spec) == text
+        assert spec.path.samefile(tmp_path / name)
+        assert parse_workload(str(spec)) == spec
+        with pytest.raises(UnknownName):
+            spec.config()
+        with pytest.raises(InvalidValue, match="simulated, not measured"):
+            build(spec)
+
+
+def test_a_name_is_no_file_even_where_one_lies(tmp_path, monkeypatch):
+    (tmp_path / "nmt").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert not parse_workload("nmt").is_file
+    with pytest.raises(InvalidValue, match="a graph file"):
+        _ = parse_workload("nmt").path
+
+
+@pytest.mark.parametrize("text", ["missing.json", "missing.onnx", "a/b.graphml", "nmt@small.gml"])
+def test_a_missing_file_is_said(text):
+    with pytest.raises(FileProblem, match="no such graph file"):
+        parse_workload(text)
 
 
 def test_options_come_from_the_size():
