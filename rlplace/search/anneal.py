@@ -11,7 +11,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-from rlplace.search.finer import finer
+from rlplace.search.levels import atoms
 from rlplace.search.moves import Neighbourhood
 from rlplace.search.starts import fullness, held_bytes, project, room_bytes, score_starts
 from rlplace.search.task import Budget, Task
@@ -30,18 +30,28 @@ class AnnealConfig:
     """Wall time."""
     batch: int = 8
     """Moves tried at once from the placement at hand: the first that is accepted is taken. They keep the cores busy."""
-    hot: float = 0.003
-    """Temperature at the start, as a share of the step time."""
-    cold: float = 0.0003
-    """Temperature at the end."""
+    hot: float | None = None
+    """Temperature at the start, as a share of the step time; None suits it to the number of groups: half of an even
+    share of the step for a group, between 0.0015 and 0.1."""
+    cold: float | None = None
+    """Temperature at the end; None for a tenth of `hot`."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.evaluations >= 1 or not self.seconds > 0 or self.batch < 1 or not 0 < self.cold <= self.hot:
+        if not self.evaluations >= 1 or not self.seconds > 0 or self.batch < 1 or self._is_upside_down():
             raise InvalidValue(
                 "anneal", (self.evaluations, self.seconds, self.batch, self.hot, self.cold),
                 "evaluations >= 1, seconds > 0, batch >= 1, 0 < cold <= hot",
             )  # fmt: skip
+
+    def temperatures(self, num_groups: int) -> tuple[float, float]:
+        """At the start and at the end, over so many groups."""
+        hot = min(max(0.5 / max(num_groups, 1), 0.0015), 0.1) if self.hot is None else self.hot
+        return hot, hot / 10 if self.cold is None else self.cold
+
+    def _is_upside_down(self) -> bool:
+        hot, cold = self.temperatures(1)
+        return not 0 < cold <= hot
 
 
 def anneal(
@@ -67,7 +77,7 @@ def solve(task: Task) -> None:
     starts, times = score_starts(task)
     groups, step_s = anneal_groups(task, task.problem.grouping, starts[0], float(times[0]), until=0.75)
     devices = task.problem.grouping.expand(groups)
-    grouping = finer(task.problem, task.problem.grouping, task.problem.graph.num_ops)
+    grouping = atoms(task.problem)
     anneal_groups(
         task, grouping, project(task.problem, grouping, devices), step_s, until=1.0, chances=BORDER_CHANCES,
         config=AnnealConfig(hot=0.001, cold=0.0001),
@@ -96,12 +106,13 @@ def anneal_groups(
     config = config or AnnealConfig()
     generator, near = task.generator, Neighbourhood.of(task.problem, grouping)
     held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
+    hot, cold = config.temperatures(grouping.num_groups)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
-        temperature = config.hot * (config.cold / config.hot) ** progress
+        temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(config.batch, until * task.budget.evaluations - task.evaluations)))
         moved = near.propose(np.repeat(current[None], count, axis=0), generator, chances, max_window)
         moved_s = task.score(grouping.expand(moved))

@@ -61,6 +61,7 @@ METHODS: dict[str, Method] = {
         Method("m-etf", "baechi:solve_m_etf", "scheduler", "earliest start first: Baechi, Jeon et al. 2020"),
         Method("m-sct", "baechi:solve_m_sct", "scheduler", "favourite children by LP: Baechi, Jeon et al. 2020"),
         Method("anneal", "anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
+        Method("evolve", "evolve:solve", "search", "a list scheduler whose weights CMA-ES tunes, then annealing"),
     )
 }
 

@@ -1,0 +1,69 @@
+"""`evolve`: the weights of `Greedy`, tuned on the problem by CMA-ES (Hansen 2016, arXiv:1604.00772)."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.grouping import Grouping
+from rlplace.search.anneal import anneal_groups
+from rlplace.search.greedy import Greedy
+from rlplace.search.levels import finer
+from rlplace.search.starts import fullness, project, score_starts
+from rlplace.search.task import Task
+
+POPULATION = 8
+START = (0.1, 0.5, 0.3, 1.0, 1.0, 0.0, 0.5, 0.5, 0.1)
+"""Weights to start from, in the order of `FEATURES`."""
+SIGMA = 0.3
+"""Standard deviation of the first weights around `START`."""
+_INFEASIBLE = 1e3
+"""Added to the loss of a placement that does not fit: more than any logarithm of a step time."""
+
+
+def solve(task: Task) -> None:
+    """Tunes the scheduler for 40 % of the budget, at most 500 evaluations; anneals what it found over finer groups."""
+    starts, times = score_starts(task)
+    grouping, step_s = task.problem.grouping, float(times[0])
+    groups, evolved_s = evolve_groups(task, grouping, until=min(0.4, 500 / task.budget.evaluations))
+    if not evolved_s <= step_s:
+        groups, evolved_s = starts[0], step_s
+    cut = finer(task.problem, grouping, 1024)
+    devices = project(task.problem, cut, grouping.expand(groups))
+    anneal_groups(task, cut, devices, evolved_s, until=1.0)
+
+
+def evolve_groups(task: Task, grouping: Grouping, *, until: float) -> tuple[NDArray[np.int32], float]:
+    """The best devices (G,) int32 of `grouping`'s groups that tuned weights give, and their step time.
+
+    The loss is the logarithm of the step time; a placement that does not fit loses to all that do, by how full its
+    fullest device is.
+
+    Args:
+        task: scores and counts.
+        grouping: what moves together.
+        until: share of the task's budget at which to stop; the last population may be cut short by it.
+    """
+    import cma
+
+    greedy = Greedy.of(task.problem, grouping)
+    options = {"seed": int(task.generator.integers(1, 2**31)), "verbose": -9, "popsize": POPULATION}
+    best, best_s = greedy.place(np.array(START))[0], np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # cma warns of flat losses, which groups' devices make often
+        strategy = cma.CMAEvolutionStrategy(list(START), SIGMA, options)
+        while task.spent < until and not task.is_spent:
+            weights = strategy.ask()
+            count = int(max(1, min(POPULATION, until * task.budget.evaluations - task.evaluations)))
+            placed = greedy.place(np.array(weights[:count]))
+            step_s = task.score(grouping.expand(placed))
+            first = int(np.argmin(step_s))
+            if step_s[first] < best_s:
+                best, best_s = placed[first], float(step_s[first])
+            if count < POPULATION:
+                break
+            full = _INFEASIBLE + fullness(greedy.held, greedy.room, placed)
+            strategy.tell(weights, np.where(np.isfinite(step_s), np.log(step_s), full).tolist())
+    return best, best_s

@@ -1,0 +1,109 @@
+"""Coarser and finer groupings of a problem, nested so that placements carry over unchanged from coarse to fine."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.grouping import Grouping
+from rlplace.measure.jit import Bytes, Floats, Ints, kernel
+from rlplace.measure.problem import Problem
+from rlplace.search.moves import allowed_devices
+
+CAP_SLACK = 1.5
+"""A merged group may cost this many times an even share of the whole."""
+
+
+def atoms(problem: Problem) -> Grouping:
+    """The finest groups: ops of a co-location class; a source without one with its first reader; other ops alone.
+
+    Each lies within one group of the problem's grouping.
+    """
+    graph = problem.graph
+    label = np.where(graph.colocation >= 0, graph.num_ops + graph.colocation.astype(np.int64), np.arange(graph.num_ops))
+    offsets, readers = graph.readers
+    for op in np.flatnonzero(graph.is_source & (graph.colocation < 0)).tolist()[::-1]:
+        tensors = range(graph.output_offsets[op], graph.output_offsets[op + 1])
+        first = [int(readers[offsets[tensor]]) for tensor in tensors if offsets[tensor] < offsets[tensor + 1]]
+        if first:
+            label[op] = label[min(first)]
+    return meet(problem.grouping, _numbered(label, ""), "atoms")
+
+
+def coarser(problem: Problem, grouping: Grouping, num_groups: int) -> Grouping:
+    """`grouping` with groups merged across the heaviest edges, to about `num_groups` where devices allow it."""
+    return _merge(problem, grouping, None, num_groups)
+
+
+def finer(problem: Problem, grouping: Grouping, num_groups: int) -> Grouping:
+    """`grouping` with its groups cut into parts of about an even share of the cost for `num_groups` of them.
+
+    Parts are atoms merged across the heaviest edges within a group of `grouping`.
+    """
+    return _merge(problem, atoms(problem), grouping, num_groups)
+
+
+def meet(first: Grouping, second: Grouping, rule: str) -> Grouping:
+    """Groups of ops that share a group in both groupings, numbered by their first op."""
+    return _numbered(first.op_group.astype(np.int64) * max(second.num_groups, 1) + second.op_group, rule)
+
+
+def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_groups: int) -> Grouping:
+    graph, op_group = problem.graph, grouping.op_group
+    a, b = op_group[graph.tensor_op[graph.input_tensors]].astype(np.int64), op_group[graph.edge_op].astype(np.int64)
+    keys, place = np.unique(np.minimum(a, b) * grouping.num_groups + np.maximum(a, b), return_inverse=True)
+    weight = np.bincount(place, weights=graph.tensor_bytes[graph.input_tensors], minlength=len(keys))
+    first_op = np.unique(op_group, return_index=True)[1]
+    fence = np.zeros(grouping.num_groups, np.int32) if within is None else within.op_group[first_op]
+    cost_s = np.zeros(grouping.num_groups)
+    np.add.at(cost_s, op_group, problem.costs.op_time_s.mean(axis=1))
+    parent = _kruskal(
+        keys[np.argsort(-weight, kind="stable")], cost_s, fence, allowed_devices(problem, grouping).astype(np.int8),
+        CAP_SLACK * float(cost_s.sum()) / num_groups, num_groups,
+    )  # fmt: skip
+    return _numbered(parent[op_group].astype(np.int64), f"{grouping.rule} merged to {num_groups}")
+
+
+def _numbered(label: NDArray[np.int64], rule: str) -> Grouping:
+    """Groups of equal labels (N,), numbered by their first op."""
+    _, first_op, place = np.unique(label, return_index=True, return_inverse=True)
+    number = np.empty(len(first_op), dtype=np.int32)
+    number[np.argsort(first_op, kind="stable")] = np.arange(len(first_op), dtype=np.int32)
+    return Grouping(number[place], rule=rule)
+
+
+@kernel
+def _kruskal(
+    edges: NDArray[np.int64], cost_s: Floats, fence: Ints, allowed: Bytes, cap_s: float, num_groups: int
+) -> Ints:
+    """(G,) int32: the root that each group is merged into, over `edges` in order while costs are under the cap.
+
+    Groups on two sides of a fence, or without a common device, stay apart. Stops at `num_groups` groups.
+    """
+    count = len(cost_s)
+    parent = np.arange(count).astype(np.int32)
+    left = count
+    for edge in edges:
+        if left <= num_groups:
+            break
+        a, b = edge // count, edge % count
+        while parent[a] != a:
+            parent[a] = parent[parent[a]]
+            a = parent[a]
+        while parent[b] != b:
+            parent[b] = parent[parent[b]]
+            b = parent[b]
+        if a == b or fence[a] != fence[b] or cost_s[a] + cost_s[b] > cap_s:
+            continue
+        if not np.any(allowed[a] & allowed[b]):
+            continue
+        parent[b] = a
+        cost_s[a] += cost_s[b]
+        allowed[a] &= allowed[b]
+        left -= 1
+    for group in range(count):
+        root = group
+        while parent[root] != root:
+            root = parent[root]
+        parent[group] = root
+    return parent

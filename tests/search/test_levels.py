@@ -1,0 +1,71 @@
+"""Finer groupings cut and never join; coarser ones join and never cut; both by hand and at random."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from micrographs import op_graph
+from random_problems import plain_host, random_problem
+from search_problems import barred, chain_problem
+
+from rlplace.graphs.grouping import Grouping
+from rlplace.measure.costs import Costs
+from rlplace.measure.problem import Problem
+from rlplace.search.levels import atoms, coarser, finer, meet
+
+
+def test_a_meet_by_hand() -> None:
+    met = meet(Grouping(np.array([1, 1, 0, 0])), Grouping(np.array([0, 1, 1, 1])), "both")
+    assert met.op_group.tolist() == [0, 1, 2, 2]
+    assert met.rule == "both"
+
+
+def test_atoms_keep_classes_and_put_a_source_with_its_first_reader() -> None:
+    graph = op_graph(
+        [[], [], [0, 1], [0], [2]],
+        targets=["input", "parameter", "aten.a", "aten.b", "update.sgd"],
+        colocation=[-1, 0, -1, -1, 0],
+    )
+    costs = Costs(np.ones((5, 1)), "estimated")
+    whole = Problem(graph, plain_host(1), costs, Grouping(np.zeros(5)))
+    assert atoms(whole).op_group.tolist() == [0, 1, 0, 2, 1]
+    apart = Problem(graph, plain_host(1), costs, Grouping(np.array([0, 1, 1, 1, 1])))
+    assert atoms(apart).op_group.tolist() == [0, 1, 2, 3, 1]
+
+
+def test_the_heaviest_edge_is_merged_first() -> None:
+    chain = chain_problem(4, 2, output_bytes=[1, 9, 5, 1])
+    assert coarser(chain, chain.grouping, 3).op_group.tolist() == [0, 1, 1, 2]
+    # an even share for 2 is 2 seconds and the cap 3: all but one may be together
+    assert coarser(chain, chain.grouping, 2).op_group.tolist() == [0, 1, 1, 1]
+
+
+def test_what_no_device_may_hold_together_is_not_merged() -> None:
+    chain = barred(chain_problem(4, 2, output_bytes=[1, 9, 5, 1]), {1: (0,), 2: (1,)})
+    assert coarser(chain, chain.grouping, 3).op_group.tolist() == [0, 1, 2, 2]
+
+
+def test_a_cut_group_has_parts_of_an_even_share() -> None:
+    chain = chain_problem(6, 2)
+    whole = Problem(chain.graph, chain.host, chain.costs, Grouping(np.zeros(6)))
+    parts = finer(whole, whole.grouping, 3)  # shares of 2 seconds, a cap of 3
+    assert np.bincount(parts.op_group).max() <= 3
+    assert parts.num_groups == 3
+
+
+@given(st.integers(0, 10_000))
+def test_placements_carry_over(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    plain = random_problem(rng, 12, plain_host(2))
+    grouping = Grouping(np.unique(rng.integers(0, 4, 12), return_inverse=True)[1])
+    problem = Problem(plain.graph, plain.host, plain.costs, grouping)
+    for fine, coarse in (
+        (finer(problem, grouping, 6), grouping),
+        (atoms(problem), finer(problem, grouping, 6)),
+        (grouping, coarser(problem, grouping, 2)),
+    ):
+        assert fine.num_groups >= coarse.num_groups
+        parent = np.full(fine.num_groups, -1)
+        parent[fine.op_group] = coarse.op_group
+        assert np.array_equal(parent[fine.op_group], coarse.op_group)
