@@ -66,6 +66,15 @@ class Constraints:
     def __bool__(self) -> bool:
         return bool(self.pins or self.exclusions or self.together)
 
+    def check_devices(self, device_names: Sequence[str], device_kinds: Sequence[str]) -> None:
+        """Raises where a pin or an exclusion names a device that is not there: known before there is a graph.
+
+        Raises:
+            UnknownName: no such device.
+        """
+        for _, word in (*self.pins, *self.exclusions):
+            _devices(word, device_names, device_kinds)
+
     def resolve(self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]) -> Resolved:
         """What the constraints say of the ops of `graph` and these D devices.
 

@@ -81,6 +81,8 @@ def run_training(
     from rlplace.training.tracking import make_tracker
 
     RunFolder.check(folder, overwrite=overwrite)
+    named = [device.name for device in host.devices], [device.kind for device in host.devices]
+    config.constraints.check_devices(*named)
     progress = make_progress(is_quiet=is_quiet)
     size = default_size(host)
     resolved = {
@@ -94,6 +96,7 @@ def run_training(
     }
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     graph = graph_for(spec, host, config.seed)
+    config.constraints.resolve(graph, *named)  # a pattern that matches nothing leaves no run folder behind
     run = RunFolder.create(folder, overwrite=overwrite)
     run.write_json("config.json", resolved)
     tracker = make_tracker(config.track, folder, resolved)
