@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -51,8 +54,9 @@ def capture(
         )
     args, kwargs = as_call(inputs)
     is_training = loss_fn is not None
-    trace = trace_step(model, args, kwargs, loss_fn, is_training=is_training)
-    return lower(trace, spec, Origin(model, args, kwargs, loss_fn), is_training=is_training)
+    with _uncollected():
+        trace = trace_step(model, args, kwargs, loss_fn, is_training=is_training)
+        return lower(trace, spec, Origin(model, args, kwargs, loss_fn), is_training=is_training)
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,3 +72,15 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, dict):
         return (), dict(inputs)
     raise InvalidValue("inputs", type(inputs).__name__, "a tensor, a tuple or a dict", where="capture")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """While active, Python looks for no cycles among the objects of the trace: all of them stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -13,6 +13,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs import facts
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.optimizers import state_bytes
+from rlplace.graphs.origins import module_of
 from rlplace.graphs.program import (
     Call,
     OptimizerSpec,
@@ -150,6 +151,12 @@ class _Lowering:
         return len(self.names) - 1
 
     def _add_tensor(self, op: int, output: int, value: torch.Tensor) -> Ref:
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"output {output} of op {self.targets[op]} in module {self.modules[op] or 'the root'} is sparse "
+                f"({value.layout}), expected a dense tensor; compute it densely, or densify the input outside.",
+                op=self.targets[op],
+            )
         self.tensor_op.append(op)
         self.tensor_output.append(output)
         self.tensor_values.append(value)
@@ -173,7 +180,7 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         memory = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
         if memory not in self.constants:  # tracing names a tensor anew wherever it is read
-            op = self._add_op(node.name, "constant", "", FORWARD, "constant", (0.0, 0.0))
+            op = self._add_op(node.name, "constant", module_of(node), FORWARD, "constant", (0.0, 0.0))
             self.sources[op] = Source("constant", "", value.detach())
             self.constants[memory] = self._add_tensor(op, 0, value)
         self.refs[node] = self.constants[memory]
@@ -207,7 +214,7 @@ class _Lowering:
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
         op = self._add_op(
-            node.name, str(target), custom.get("module", ""), phase,
+            node.name, str(target), module_of(node), phase,
             facts.signature(str(target), *values), facts.call_facts(target, *values, output), reads,
         )  # fmt: skip
         outputs: tuple[int, ...] = ()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import logging
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +15,13 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.functional import functionalise
+from rlplace.graphs.origins import annotated, spread_origins
+from rlplace.graphs.portable import portable
+from rlplace.graphs.refusals import check_dense, check_devices, explained, no_numbers_drawn
 
 LossFn = Callable[[Any], torch.Tensor]
 
@@ -91,14 +89,21 @@ def trace_step(
         loss = _check_loss(result)
         setup_stacktrace_preservation_hooks([loss.grad_fn])  # type: ignore[list-item]
         gradients = torch.autograd.grad(loss, flat[: len(trainable)], allow_unused=True)
+        check_dense(tuple(trainable), gradients)
         return [*_flatten_result(loss, captured), *gradients]
 
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
-    with _untouched(model), _annotated(model), _translated(model), _portable(), _uncollected(), grad_mode:
-        with fx_traceback.preserve_node_meta(), _use_lazy_graph_module(True):
-            module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
-        _spread_origins(module)
+
+    def make() -> torch.fx.GraphModule:
+        with fx_traceback.preserve_node_meta(), annotated(model), _use_lazy_graph_module(True):
+            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
+
+    check_devices({**trainable, **fixed, **buffers}, tensors)
+    with _untouched(model), explained(model), portable(model), grad_mode:
+        with no_numbers_drawn(again=make):
+            module = make()
+        spread_origins(module)
         module = functionalise(module)
     return Trace(
         module=module,
@@ -169,30 +174,6 @@ def _fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _portable() -> Iterator[None]:
-    """While active, attention and recurrent layers come apart into ops that every backend has and can be placed."""
-    was_enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch._C._set_mkldnn_enabled(was_enabled)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """While active, Python looks for no cycles among the objects of the trace: all of them stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Afterwards attributes that `forward` set (a cache, a counter) are what they were: they hold traced values."""
     before = [(module, dict(vars(module))) for module in model.modules()]
@@ -203,104 +184,3 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
             vars(module).update(attributes)
-
-
-@contextlib.contextmanager
-def _annotated(model: nn.Module) -> Iterator[None]:
-    """While active, every traced op carries the dotted path of the innermost module that called it."""
-    entered: list[contextlib.AbstractContextManager[Any]] = []
-    handles = []
-
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            context = fx_traceback.annotate({"module": path})
-            context.__enter__()
-            entered.append(context)
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        entered.pop().__exit__(None, None, None)
-
-    try:
-        for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(path)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _spread_origins(module: torch.fx.GraphModule) -> None:
-    """Gives backward ops the module of the forward op whose autograd node they run (same `seq_nr`)."""
-    owner: dict[int, str] = {}
-    lost: set[torch.fx.Node] = set()
-    for node in module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        custom = dict(node.meta.get("custom") or {})
-        if custom.get("phase") == "forward":
-            owner.setdefault(node.meta.get("seq_nr", -1), custom.get("module", ""))
-        else:
-            origin = owner.get(node.meta.get("seq_nr", -1))
-            custom = {"phase": "backward", "module": origin or ""}
-            if origin is None or node.meta.get("is_gradient_acc"):
-                lost.add(node)
-        node.meta["custom"] = custom
-    for node in module.graph.nodes:
-        if node in lost:  # a sum of gradients runs under no autograd node: it belongs to the module of what it sums
-            modules = ((source.meta.get("custom") or {}).get("module") for source in node.all_input_nodes)
-            node.meta["custom"]["module"] = next(filter(None, modules), "")
-
-
-@contextlib.contextmanager
-def _translated(model: nn.Module) -> Iterator[None]:
-    """While active, a failure of tracing becomes a `CaptureError` that names the op and the user's line."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the traceback of what is raised all the same
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    except CaptureError:
-        raise
-    except Exception as error:
-        dependent = any(word in type(error).__name__ for word in ("DataDependent", "DynamicOutputShape"))
-        op = str(getattr(error, "func", "") or ("aten._local_scalar_dense" if dependent else ""))
-        module = _module_path(error, model)
-        source = _user_line(error)
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        advice = (
-            "what runs there depends on the values of tensors, which a graph cannot hold; compute it with tensor ops "
-            "(torch.where, masks), or pass it as a plain argument"
-            if dependent
-            else "run the model eagerly with the same inputs first; if that works, move this code out of the model"
-        )
-        raise CaptureError(
-            f"cannot capture the model: {cause}; op {op or 'unknown'}, in {module}, at "
-            f"{source or 'an unknown line'}. Hint: {advice}.",
-            op=op,
-            source=source,
-        ) from error
-    finally:
-        log.disabled = was_disabled
-
-
-def _module_path(error: BaseException, model: nn.Module) -> str:
-    """The innermost module that was running."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found = "the root module"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        running = frame.f_locals.get("self")
-        if isinstance(running, nn.Module) and paths.get(id(running)):
-            found = f"module {paths[id(running)]} ({type(running).__name__})"
-    return found
-
-
-def _user_line(error: BaseException) -> str:
-    own = str(Path(__file__).parent)
-    torch_root = str(Path(torch.__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if not frame.filename.startswith((own, torch_root, "<")) and "/contextlib.py" not in frame.filename:
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    return ""

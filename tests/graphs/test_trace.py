@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -134,75 +132,6 @@ def test_one_batch_norm_is_one_op_that_updates_its_statistics() -> None:
 def test_a_model_that_writes_nowhere_is_traced_once() -> None:
     model = nn.Linear(4, 2)
     assert "aten.copy_.default" not in targets(trace(model, torch.ones(3, 4)))
-
-
-def branches(y: Tensor) -> Tensor:
-    if y.sum() > 0:
-        return y
-    return -y
-
-
-def selects(y: Tensor) -> Tensor:
-    return y[y > 0]
-
-
-def scales(y: Tensor) -> Tensor:
-    return y * y.max().item()
-
-
-def loops(y: Tensor) -> Tensor:
-    for _ in range(int(y.sum())):
-        y = y * 2
-    return y
-
-
-@pytest.mark.parametrize(
-    ("function", "op", "line"),
-    [
-        (branches, "aten._local_scalar_dense.default", "if y.sum() > 0:"),
-        (selects, "aten.nonzero.default", "return y[y > 0]"),
-        (scales, "aten._local_scalar_dense.default", "return y * y.max().item()"),
-        (loops, "aten._local_scalar_dense.default", "for _ in range(int(y.sum())):"),
-    ],
-)
-def test_control_flow_that_depends_on_data_names_the_op_and_the_line(
-    function: Callable[[Tensor], Tensor], op: str, line: str
-) -> None:
-    with pytest.raises(CaptureError) as refused:
-        trace(Function(function), random(3, 4))
-    assert refused.value.op == op
-    first_line = inspect.getsourcelines(function)[1]
-    name, _, number = refused.value.source.partition(" in ")[0].rpartition(":")
-    assert name == __file__
-    assert first_line < int(number) <= first_line + 3
-    assert refused.value.source.endswith(f"in {function.__name__}: {line}")
-    assert op in str(refused.value)
-    assert line in str(refused.value)
-    assert "torch.where" in str(refused.value)
-
-
-def test_a_failure_inside_torch_names_the_module() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
-    with pytest.raises(CaptureError, match=r"_local_scalar_dense.*module 1 \(BatchNorm1d\)"):
-        trace(model, torch.ones(3, 4))
-
-
-def test_a_shape_error_names_the_line_and_prints_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def multiplies(y: Tensor) -> Tensor:
-        return y @ y
-
-    with caplog.at_level(logging.WARNING), pytest.raises(CaptureError, match="run the model eagerly") as refused:
-        trace(Function(multiplies), random(3, 4))
-    assert refused.value.source.endswith("return y @ y")
-    assert not caplog.records
-
-
-def test_an_op_that_cannot_be_functionalised_is_a_capture_error() -> None:
-    with torch.library._scoped_library("rlplace_test_trace", "FRAGMENT") as library:
-        library.define("bump(Tensor(a!) x) -> Tensor(a!)")
-        library.impl("bump", lambda x: x.add_(1), "CompositeExplicitAutograd")
-        with pytest.raises(CaptureError, match="cannot capture the model"):
-            trace(Function(lambda y: torch.ops.rlplace_test_trace.bump(y * 2)), random(3, 4), None)
 
 
 @pytest.mark.parametrize("value", [torch.zeros(3), torch.zeros(4, dtype=torch.int64), None])

@@ -1,0 +1,65 @@
+"""`portable`: while active, layers run as ops that every backend has, so that a graph may be placed anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextlib.contextmanager
+def portable(model: nn.Module) -> Iterator[None]:
+    """Attention and recurrent layers come apart; nothing is left to oneDNN; no layer reads a number from a tensor."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    averaging = [module for module in model.modules() if isinstance(module, _BatchNorm) and _averages(module)]
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        for module in averaging:
+            vars(module)["forward"] = _cumulative_norm(module)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        for module in averaging:
+            del vars(module)["forward"]
+        torch._C._set_mkldnn_enabled(was_enabled)
+
+
+def _averages(norm: _BatchNorm) -> bool:
+    return (
+        type(norm).forward is _BatchNorm.forward
+        and norm.training
+        and norm.momentum is None
+        and norm.running_mean is not None
+        and norm.running_var is not None
+        and norm.num_batches_tracked is not None
+        and "forward" not in vars(norm)
+    )
+
+
+def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
+    """Batch norm with `momentum=None`, whose factor 1 / batches PyTorch computes as a Python number.
+
+    The statistics of the batch come out of the same kernel, as running statistics of momentum 1.
+    """
+
+    def forward(x: Tensor) -> Tensor:
+        norm._check_input_dim(x)  # type: ignore[no-untyped-call]
+        mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        assert mean is not None
+        assert variance is not None
+        assert count is not None
+        batch_mean, batch_variance = torch.zeros_like(mean), torch.zeros_like(variance)
+        y = functional.batch_norm(x, batch_mean, batch_variance, norm.weight, norm.bias, True, 1.0, norm.eps)
+        with torch.no_grad():
+            count.add_(1)
+            factor = 1.0 / count.to(mean.dtype)
+            mean.lerp_(batch_mean, factor)
+            variance.lerp_(batch_variance, factor)
+        return y
+
+    return forward
