@@ -56,12 +56,9 @@ def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = 
     """
     path = Path(path)
     model = _read(path)
-    try:
-        fix_inputs(model, dims or {}, path)
-        values, reasons = infer_values(model, path)
-        return _Builder(model, values, reasons, path).graph()
-    except UnicodeDecodeError as error:
-        raise FileProblem(path, f"not a valid ONNX model: a name is no UTF-8 text ({error.reason}).") from error
+    fix_inputs(model, dims or {}, path)
+    values, reasons = infer_values(model, path)
+    return _Builder(model, values, reasons, path).graph()
 
 
 def _read(path: Path) -> Any:
@@ -78,12 +75,15 @@ def _read(path: Path) -> Any:
         model = onnx.load_model_from_string(path.read_bytes())
         if model.functions:
             model = inliner.inline_local_functions(model)
+        is_text = all(isinstance(text, str) for text in _texts(model.graph))
     except RlplaceError:
         raise
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # protobuf and onnx raise classes of their own, of no common root
         raise FileProblem(path, f"not a valid ONNX model: {shortened(str(error))}") from error
+    if not is_text:  # protobuf gives bytes then
+        raise FileProblem(path, "not a valid ONNX model: a name is no UTF-8 text.")
     if not model.graph.node:
         raise InvalidValue("graph.node", "empty", "at least one node", where=str(path))
     return model
@@ -232,6 +232,18 @@ class _Builder:
                 hint=f"{reason}Simplify the model (onnxsim), or give the shape in its value_info.",
             )  # fmt: skip
         return self.values[name]
+
+
+def _texts(graph: Any) -> Iterator[object]:
+    """Every name that is made use of."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        yield tensor.name
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        yield from (info.name, *(dim.dim_param for dim in info.type.tensor_type.shape.dim))
 
 
 def _attributes(node: Any) -> Iterator[tuple[str, object]]:
