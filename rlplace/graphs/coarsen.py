@@ -25,7 +25,7 @@ class Coarsening:
         allowed: (N, D) bool, devices where each op may be; a group may be where all its ops may, at least one device.
         latency_s: seconds of a transfer, whatever its size ...
         s_per_byte: ... and of each byte: an edge weighs what it takes to send its tensors.
-        cap_bytes: most bytes that stay on a group's device, for merges that are not `together`.
+        cap_bytes: most bytes that stay on a group's device, for merges that are not of a class.
         is_acyclic: keep the graph of groups without cycles.
     """
 
@@ -74,12 +74,13 @@ class Coarsening:
         """(N, D) bool: devices where the group of each op may be."""
         return self._allowed[self.roots()]
 
-    def join_together(self, labels: Longs, what: str) -> bool:
-        """Merges the ops of each label >= 0, whatever they cost; False if some stayed apart to avoid a cycle.
+    def join_classes(self) -> bool:
+        """Merges the ops of each co-location class, whatever they cost; False if a cycle kept some apart.
 
         Raises:
-            InvalidValue: ops of one label have no device in common.
+            InvalidValue: the ops of a class have no device in common.
         """
+        labels = self.graph.colocation.astype(np.int64)
         members = np.flatnonzero(labels >= 0)
         _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
         pairs = (members[leader][inverse], members)
@@ -94,7 +95,7 @@ class Coarsening:
         if np.any(lost):
             op = int(np.argmax(lost))
             raise InvalidValue(
-                "allowed", f"no device for op {self.graph.names[op]!r} and what lives with it ({what})",
+                "allowed", f"no device for op {self.graph.names[op]!r} and what lives with it",
                 "a device where all of them may be", where="grouping",
                 hint="Pins and exclusions contradict each other.",
             )  # fmt: skip
@@ -110,7 +111,7 @@ class Coarsening:
         return self._merge((members[leader][inverse], members), is_rule=True)
 
     def join_pairs(self, pairs: Pairs) -> bool:
-        """Merges each pair of ops that may share a device; False if some stayed apart to avoid a cycle."""
+        """Merges each pair of ops that may share a device; False if a cycle kept some apart."""
         return self._merge(pairs, is_rule=True)
 
     def join_sources(self) -> None:

@@ -20,11 +20,11 @@ class Resolved:
 
     Attributes:
         allowed: (N, D) bool, devices where each op may be; at least one for each.
-        together: arrays of ops that are one group.
+        colocation: (N,) int32, the graph's co-location classes, merged where ops are to be together; -1 is free.
     """
 
     allowed: NDArray[np.bool_]
-    together: tuple[NDArray[np.int64], ...]
+    colocation: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Constraints:
     Attributes:
         pins: (pattern, device): these ops run on such a device, and nowhere else.
         exclusions: (pattern, device): these ops never run on such a device.
-        together: patterns whose ops are all one group.
+        together: patterns whose ops are all on one device.
 
     Example:
         >>> Constraints.parse(pins=["encoder.embedding=cpu"], together=["attention,projection"]).pins
@@ -102,7 +102,7 @@ class Constraints:
         np.logical_and.at(shared, tied, allowed)
         if not np.all(shared.any(axis=1)):
             _contradiction(graph, tied == int(np.argmin(shared.any(axis=1))), because)
-        return Resolved(shared[tied], together)
+        return Resolved(shared[tied], _classes(graph, tied, together))
 
 
 def _pair(field: str, word: str) -> tuple[str, str]:
@@ -153,6 +153,16 @@ def _tied(graph: OpGraph, together: Sequence[NDArray[np.int64]]) -> NDArray[np.i
     rows, columns = np.concatenate(heads), np.concatenate(ends)
     joined = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(graph.num_ops, graph.num_ops))
     return np.asarray(connected_components(joined, directed=False)[1], dtype=np.int64)
+
+
+def _classes(graph: OpGraph, tied: NDArray[np.int64], together: Sequence[NDArray[np.int64]]) -> NDArray[np.int32]:
+    """(N,) int32: co-location classes, numbered by their first op, of all that is tied."""
+    classed = graph.colocation >= 0
+    for ops in together:
+        classed[ops] = True
+    classes = np.full(graph.num_ops, -1, dtype=np.int32)
+    classes[classed] = np.unique(tied[classed], return_inverse=True)[1]
+    return classes
 
 
 def _contradiction(graph: OpGraph, ops: NDArray[np.bool_], because: Sequence[tuple[NDArray[np.int64], str]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,7 +67,6 @@ def group_ops(
     rule: str = "heavy-edge",
     *,
     allowed: NDArray[np.bool_] | None = None,
-    together: Sequence[NDArray[np.integer]] = (),
     acyclic: bool = False,
     latency_s: float = LATENCY_S,
     s_per_byte: float = S_PER_BYTE,
@@ -76,9 +74,9 @@ def group_ops(
 ) -> Grouping:
     """At most `num_groups` groups, numbered by their first op; the same arguments give the same groups.
 
-    Under every rule the ops of one co-location class, and of each entry of `together`, are one group, and ops are never
-    grouped that no device may hold together. A source (parameter, input, constant) without a class joins its first
-    reader. Then, by rule (see `GroupingRule` for their options):
+    Under every rule the ops of one co-location class are one group, and ops are never grouped that no device may hold
+    together. A source (parameter, input, constant) without a class joins its first reader. Then, by rule (see
+    `GroupingRule` for their options):
 
     - `heavy-edge`: groups are merged where sending what is between them takes 3 times the cheaper one's cost, up to
       an eighth of the whole cost: keeping them apart can hardly pay.
@@ -99,7 +97,6 @@ def group_ops(
         num_groups: most groups to return, >= 1.
         rule: the word of a `GroupingRule`.
         allowed: (N, D) bool, devices where each op may be; None allows all.
-        together: arrays of ops that are one group.
         acyclic: keep the graph of groups without cycles; `Grouping.dropped` then says which rules had to give way. What
             a parameter or buffer with a class feeds does not count: it is there before the step begins.
         latency_s: seconds that a transfer takes, whatever its size ...
@@ -118,10 +115,8 @@ def group_ops(
         graph, cost_s, allowed, latency_s=latency_s, s_per_byte=s_per_byte, cap_bytes=cap_bytes, is_acyclic=acyclic
     )
     dropped = []
-    if not groups.join_together(graph.colocation.astype(np.int64), "a parameter, its gradient and its update"):
+    if not groups.join_classes():
         dropped.append("classes")
-    if len(together) and not groups.join_together(_labels(graph, together), "together"):
-        dropped.append("together")
     if parsed.name != "none":
         groups.join_sources()
         dropped += _follow(groups, parsed, cost_s, num_groups)
@@ -197,24 +192,6 @@ def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
         len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
     )
     return parts[node]
-
-
-def _labels(graph: OpGraph, together: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
-    """(N,) int64: one number for all ops that entries of `together`, which may overlap, tie to each other."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ends = [np.asarray(ops, dtype=np.int64) for ops in together]
-    for ops in ends:
-        if len(ops) and not 0 <= ops.min() <= ops.max() < graph.num_ops:
-            raise InvalidValue("together", int(ops.max()), f"ops 0..{graph.num_ops - 1}", where="group_ops")
-    tied = np.concatenate(ends)
-    leaders = np.concatenate([np.full(len(ops), ops[0] if len(ops) else 0) for ops in ends])
-    joined = coo_array((np.ones(len(tied), dtype=np.int8), (leaders, tied)), shape=(graph.num_ops, graph.num_ops))
-    _, component = connected_components(joined, directed=False)
-    labels = np.full(graph.num_ops, -1, dtype=np.int64)
-    labels[tied] = component[tied]
-    return labels
 
 
 def _checked(

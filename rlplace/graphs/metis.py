@@ -41,7 +41,7 @@ def metis_parts(
     node_shares = np.round(node_weight / max(float(node_weight.sum()), 1e-300) * SHARES).astype(np.int64)
     offsets = np.searchsorted(pairs // num_nodes, np.arange(num_nodes + 1))
     _, parts = pymetis.part_graph(
-        num_parts, xadj=offsets.tolist(), adjncy=(pairs % num_nodes).tolist(), vweights=node_shares.tolist(),
+        num_parts, pymetis.CSRAdjacency(offsets.tolist(), (pairs % num_nodes).tolist()), vweights=node_shares.tolist(),
         eweights=np.maximum(edge_shares, 1).tolist(), options=pymetis.Options(seed=0),
     )  # fmt: skip
     return np.asarray(parts, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,11 +152,12 @@ class Problem:
         """
         resolved = constraints.resolve(graph, *_names(host)) if constraints else None
         latency_s, s_per_byte = _mean_transfer(host)
+        if resolved is not None:  # what is together is a co-location class: everybody keeps those
+            graph = dataclasses.replace(graph, colocation=resolved.colocation)
         made = group_ops(
             graph, costs.op_time_s.mean(axis=1), num_groups, grouping, acyclic=acyclic, latency_s=latency_s,
             s_per_byte=s_per_byte, cap_bytes=MEMORY_SHARE * min(device.memory_bytes for device in host.devices),
             allowed=None if resolved is None else resolved.allowed,
-            together=() if resolved is None else resolved.together,
         )  # fmt: skip
         return cls(graph, host, costs, made, None if resolved is None else resolved.allowed)
 

@@ -1,10 +1,14 @@
+from dataclasses import replace
+
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import fork_join, op_graph
+from random_problems import random_graph
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping import Grouping, group_ops
 
 
@@ -113,7 +117,118 @@ def test_bad_input_is_named(cost_s, num_groups, field):
     assert caught.value.field == field
 
 
-@settings(deadline=None, max_examples=60)
+def with_modules(graph, modules):
+    return replace(graph, modules=tuple(modules))
+
+
+def test_only_consumers_are_joined_to_a_fixpoint():
+    # c and d are read by e alone, then b by c and d alone; a is read by f as well.
+    graph = op_graph([[], [0], [1], [1], [2, 3], [0]])
+    assert groups_of(graph, [1] * 6, 100, "colocation") == [0, 1, 1, 1, 1, 2]
+
+
+def test_an_op_is_with_its_gradient():
+    # Module a runs 0, 1 and, backwards, 4, 5; module b runs 2 and 3. Ops 6 and 7 read everything: nobody has an only
+    # consumer.
+    everything = [0, 1, 2, 3, 4, 5]
+    graph = op_graph([[], [0], [1], [2], [1, 3], [0, 4], everything, everything], phases=[0, 0, 0, 1, 1, 1, 2, 2])
+    graph = with_modules(graph, ["a", "a", "b", "b", "a", "a", "", ""])
+    assert groups_of(graph, [1] * 8, 100, "colocation") == [0, 1, 2, 2, 1, 0, 3, 4]
+
+
+def test_a_saved_tensor_says_whose_gradient_it_is():
+    # By position alone op 3, the first of two backward ops, mirrors op 1, the middle one of three; but it reads what
+    # op 2 made. Op 4 reads nothing of the forward: it mirrors op 0.
+    everything = [0, 1, 2, 3, 4]
+    graph = op_graph([[], [0], [1], [2], [3], everything, everything], phases=[0, 0, 0, 1, 1, 2, 2])
+    graph = with_modules(graph, [*["a"] * 5, "", ""])
+    assert groups_of(graph, [1] * 7, 100, "colocation") == [0, 1, 2, 2, 0, 3, 4]
+
+
+def test_cells_are_all_steps_of_a_module():
+    modules = ["layers.0.gates", "layers.1", "layers.0", "layers.1.gates", "out", "out", "", ""]
+    everything = list(range(6))
+    graph = with_modules(op_graph([[], [0], [1], [2], [3], [4], everything, everything]), modules)
+    assert groups_of(graph, [1] * 8, 100, "colocation:layers.*") == [0, 1, 0, 1, 2, 3, 4, 5]
+    assert groups_of(graph, [1] * 8, 100, "colocation:layers,out") == [0, 0, 0, 0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("module", [0, 1, 2, 2, 1, 0]),
+        ("module:1", [0, 0, 1, 1, 0, 0]),
+        ("module:2:apart", [0, 1, 2, 3, 4, 5]),
+        ("module:1:apart", [0, 0, 1, 2, 3, 4]),
+    ],
+)
+def test_modules_are_groups_at_any_depth(rule, expected):
+    graph = op_graph([[], [0], [1], [2], [3], [4]], phases=[0, 0, 0, 1, 1, 2])
+    graph = with_modules(graph, ["a.x", "a.y", "b", "b", "a.y", "a.x"])
+    assert groups_of(graph, [1] * 6, 100, rule) == expected
+
+
+def test_none_keeps_classes_only():
+    graph = op_graph([[], [0], [1], []], colocation=[0, -1, 0, -1], targets=["parameter", "x", "update.sgd", "input"])
+    assert groups_of(graph, [1] * 4, 1, "none") == [0, 1, 0, 2]
+
+
+def test_metis_cuts_few_bytes():
+    # Two rings of four with 100 bytes on every edge, and one edge of a byte between them.
+    pytest.importorskip("pymetis")
+    graph = op_graph([[], [0], [1], [0, 2], [3], [4], [5], [4, 6]], [100, 100, 100, 1, 100, 100, 100, 100])
+    assert groups_of(graph, [1] * 8, 2, "metis") == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_rules_beyond_the_target_are_coarsened_to_it():
+    graph = with_modules(fork_join(4, 6), [f"m{i % 13}" for i in range(31)])
+    for rule in ("module", "colocation", "heavy-edge"):
+        assert group_ops(graph, np.ones(31), 5, rule).num_groups <= 5
+
+
+def test_groups_have_a_device_in_common():
+    chain = op_graph([[], [0], [1]])
+    allowed = np.array([[True, False], [True, True], [False, True]])
+    assert groups_of(chain, [1, 1, 1], 1, allowed=allowed) == [0, 0, 1]
+    assert groups_of(with_modules(chain, "aaa"), [1, 1, 1], 2, "module", allowed=allowed) == [0, 0, 1]
+    with pytest.raises(InvalidValue, match="no device for op 'op0' and what lives with it"):
+        group_ops(op_graph([[], [0], [1]], colocation=[0, -1, 0]), np.ones(3), allowed=allowed)
+    with pytest.raises(InvalidValue, match="no device for op 'op1'"):
+        group_ops(chain, np.ones(3), allowed=np.array([[True], [False], [True]]))
+
+
+def test_a_class_on_both_ends_is_dropped_where_cycles_are():
+    graph = op_graph([[], [0], [1]], colocation=[0, -1, 0])
+    grouping = group_ops(graph, np.ones(3), 2, "none", acyclic=True)
+    assert (grouping.op_group.tolist(), grouping.dropped) == ([0, 1, 2], ("classes",))
+    assert group_ops(graph, np.ones(3), 2, "none").op_group.tolist() == [0, 1, 0]
+
+
+def test_a_parameter_that_lives_with_its_update_closes_no_cycle():
+    graph = op_graph([[], [0], [0, 1]], targets=["parameter", "aten.op", "update.sgd"], colocation=[0, -1, 0])
+    grouping = group_ops(graph, np.ones(3), 2, "none", acyclic=True)
+    assert (grouping.op_group.tolist(), grouping.dropped) == ([0, 1, 0], ())
+
+
+def test_a_gradient_leaves_its_op_where_cycles_are():
+    everything = [0, 1, 2, 3]
+    graph = op_graph([[], [0], [1], [0, 2], everything, everything], phases=[0, 0, 1, 1, 2, 2])
+    graph = with_modules(graph, ["a", "b", "b", "a", "", ""])
+    assert groups_of(graph, [1] * 6, 100, "colocation") == [0, 1, 1, 0, 2, 3]
+    grouping = group_ops(graph, np.ones(6), 100, "colocation", acyclic=True)
+    assert grouping.dropped == ("gradient",)
+    assert grouping.op_group.tolist()[0] != grouping.op_group.tolist()[3]
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(UnknownName, match="did you mean 'module'"):
+        group_ops(op_graph([[]]), np.ones(1), 1, "modules")
+
+
+RULES = ["heavy-edge", "colocation", "module", "module:1:apart", "metis", "none"]
+
+
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
     num_ops = data.draw(st.integers(1, 30))
@@ -121,12 +236,57 @@ def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
     colocation = data.draw(st.lists(st.integers(-1, min(3, num_ops - 1)), min_size=num_ops, max_size=num_ops))
     cost_s = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=num_ops, max_size=num_ops)))
     num_groups = data.draw(st.integers(1, 12))
-    graph = op_graph(reads, data.draw(st.integers(0, 9)), colocation=colocation)
-    grouping = group_ops(graph, cost_s, num_groups)
-    assert grouping.num_groups <= num_groups
+    rule = data.draw(st.sampled_from(RULES))
+    phases = sorted(data.draw(st.lists(st.integers(0, 2), min_size=num_ops, max_size=num_ops)))
+    graph = op_graph(reads, data.draw(st.integers(0, 9)), colocation=colocation, phases=phases)
+    graph = with_modules(
+        graph, data.draw(st.lists(st.sampled_from(["", "a", "a.b"]), min_size=num_ops, max_size=num_ops))
+    )
+    grouping = group_ops(graph, cost_s, num_groups, rule)
+    assert grouping.num_groups <= (num_groups if rule != "none" else num_ops)
     for label in set(colocation) - {-1}:
         assert len({int(grouping.op_group[i]) for i in range(num_ops) if colocation[i] == label}) == 1
-    assert np.array_equal(grouping.op_group, group_ops(graph, cost_s, num_groups).op_group)
+    assert np.array_equal(grouping.op_group, group_ops(graph, cost_s, num_groups, rule).op_group)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from(RULES), st.booleans())
+def test_bytes_and_devices_bound_every_merge(seed, rule, acyclic):
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, 24)
+    allowed = rng.random((24, 3)) < 0.6
+    allowed[np.arange(24), rng.integers(0, 3, 24)] = True
+    cap_bytes = 1500.0
+    grouping = group_ops(
+        graph, rng.random(24), 4, rule, allowed=allowed, cap_bytes=cap_bytes, acyclic=acyclic
+    )  # fmt: skip
+    held = graph.state_bytes + graph.parameter_bytes + graph.output_bytes  # all forward
+    for group in range(grouping.num_groups):
+        members = np.flatnonzero(grouping.op_group == group)
+        assert allowed[members].all(axis=0).any()
+        assert len(members) == 1 or held[members].sum() <= cap_bytes
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 10**6), st.sampled_from(RULES), st.integers(1, 9))
+def test_the_graph_of_groups_has_no_cycle_where_asked(seed, rule, num_groups):
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, 30)
+    graph = replace(
+        graph, colocation=np.where(rng.random(30) < 0.3, rng.integers(0, 4, 30), -1).astype(np.int32),
+        phases=np.sort(rng.integers(0, 3, 30)).astype(np.int8), modules=tuple(rng.choice(["a", "a.b", "c"], 30)),
+    )  # fmt: skip
+    grouping = group_ops(graph, rng.random(30), num_groups, rule, acyclic=True)
+    groups = nx.DiGraph()
+    for tensor, reader in zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True):
+        producer = int(graph.tensor_op[tensor])
+        ends = int(grouping.op_group[producer]), int(grouping.op_group[reader])
+        if ends[0] != ends[1] and not (graph.is_resident[producer] and graph.colocation[producer] >= 0):
+            groups.add_edge(*ends)
+    assert nx.is_directed_acyclic_graph(groups)
+    assert rule == "none" or grouping.num_groups <= num_groups
+    is_whole = all(len(set(grouping.op_group[graph.colocation == label].tolist())) <= 1 for label in range(4))
+    assert is_whole or "classes" in grouping.dropped
 
 
 def test_expanding_gives_rows_in_memory_order() -> None:
