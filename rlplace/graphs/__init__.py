@@ -3,6 +3,7 @@
 from rlplace.graphs.capture import capture
 from rlplace.graphs.grouping import Grouping, group_ops
 from rlplace.graphs.interpreter import StepResult, run_graph
+from rlplace.graphs.op_costs import register_cost, unregister_cost
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, PHASES, UPDATE, OpGraph
 from rlplace.graphs.program import OptimizerSpec, Program
 
@@ -18,5 +19,7 @@ __all__ = [
     "StepResult",
     "capture",
     "group_ops",
+    "register_cost",
     "run_graph",
+    "unregister_cost",
 ]

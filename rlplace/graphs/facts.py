@@ -1,16 +1,38 @@
-"""What an op costs in principle: FLOPs and bytes, from its shapes alone."""
+"""What an op costs in principle: FLOPs, bytes moved and scratch, from its shapes alone."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from rlplace.graphs.op_costs import OpCost, registered_cost
+from rlplace.graphs.optimizers import state_bytes
+from rlplace.graphs.program import OptimizerSpec
+
+_NOT_GIVEN = OpCost()
+
 UPDATE_FLOPS_PER_ELEMENT = {"sgd": 2, "momentum": 4, "adam": 14, "adamw": 16}
 
-Facts = tuple[float, float]
+_SCRATCH = {torch.ops.aten.logsumexp: lambda x, *_, output: tensor_bytes(x) + tensor_bytes(output)}
+"""Scratch that PyTorch's own code for an op takes on every backend; what libraries take (cuBLAS, cuDNN, oneDNN, sorting
+on a GPU) depends on device and version and is not counted."""
+
+
+class Facts(NamedTuple):
+    """What one call costs in principle."""
+
+    flops: float
+    """Floating-point operations."""
+    bytes_moved: float
+    """Bytes read and written."""
+    workspace_bytes: int
+    """Scratch bytes held while it runs."""
+
+
+NOTHING = Facts(0.0, 0.0, 0)
 
 
 def tensor_bytes(value: torch.Tensor) -> int:
@@ -19,25 +41,49 @@ def tensor_bytes(value: torch.Tensor) -> int:
 
 
 def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
-    """(flops, bytes_moved) of one ATen call.
+    """What one ATen call costs.
 
-    Matrix products, convolutions and attention by PyTorch's own formulas (`torch.utils.flop_counter`); any other op
-    one operation for each element of its larger side. Bytes moved are each distinct input and output once.
+    A figure that the user registered (`register_cost`) goes first. Else FLOPs of matrix products, convolutions and
+    attention are those of PyTorch's own formulas (`torch.utils.flop_counter`), of any other op one operation for each
+    element of its larger side; bytes moved are each distinct input and output once.
 
     Args:
         target: the overload.
         args: arguments, with (fake) tensors in place.
         kwargs: keyword arguments, likewise.
         output: what the call returns.
+
+    Raises:
+        InvalidValue: a registered function failed.
     """
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    bytes_moved = sum(tensor_bytes(t) for t in {id(t): t for t in inputs}.values()) + sum(map(tensor_bytes, outputs))
-    formula = flop_registry.get(getattr(target, "overloadpacket", None))
-    if formula is not None:
-        return float(formula(*args, **kwargs, out_val=output)), float(bytes_moved)
-    sizes = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
-    return float(max(sizes)), float(bytes_moved)
+    packet = getattr(target, "overloadpacket", None)
+    given = registered_cost(target) or _NOT_GIVEN
+    flops = given.figure("flops", target, args, kwargs, output)
+    if flops is None and packet in flop_registry:
+        flops = float(flop_registry[packet](*args, **kwargs, out_val=output))
+    if flops is None:
+        flops = float(max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs)))
+    moved = given.figure("bytes_moved", target, args, kwargs, output)
+    if moved is None:
+        distinct = {id(t): t for t in inputs}
+        moved = float(sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs)))
+    workspace = given.figure("workspace_bytes", target, args, kwargs, output)
+    if workspace is None:
+        workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
+    return Facts(flops, moved, int(workspace))
+
+
+def update_facts(spec: OptimizerSpec, parameter: torch.Tensor, gradient: torch.Tensor) -> Facts:
+    """What the update of one parameter costs.
+
+    Its workspace is a copy of the gradient in the parameter's layout, where it has another: fused kernels need it.
+    """
+    size = tensor_bytes(parameter)
+    moved = 3.0 * size + 2.0 * state_bytes(spec, parameter)
+    workspace = 0 if gradient.stride() == parameter.stride() else size
+    return Facts(float(UPDATE_FLOPS_PER_ELEMENT[spec.name] * parameter.numel()), moved, workspace)
 
 
 def signature(target: str, args: Any, kwargs: Any) -> str:

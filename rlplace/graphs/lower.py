@@ -172,7 +172,7 @@ class _Lowering:
             name = key if kind in ("parameter", "buffer") else f"input_{key}"
             module = key.rpartition(".")[0] if kind in ("parameter", "buffer") else ""
             size = facts.tensor_bytes(value) if kind == "parameter" else 0
-            op = self._add_op(name, kind, module, FORWARD, kind, (0.0, 0.0), parameter_bytes=size)
+            op = self._add_op(name, kind, module, FORWARD, kind, facts.NOTHING, parameter_bytes=size)
             self.sources[op] = Source(kind, key, value.detach())
             self.refs[node] = self._add_tensor(op, 0, node.meta["val"])
 
@@ -180,7 +180,7 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         memory = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
         if memory not in self.constants:  # tracing names a tensor anew wherever it is read
-            op = self._add_op(node.name, "constant", module_of(node), FORWARD, "constant", (0.0, 0.0))
+            op = self._add_op(node.name, "constant", module_of(node), FORWARD, "constant", facts.NOTHING)
             self.sources[op] = Source("constant", "", value.detach())
             self.constants[memory] = self._add_tensor(op, 0, value)
         self.refs[node] = self.constants[memory]
@@ -259,13 +259,11 @@ class _Lowering:
                 continue
             parameter, gradient = Ref(position), self._ref(node)
             value = self.tensor_values[position]
-            elements, kept = value.numel(), state_bytes(optimizer, value)
-            moved = 3.0 * facts.tensor_bytes(value) + 2.0 * kept
             op = self._add_op(
                 f"update_{name}", f"update.{optimizer.name}", name.rpartition(".")[0], UPDATE,
                 facts.signature(f"update.{optimizer.name}", (value, self._value(gradient)), {}),
-                (float(facts.UPDATE_FLOPS_PER_ELEMENT[optimizer.name] * elements), moved),
-                (parameter.id, self._base(gradient)), state=kept,
+                facts.update_facts(optimizer, value, self._value(gradient)),
+                (parameter.id, self._base(gradient)), state=state_bytes(optimizer, value),
             )  # fmt: skip
             self.calls[op] = Update(parameter, gradient)
             self.mutations.append((op, parameter.id))
@@ -292,7 +290,7 @@ class _Lowering:
         return self.tensor_op[self._base(ref)]
 
     def _graph(self, program: Program, outputs: list[int]) -> OpGraph:
-        flops, moved = zip(*self.facts, strict=True)
+        flops, moved, workspace = zip(*self.facts, strict=True)
         return OpGraph(
             names=_unique(self.names),
             targets=tuple(self.targets),
@@ -304,7 +302,7 @@ class _Lowering:
             parameter_bytes=np.array(self.parameter_bytes, dtype=np.int64),
             gradient_bytes=np.array(self.gradient_bytes, dtype=np.int64),
             state_bytes=np.array(self.state_bytes, dtype=np.int64),
-            workspace_bytes=np.zeros(len(self.names), dtype=np.int64),
+            workspace_bytes=np.array(workspace, dtype=np.int64),
             colocation=_classes(len(self.names), self.colocated),
             tensor_op=np.array(self.tensor_op, dtype=np.int32),
             tensor_output=np.array(self.tensor_output, dtype=np.int32),

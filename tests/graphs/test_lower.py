@@ -256,3 +256,36 @@ def test_a_changed_input_is_written_where_it_lives() -> None:
     graph = graph_of(CASES["input_changed"]())
     written = {graph.names[op] for op in graph.tensor_op[graph.mutation_tensor]}
     assert written == {"linear.weight", "linear.bias", "input_1"}
+
+
+def memory_of(graph: OpGraph, name: str) -> tuple[int, int]:
+    return int(graph.parameter_bytes[index(graph, name)]), int(graph.gradient_bytes[index(graph, name)])
+
+
+def test_memory_of_parameters_gradients_and_state() -> None:
+    tied = graph_of(Case(Tied(), torch.tensor([[0, 3], [6, 3]]), mean_square))
+    size = Tied().embedding.weight.numel() * 8
+    assert memory_of(tied, "embedding.weight") == (size, size)
+    assert tied.gradient_bytes.sum() == tied.parameter_bytes.sum()  # a shared weight is counted once
+    assert tied.state_bytes[index(tied, "update_embedding.weight")] == 2 * size + 4
+    frozen = graph_of(Case(PartlyFrozen(), random(3, 4), mean_square), "momentum")
+    parameter_bytes, gradient_bytes = memory_of(frozen, "frozen.weight")
+    assert parameter_bytes > 0
+    assert gradient_bytes == 0
+    assert memory_of(frozen, "unused.weight")[1] == 0
+    trained = memory_of(frozen, "trained.weight")[0]
+    assert memory_of(frozen, "trained.weight") == (trained, trained)
+    assert frozen.state_bytes[index(frozen, "update_trained.weight")] == trained
+    assert frozen.state_bytes.sum() == frozen.gradient_bytes.sum()
+    assert capture(nn.Linear(4, 2), torch.ones(3, 4)).gradient_bytes.sum() == 0
+
+
+def test_an_update_holds_a_copy_of_a_gradient_that_is_laid_out_otherwise() -> None:
+    graph = graph_of(CASES["transposed_gradient"]())
+    scratch = {graph.names[op]: int(graph.workspace_bytes[op]) for op in np.flatnonzero(graph.workspace_bytes)}
+    program = program_of(graph)
+    for op, call in program.calls.items():
+        if isinstance(call, Update):
+            parameter = program.sources[int(graph.tensor_op[call.parameter.id])].value
+            assert scratch.get(graph.names[op], 0) in (0, parameter.numel() * 8)
+    assert scratch
