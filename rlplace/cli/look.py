@@ -39,29 +39,24 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
 
 
 def workloads(json: bool = False) -> None:
-    """List the named workloads and their options.
+    """List the named workloads: their sizes, options, and counts of ops and edges of a training step.
 
     Args:
         json: print one JSON object on stdout
     """
-    import dataclasses
+    from rlplace.workloads import describe_workloads
 
-    from rlplace.workloads import CONFIGS
-
-    rows = [
-        {
-            "name": name,
-            "small": dataclasses.asdict(config.small()),
-            "paper": dataclasses.asdict(config.paper()),
-        }
-        for name, config in sorted(CONFIGS.items())
-    ]
+    rows = describe_workloads()
     if json:
         print_json({"schema": 1, "workloads": rows})
         return
     for row in rows:
-        say(f"{row['name']}@small  {row['small']}")
-        say(f"{row['name']}@paper  {row['paper']}")
+        for size, counts in row["counts"].items():
+            options = ",".join(f"{key}={str(value).lower()}" for key, value in row[size].items())
+            say(f"{row['name']:13} {size:6} {counts['num_ops']:7,} ops {counts['num_edges']:7,} edges  {options}")
+        if not row["is_installed"]:
+            say(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
+    say("several as one: multi:NAME[@...][*WEIGHT],NAME,...; your own: package.module:function, or a graph file")
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {"hosts": hosts, "workloads": workloads}

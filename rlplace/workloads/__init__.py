@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlplace.workloads.catalog import CATALOG, CONFIGS, Family
+from rlplace.workloads.counts import describe_workloads
 from rlplace.workloads.inception_v3 import InceptionV3Config
 from rlplace.workloads.nmt import NMTConfig
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
@@ -35,6 +36,7 @@ __all__ = [
     "WorkloadConfig",
     "WorkloadSpec",
     "build",
+    "describe_workloads",
     "parse_workload",
 ]
 

@@ -13,7 +13,7 @@ from rlplace.errors import MissingExtra
 if TYPE_CHECKING:
     from torch import Tensor
 
-EXTRA = "zoo"
+PACKAGE, EXTRA = "transformers", "zoo"
 
 
 def transformers() -> ModuleType:
@@ -23,9 +23,9 @@ def transformers() -> ModuleType:
         MissingExtra: it is not installed.
     """
     try:
-        return importlib.import_module("transformers")
+        return importlib.import_module(PACKAGE)
     except ImportError:
-        raise MissingExtra("transformers", EXTRA) from None
+        raise MissingExtra(PACKAGE, EXTRA) from None
 
 
 def tokens(vocab: int, batch: int, length: int) -> Tensor:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from rlplace.errors import InvalidValue
-from rlplace.workloads import CONFIGS, InceptionV3Config, NMTConfig
+from rlplace.workloads import CONFIGS, InceptionV3Config, NMTConfig, parse_workload
 
 
 def test_default_is_small():
@@ -55,3 +56,40 @@ def test_one_small_image_cannot_be_normalised():
 @pytest.mark.parametrize(("image_size", "expected"), [(75, 3), (107, 5), (149, 7), (299, 17)])
 def test_feature_map(image_size, expected):
     assert InceptionV3Config(batch=2, image_size=image_size).feature_map == expected
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_option_is_checked(name):
+    """Integers and shares out of range, and values of another type, are refused by name."""
+    kind = CONFIGS[name]
+    assert name == kind.NAME
+    for field in dataclasses.fields(kind):
+        bad = {int: [0, -1, 2.5, True, "2"], float: [-0.1, 1.0, math.inf, "much"], bool: [1, "yes"]}
+        for value in bad[type(field.default)]:
+            with pytest.raises(InvalidValue, match=field.name):
+                kind(**{field.name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("bert@heads=5", "heads"),
+        ("gpt2@heads=5", "heads"),
+        ("t5@heads=5", "heads"),
+        ("vit@heads=5", "heads"),
+        ("vit@patch_size=15", "patch_size"),
+        ("clip@patch_size=15", "patch_size"),
+        ("clip@text_heads=3", "text_heads"),
+        ("llama@heads=8,kv_heads=3", "kv_heads"),
+        ("llama@width=12,heads=4,kv_heads=4", "heads"),
+        ("mixtral@experts=2,chosen=3", "chosen"),
+        ("mixtral@width=12,heads=4", "heads"),
+        ("whisper@frames=7", "frames"),
+        ("whisper@width=9,heads=3", "width"),
+        ("resnet50@image_size=32", "image_size"),
+    ],
+)
+def test_options_that_cannot_be_had_together(text, field):
+    with pytest.raises(InvalidValue) as caught:
+        parse_workload(text)
+    assert caught.value.field == field
