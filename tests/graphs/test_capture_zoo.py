@@ -1,0 +1,151 @@
+"""Models of `transformers`, in miniature with random weights: captured steps equal eager ones, portably, with paths."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.graphs import capture, run_graph
+from rlplace.graphs.opgraph import OpGraph
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")
+
+BLOCKS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+GROUPED = {**BLOCKS, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(3, 50, shape)
+
+
+def language(model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    ids = tokens(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    return model, {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def vision(model: nn.Module, size: int) -> tuple[nn.Module, dict[str, Any]]:
+    return model, {"pixel_values": torch.randn(2, 3, size, size), "labels": torch.tensor([0, 2])}
+
+
+def clip() -> tuple[nn.Module, dict[str, Any]]:
+    text = {**BLOCKS, "vocab_size": 50, "max_position_embeddings": 8, **TOKENS, "eos_token_id": 49}
+    seen = {**BLOCKS, "image_size": 16, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=seen, projection_dim=8)
+    inputs = {"input_ids": tokens(2, 6), "pixel_values": torch.randn(2, 3, 16, 16), "return_loss": True}
+    return transformers.CLIPModel(config), inputs
+
+
+def whisper() -> tuple[nn.Module, dict[str, Any]]:
+    config = transformers.WhisperConfig(
+        vocab_size=50, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=10,
+        max_target_positions=12, decoder_start_token_id=1, **TOKENS,
+    )  # fmt: skip
+    inputs = {"input_features": torch.randn(2, 8, 20), "labels": tokens(2, 5)}
+    return transformers.WhisperForConditionalGeneration(config), inputs
+
+
+def t5() -> tuple[nn.Module, dict[str, Any]]:
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config), {"input_ids": tokens(2, 6), "labels": tokens(2, 5)}
+
+
+ZOO: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
+    "resnet50": lambda: vision(
+        transformers.ResNetForImageClassification(
+            transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
+        ),
+        32,
+    ),
+    "bert": lambda: language(
+        transformers.BertForMaskedLM(transformers.BertConfig(**BLOCKS, vocab_size=50, max_position_embeddings=16))
+    ),
+    "gpt2": lambda: language(
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16, **TOKENS)
+        )
+    ),
+    "t5": t5,
+    "vit": lambda: vision(
+        transformers.ViTForImageClassification(
+            transformers.ViTConfig(**BLOCKS, image_size=16, patch_size=8, num_labels=3)
+        ),
+        16,
+    ),
+    "llama": lambda: language(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED, max_position_embeddings=16))
+    ),
+    "mixtral": lambda: language(
+        transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(
+                **GROUPED, max_position_embeddings=16, num_local_experts=4, experts_implementation="batched_mm"
+            )
+        )
+    ),
+    "whisper": whisper,
+    "clip": clip,
+}
+
+LEAST_SHARE_BELOW_THE_ROOT = {"clip": 0.85}  # its two towers are joined in the root's own `forward`
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.train()
+
+
+def only_here(graph: OpGraph) -> list[str]:
+    words = ("attention", "cpu", "mkldnn", "onednn")
+    return [target for target in graph.targets if any(word in target for word in words)]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_training_step_equals_eager(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = ZOO[name]()
+    without_dropout(model)
+    graph = capture(model, inputs, lambda output: output.loss, "adam")
+    assert only_here(graph) == []
+    runs = ~graph.is_source
+    below_root = np.mean([bool(module) for module, is_run in zip(graph.modules, runs, strict=True) if is_run])
+    assert below_root >= LEAST_SHARE_BELOW_THE_ROOT.get(name, 0.95)
+    assert set(graph.modules) <= {path for path, _ in model.named_modules(remove_duplicate=False)}
+
+    step = run_graph(graph)
+    eager = copy.deepcopy(model)
+    loss = eager(**copy.deepcopy(inputs)).loss
+    loss.backward()
+    torch.testing.assert_close(step.result, loss.detach(), rtol=1e-5, atol=1e-5)
+    gradients = {name: value.grad for name, value in eager.named_parameters() if value.grad is not None}
+    assert step.gradients.keys() == gradients.keys()
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(step.gradients[parameter], gradient, rtol=1e-4, atol=1e-4)
+    for buffer, value in eager.named_buffers():
+        torch.testing.assert_close(step.state[buffer], value, rtol=1e-4, atol=1e-4)
+
+
+def test_inference_equals_eager() -> None:
+    torch.manual_seed(0)
+    model, inputs = ZOO["gpt2"]()
+    model.eval()
+    graph = capture(model, {**inputs, "use_cache": False, "return_dict": True})
+    expected = model(**inputs, use_cache=False)
+    result = run_graph(graph).result
+    torch.testing.assert_close(result.logits, expected.logits.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.loss, expected.loss.detach(), rtol=1e-5, atol=1e-5)
