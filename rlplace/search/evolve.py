@@ -11,7 +11,7 @@ from rlplace.graphs.grouping import Grouping
 from rlplace.search.anneal import anneal_groups
 from rlplace.search.greedy import Greedy
 from rlplace.search.levels import finer
-from rlplace.search.starts import fullness, project, score_starts
+from rlplace.search.starts import losses, project, score_starts
 from rlplace.search.task import Task
 
 POPULATION = 8
@@ -19,8 +19,6 @@ START = (0.1, 0.5, 0.3, 1.0, 1.0, 0.0, 0.5, 0.5, 0.1)
 """Weights to start from, in the order of `FEATURES`."""
 SIGMA = 0.3
 """Standard deviation of the first weights around `START`."""
-_INFEASIBLE = 1e3
-"""Added to the loss of a placement that does not fit: more than any logarithm of a step time."""
 
 
 def solve(task: Task) -> None:
@@ -37,9 +35,6 @@ def solve(task: Task) -> None:
 
 def evolve_groups(task: Task, grouping: Grouping, *, until: float) -> tuple[NDArray[np.int32], float]:
     """The best devices (G,) int32 of `grouping`'s groups that tuned weights give, and their step time.
-
-    The loss is the logarithm of the step time; a placement that does not fit loses to all that do, by how full its
-    fullest device is.
 
     Args:
         task: scores and counts.
@@ -64,6 +59,5 @@ def evolve_groups(task: Task, grouping: Grouping, *, until: float) -> tuple[NDAr
                 best, best_s = placed[first], float(step_s[first])
             if count < POPULATION:
                 break
-            full = _INFEASIBLE + fullness(greedy.held, greedy.room, placed)
-            strategy.tell(weights, np.where(np.isfinite(step_s), np.log(step_s), full).tolist())
+            strategy.tell(weights, losses(task.problem, grouping, placed, step_s).tolist())
     return best, best_s

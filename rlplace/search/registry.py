@@ -60,8 +60,13 @@ METHODS: dict[str, Method] = {
         Method("m-topo", "baechi:solve_m_topo", "scheduler", "even memory, in order: Baechi, Jeon et al. 2020"),
         Method("m-etf", "baechi:solve_m_etf", "scheduler", "earliest start first: Baechi, Jeon et al. 2020"),
         Method("m-sct", "baechi:solve_m_sct", "scheduler", "favourite children by LP: Baechi, Jeon et al. 2020"),
+        Method("cp-sat", "cp_sat:solve_cp_sat", "exact", "constraint program: optimal when small, else a bound (OR-Tools)"),
         Method("anneal", "anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
         Method("evolve", "evolve:solve", "search", "a list scheduler whose weights CMA-ES tunes, then annealing"),
+        Method("local-search", "local_search:solve", "search", "first improvement over critical groups, restarted"),
+        Method("multilevel", "multilevel:solve", "search", "annealing over ever finer groups: Walshaw 2004"),
+        Method("genetic", "genetic:solve", "search", "biased random keys: Gonçalves & Resende 2011"),
+        Method("cem", "cem:solve", "search", "cross-entropy method, a categorical a group: Rubinstein 1999"),
     )
 }
 

@@ -16,6 +16,12 @@ from rlplace.search.eft import eft
 from rlplace.search.moves import allowed_devices
 from rlplace.search.task import Task
 
+INFEASIBLE = 1e3
+"""Loss of a placement that does not fit: more than any logarithm of a step time."""
+MOST_TRIED = 20_000
+"""Placements that are few enough to try all of them, where only seconds bound a search."""
+_CHUNK = 256
+
 
 def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
@@ -83,3 +89,29 @@ def balanced(problem: Problem) -> NDArray[np.int32]:
         devices[group] = int(np.argmin(share))
         used[devices[group]] += held[group]
     return devices
+
+
+def losses(
+    problem: Problem, grouping: Grouping, placements: NDArray[np.int32], step_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(B,) float64: log step times of `placements` (B, G); those that do not fit lose to all others, by fullness."""
+    full = INFEASIBLE + fullness(held_bytes(problem, grouping), room_bytes(problem), placements)
+    return np.where(np.isfinite(step_s), np.log(np.maximum(step_s, 1e-300)), full)
+
+
+def try_all(task: Task, *, share: float) -> bool:
+    """Whether all placements of the problem's groups were scored: only where they fit in a share of what is left."""
+    choices = [np.flatnonzero(row).astype(np.int32) for row in task.problem.group_allowed]
+    count = math.prod(len(row) for row in choices)
+    if count > share * min(task.evaluations_left, MOST_TRIED):
+        return False
+    for first in range(0, count, _CHUNK):
+        place = np.arange(first, min(first + _CHUNK, count))
+        placements = np.empty((len(place), len(choices)), dtype=np.int32)
+        for group, row in enumerate(choices):
+            placements[:, group] = row[place % len(row)]
+            place = place // len(row)
+        task.score_groups(placements)
+        if task.is_spent:
+            return False
+    return True
