@@ -13,6 +13,7 @@ from torch import nn
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping, capture
+from rlplace.graphs.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.training import TrainConfig, train
 from rlplace.training.tracking import make_tracker
@@ -58,3 +59,28 @@ def test_on_this_machine_the_best_of_the_table_is_handed_back_and_tracked(tmp_pa
     assert np.array_equal(result.placement.devices, result.table.plans[result.table.best].devices)
     assert result.timeline.source == "measured"
     assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("pins", [["op1=d1"], ["op1=d1", "op2=d0"]])
+def test_nothing_is_ever_proposed_where_it_may_not_be(pins: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = simulated_problem()
+    constraints = Constraints.parse(pins=pins, together=["op3,op5"])
+    problem = Problem.grouped(plain.graph, plain.host, plain.costs, 9, "none", constraints=constraints)
+    tried: list[np.ndarray] = []
+    step_times = Simulator.step_times
+    monkeypatch.setattr(
+        Simulator,
+        "step_times",
+        lambda self, placements, *rest: (tried.append(placements), step_times(self, placements, *rest))[1],
+    )
+    result = train(problem, budget_s=0.5, seed=0, num_envs=8)
+    devices = np.concatenate([np.atleast_2d(placements) for placements in tried])
+    assert (devices[:, 1] == 1).all()
+    assert np.array_equal(devices[:, 3], devices[:, 5])
+    row = result.table.row("single")
+    if len(pins) == 2:  # no device may hold both
+        assert (devices[:, 2] == 0).all()
+        assert (row["status"], row["placements"]) == ("skipped", 0)
+    else:
+        assert row["status"] == "ok"
+    assert result.placement.plan.devices[1] == 1

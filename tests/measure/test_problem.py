@@ -1,0 +1,95 @@
+"""`Problem`: groups by rule under constraints, and draws that respect them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from micrographs import op_graph
+from random_problems import plain_host, random_graph
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.grouping import Grouping
+from rlplace.measure.costs import Costs
+from rlplace.measure.fidelity import draw_mix
+from rlplace.measure.host import Route
+from rlplace.measure.problem import Problem, _mean_transfer
+
+
+def barred_problem() -> Problem:
+    """Three groups of one op on three devices; the first may be on 0 and 2, the second on 1, the third anywhere."""
+    allowed = np.array([[True, False, True], [False, True, False], [True, True, True]])
+    return Problem(
+        op_graph([[], [0], [1]]), plain_host(3), Costs(np.ones((3, 3)), "estimated"), Grouping(np.arange(3)), allowed
+    )
+
+
+def test_the_next_allowed_device_is_taken() -> None:
+    rows = np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2]])
+    assert barred_problem().nearest_groups(rows).tolist() == [[0, 1, 0], [2, 1, 1], [2, 1, 2]]
+    assert barred_problem().nearest_groups(rows[1]).tolist() == [2, 1, 1]
+
+
+def test_draws_are_uniform_over_allowed_devices() -> None:
+    drawn = barred_problem().draw_groups(np.random.default_rng(0), 6000)
+    shares = [np.bincount(drawn[:, group], minlength=3) / 6000 for group in range(3)]
+    assert np.allclose(shares, [[1 / 2, 0, 1 / 2], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]], atol=0.03)
+    assert drawn.dtype == np.int32
+
+
+def test_the_mix_that_calibration_draws_is_allowed() -> None:
+    problem = barred_problem()
+    drawn, _ = draw_mix(problem, np.array([0, 1, 2], dtype=np.int32), 40, np.random.default_rng(0))
+    assert problem.group_allowed[np.arange(3), drawn].all()
+
+
+def test_a_transfer_takes_what_the_routes_take_on_average() -> None:
+    host = plain_host(2, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    assert _mean_transfer(host) == (0.5, 0.02)
+    handed_over = replace(host, routes=tuple(Route(r.source, r.destination, ()) for r in host.routes))
+    assert _mean_transfer(handed_over)[0] > 0
+
+
+def test_constraints_bar_devices_and_tie_ops() -> None:
+    graph = replace(op_graph([[], [0], [1], [2]], 0), modules=("a", "a", "b", "c"))
+    constraints = Constraints.parse(pins=["a=d1"], exclusions=["c=d0"], together=["a,c"])
+    problem = Problem.grouped(
+        graph, plain_host(3), Costs(np.ones((4, 3)), "estimated"), 256, "module", constraints=constraints
+    )
+    assert problem.grouping.op_group.tolist() == [0, 0, 1, 0]
+    assert problem.group_allowed.tolist() == [[False, True, False], [True, True, True]]
+    assert problem.check_placement(np.array([1, 1, 0, 1])).tolist() == [1, 1, 0, 1]
+    with pytest.raises(InvalidValue, match="op 'op3' away from 'op0'"):
+        problem.check_placement(np.array([1, 1, 0, 2]))
+    with pytest.raises(InvalidValue, match="expected one where it may run: d1"):
+        problem.check_placement(np.array([0, 0, 0, 0]))
+    assert graph.colocation.tolist() == [-1] * 4  # the caller's graph is as it was
+    assert problem.graph.fingerprint == graph.fingerprint
+
+
+def test_a_mistyped_rule_is_refused_before_anything_is_profiled() -> None:
+    with pytest.raises(UnknownName, match="grouping rule"):
+        Problem.profile(op_graph([[]]), plain_host(2), grouping="modle")
+    with pytest.raises(InvalidValue, match="pin is 'nothing'"):
+        Problem.profile(op_graph([[]]), plain_host(2), constraints=Constraints.parse(pins=["nothing=d0"]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from(["heavy-edge", "colocation", "module", "none"]))
+def test_nothing_that_is_drawn_is_where_it_may_not_be(seed: int, rule: str) -> None:
+    rng = np.random.default_rng(seed)
+    graph = replace(random_graph(rng, 24), modules=tuple(rng.choice(["a", "a.b", "c"], 24)))
+    graph = replace(graph, modules=("a", "a.b", "c", *graph.modules[3:]))
+    constraints = Constraints.parse(pins=["a.b=d[12]"], exclusions=["c=d0", "a=d1"], together=["op5,op6"])
+    costs = Costs(rng.random((24, 4)), "estimated")
+    problem = Problem.grouped(graph, plain_host(4), costs, 6, rule, constraints=constraints)
+    drawn = problem.draw_groups(rng, 20)
+    devices = problem.check_placement(problem.grouping.expand(drawn))
+    inside = [k for k, module in enumerate(graph.modules) if module == "a.b"]
+    assert set(devices[:, inside].flatten().tolist()) <= {2}
+    assert not np.any(devices[:, [k for k, module in enumerate(graph.modules) if module == "c"]] == 0)
+    assert np.array_equal(devices[:, 5], devices[:, 6])
