@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from rlplace.graphs.opgraph import PHASES, OpGraph
 
 if TYPE_CHECKING:
     import networkx as nx
+
+Item = TypeVar("Item")
 
 SCHEMA = 1
 TEXTS = ("name", "target", "module", "signature", "phase")
@@ -107,26 +109,40 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     mutations, outputs = _results(graph, ids, index, reads, is_ours, where)
     offsets = np.cumsum([0, *map(len, reads)])
     flat = np.array([tensor for read in reads for tensor in sorted(read)], dtype=np.int32)
-    tensor_bytes = np.array([tensor.num_bytes for tensor in tensors], dtype=np.int64)
-    names = _names(nodes, rows, where)
-    targets = [_text(row, "target", "op", where) for row in rows]
-    moved = _moved(rows, tensors, reads, tensor_bytes, where)
+    table = _Table(nodes, rows, where)
+    names = _names(table)
+    targets = table.column(lambda row: _text(row, "target", "op"))
+    moved = _moved_bytes(len(rows), tensors, reads)
     try:
         return OpGraph(
             names=tuple(names),
             targets=tuple(targets),
-            modules=tuple(_text(row, "module", "", where) for row in rows),
+            modules=tuple(table.column(lambda row: _text(row, "module", ""))),
             signatures=tuple(
-                _text(row, "signature", f"{target}:{name}", where)
-                for row, target, name in zip(rows, targets, names, strict=True)
+                signature if signature or is_ours else f"{target}:{name}"
+                for signature, target, name in zip(
+                    table.column(lambda row: _text(row, "signature", "")), targets, names, strict=True
+                )
             ),
-            phases=np.array([_phase(row, where) for row in rows], dtype=np.int8),
-            flops=np.array([_number(row, "flops", 0.0, where) for row in rows], dtype=np.float64),
-            bytes_moved=moved,
+            phases=np.array(table.column(_phase), dtype=np.int8),
+            flops=np.array(table.column(lambda row: _number(row, "flops", 0.0)), dtype=np.float64),
+            bytes_moved=np.array(
+                [
+                    moved_bytes if given < 0 else given
+                    for given, moved_bytes in zip(
+                        table.column(lambda row: _number(row, "bytes_moved", -1.0)), moved, strict=True
+                    )
+                ],
+                dtype=np.float64,
+            ),
+            parameter_bytes=table.counts("parameter_bytes"),
+            gradient_bytes=table.counts("gradient_bytes"),
+            state_bytes=table.counts("state_bytes"),
+            workspace_bytes=table.counts("workspace_bytes"),
             colocation=_colocation(rows, is_ours, where),
             tensor_op=np.array([tensor.producer for tensor in tensors], dtype=np.int32),
             tensor_output=np.array([tensor.output for tensor in tensors], dtype=np.int32),
-            tensor_bytes=tensor_bytes,
+            tensor_bytes=np.array([tensor.num_bytes for tensor in tensors], dtype=np.int64),
             tensor_shapes=tuple(tensor.shape for tensor in tensors),
             tensor_dtypes=tuple(tensor.dtype for tensor in tensors),
             input_offsets=offsets,
@@ -134,12 +150,10 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
             mutation_op=np.array([op for op, _ in mutations], dtype=np.int32),
             mutation_tensor=np.array([tensor for _, tensor in mutations], dtype=np.int32),
             output_tensors=np.array(outputs, dtype=np.int32),
-            parameter_bytes=_counts(rows, "parameter_bytes", where),
-            gradient_bytes=_counts(rows, "gradient_bytes", where),
-            state_bytes=_counts(rows, "state_bytes", where),
-            workspace_bytes=_counts(rows, "workspace_bytes", where),
         )
     except InvalidValue as error:
+        if error.where != "graph":  # already says which node
+            raise
         raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
 
 
@@ -151,8 +165,9 @@ def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> N
     Raises:
         InvalidValue: the graph is cyclic or undirected, or a time is negative or no number.
     """
-    rows = [graph.nodes[node] for node in topological_nodes(graph, where)]
-    return np.array([_number(row, "time_s", 0.0, where) for row in rows], dtype=np.float64)
+    nodes = topological_nodes(graph, where)
+    table = _Table(nodes, [graph.nodes[node] for node in nodes], where)
+    return np.array(table.column(lambda row: _number(row, "time_s", 0.0)), dtype=np.float64)
 
 
 def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> list[Hashable]:
@@ -227,10 +242,14 @@ def _made_up_tensors(
     tensors: list[_Tensor] = []
     reads: list[set[int]] = [set() for _ in nodes]
     for i, node in enumerate(nodes):
-        own = _count(graph.nodes[node], "output_bytes", _of(where, node))
+        own = _Table([node], [graph.nodes[node]], where).column(lambda row: _count(row, "output_bytes"))[0]
         by_size: dict[int, int] = {}
         for _, reader, row in graph.out_edges(node, data=True):
-            size = _count(row, "bytes", _of(where, f"{node} -> {reader}"), default=own)
+            try:
+                size = _count(row, "bytes", own)
+            except InvalidValue as error:
+                where_edge = _of(where, f"{node} -> {reader}")
+                raise InvalidValue(error.field, error.actual, error.expected, where=where_edge) from error
             if size not in by_size:
                 by_size[size] = len(tensors)
                 tensors.append(_Tensor(i, len(by_size) - 1, size, (size,), "uint8"))
@@ -257,64 +276,86 @@ def _results(
     return [(index[op], ids[tensor]) for op, tensor in pairs], [ids[tensor] for tensor in outputs]
 
 
-def _moved(
-    rows: Sequence[Mapping[str, Any]], tensors: Sequence[_Tensor], reads: Sequence[set[int]],
-    tensor_bytes: NDArray[np.int64], where: str,
-) -> NDArray[np.float64]:  # fmt: skip
-    moved = np.zeros(len(rows))
-    np.add.at(moved, [tensor.producer for tensor in tensors], tensor_bytes)
-    for i, read in enumerate(reads):
-        moved[i] += sum(float(tensor_bytes[tensor]) for tensor in read)
-    return np.array([_number(row, "bytes_moved", moved[i], where) for i, row in enumerate(rows)], dtype=np.float64)
+@dataclass(frozen=True)
+class _Table:
+    """Attributes of nodes (or edges): what is wrong with one is said with its name."""
+
+    nodes: Sequence[Hashable]
+    rows: Sequence[Mapping[str, Any]]
+    where: str
+
+    def column(self, read: Callable[[Mapping[str, Any]], Item]) -> list[Item]:
+        values: list[Item] = []
+        try:
+            for row in self.rows:
+                values.append(read(row))
+        except InvalidValue as error:
+            where = _of(self.where, self.nodes[len(values)])
+            raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
+        return values
+
+    def counts(self, field: str) -> NDArray[np.int64]:
+        return np.array(self.column(lambda row: _count(row, field)), dtype=np.int64)
 
 
-def _names(nodes: Sequence[Hashable], rows: Sequence[Mapping[str, Any]], where: str) -> list[str]:
-    names = [_text(row, "name", "", where) or str(node) for node, row in zip(nodes, rows, strict=True)]
+def _moved_bytes(num_ops: int, tensors: Sequence[_Tensor], reads: Sequence[set[int]]) -> list[float]:
+    """Bytes of each op's inputs and outputs."""
+    moved = [0.0] * num_ops
+    for tensor in tensors:
+        moved[tensor.producer] += tensor.num_bytes
+    for op, read in enumerate(reads):
+        moved[op] += sum(tensors[tensor].num_bytes for tensor in read)
+    return moved
+
+
+def _names(table: _Table) -> list[str]:
+    given = table.column(lambda row: _text(row, "name", ""))
+    names = [name or str(node) for node, name in zip(table.nodes, given, strict=True)]
     return names if len(set(names)) == len(names) else [f"{name}#{i}" for i, name in enumerate(names)]
 
 
 def _find(row: Mapping[str, Any], field: str) -> tuple[str, Any]:
-    return next(((key, row[key]) for key in ALIASES.get(field, (field,)) if row.get(key) is not None), (field, None))
+    for key in ALIASES.get(field, (field,)):
+        value = row.get(key)
+        if value is not None:
+            return key, value
+    return field, None
 
 
-def _text(row: Mapping[str, Any], field: str, default: str, where: str) -> str:
+def _text(row: Mapping[str, Any], field: str, default: str) -> str:
     key, value = _find(row, field)
     if value is None:
         return default
     if not isinstance(value, str | int | float):
-        raise InvalidValue(key, shown(value), "text", where=where)
+        raise InvalidValue(key, shown(value), "text")
     return str(value)
 
 
-def _number(row: Mapping[str, Any], field: str, default: float, where: str) -> float:
+def _number(row: Mapping[str, Any], field: str, default: float) -> float:
     key, value = _find(row, field)
     if value is None:
         return default
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-        raise InvalidValue(key, shown(value), "a number", where=where)
+        raise InvalidValue(key, shown(value), "a number")
     if not 0 <= value < 1e300:
-        raise InvalidValue(key, shown(value), "a finite number >= 0", where=where)
+        raise InvalidValue(key, shown(value), "a finite number >= 0")
     return float(value)
 
 
-def _count(row: Mapping[str, Any], field: str, where: str, default: int = 0) -> int:
-    value = _number(row, field, float(default), where)
+def _count(row: Mapping[str, Any], field: str, default: int = 0) -> int:
+    value = _number(row, field, float(default))
     if value > LARGEST_COUNT:
-        raise InvalidValue(field, value, f"at most {LARGEST_COUNT}", where=where)
+        raise InvalidValue(field, value, f"at most {LARGEST_COUNT}")
     return math.ceil(value)
 
 
-def _counts(rows: Sequence[Mapping[str, Any]], field: str, where: str) -> NDArray[np.int64]:
-    return np.array([_count(row, field, where) for row in rows], dtype=np.int64)
-
-
-def _phase(row: Mapping[str, Any], where: str) -> int:
+def _phase(row: Mapping[str, Any]) -> int:
     value = row.get("phase", 0)
-    if value in PHASES:
+    if isinstance(value, str) and value in PHASES:
         return PHASES.index(value)
     if type(value) is int and 0 <= value < len(PHASES):
         return value
-    raise InvalidValue("phase", shown(value), f"one of {', '.join(PHASES)}", where=where)
+    raise InvalidValue("phase", shown(value), f"one of {', '.join(PHASES)}")
 
 
 def _colocation(rows: Sequence[Mapping[str, Any]], is_ours: bool, where: str) -> NDArray[np.int32]:

@@ -40,12 +40,12 @@ def layered(rng: np.random.Generator, *, layers: int = 10, width: int = 8, fan_i
     """
     cells: list[Cell] = []
     for layer in range(layers):
+        chosen = np.sort(np.argsort(rng.random((width, width)), axis=1)[:, :fan_in], axis=1) + (layer - 1) * width
+        has_weight = rng.random(width) < 0.5
         for place in range(width):
-            start = (layer - 1) * width
-            count = min(fan_in, width)
-            reads = sorted((start + rng.choice(width, count, replace=False)).tolist()) if layer else []
+            reads = chosen[place].tolist() if layer else []
             name = f"layer{layer}.{place}"
-            is_matmul = bool(rng.random() < 0.5) or not layer
+            is_matmul = bool(has_weight[place]) or not layer
             cells.append(Cell(tuple(reads), MATMUL if is_matmul else ADD if len(reads) > 1 else RELU, f"layer{layer}",
                               name, name if is_matmul else ""))  # fmt: skip
     return cells

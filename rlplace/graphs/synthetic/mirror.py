@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -31,9 +32,9 @@ class Sizes:
     def of(self, cell: Cell) -> tuple[float, int]:
         """FLOPs and elements of the output; a weight's elements are `flops / (2 * rows)`."""
         if cell.kind not in self.drawn:
-            work, size = np.exp(self.spread * self.rng.standard_normal(2))
-            elements = max(1, round(self.elements * float(size) * cell.scale))
-            weight = max(1, round(self.flops * float(work) * cell.scale / (2 * self.rows)))
+            work, size = (math.exp(self.spread * draw) for draw in self.rng.standard_normal(2).tolist())
+            elements = max(1, round(self.elements * size * cell.scale))
+            weight = max(1, round(self.flops * work * cell.scale / (2 * self.rows)))
             self.drawn[cell.kind] = (2.0 * self.rows * weight if cell.weight else float(elements), elements)
         return self.drawn[cell.kind]
 
