@@ -65,6 +65,11 @@ class Simulator:
         """The problem that placements are simulated on."""
         return self._problem
 
+    @property
+    def objective(self) -> Objective:
+        """What step times mean."""
+        return "throughput" if self._throughput else "latency"
+
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N).
 
