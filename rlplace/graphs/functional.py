@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,19 +32,66 @@ _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.d
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor}
 
 
-def functionalise(module: GraphModule) -> GraphModule:
+def functionalise(module: GraphModule, replaced: Sequence[int] = ()) -> GraphModule:
     """The same graph without in-place ops, but for two kinds of update of placeholders (buffers, inputs).
 
     Batch norm updates its running statistics where they live, as one op, if nothing else reads what it wrote; every
     other change of a placeholder is one `copy_` into it at the end.
+
+    Args:
+        module: as traced.
+        replaced: placeholders (by position) whose new values are the last outputs of the graph; they are outputs no
+            more, but stored.
     """
-    if not any(map(mutates, module.graph.nodes)):
-        return module
-    try:
-        graph = _Versions(module.graph).run()
-    except _Uncovered:
-        return _traced_again(module)
-    return _make_graph_module(module, graph)
+    if any(map(mutates, module.graph.nodes)):
+        try:
+            module = _make_graph_module(module, _Versions(module.graph).run())
+        except _Uncovered:
+            module = _traced_again(module)
+    if replaced:
+        _store(module.graph, replaced)
+    return module
+
+
+def _store(graph: torch.fx.Graph, replaced: Sequence[int]) -> None:
+    """Takes the last outputs away and copies them into placeholders; what shows the old values is cloned before."""
+    (output,) = graph.find_nodes(op="output")
+    placeholders = graph.find_nodes(op="placeholder")
+    places = [placeholders[position] for position in replaced]
+    flat: Any = output.args[0]
+    count = len(flat) - len(replaced)
+    with graph.inserting_before(output):
+
+        def kept(node: Any) -> Any:
+            if not isinstance(node, Node) or _shown(node) not in places:
+                return node
+            clone = graph.call_function(aten.clone.default, (node,))
+            clone.meta = dict(node.meta)
+            return clone
+
+        flat = [kept(node) for node in flat]
+        for place in places:  # changed in place, and then replaced
+            for user in list(place.users):
+                if user.target is aten.copy_.default and user.args[0] is place:
+                    graph.erase_node(user)
+        for place, value in zip(places, flat[count:], strict=True):
+            store = graph.call_function(aten.copy_.default, (place, value))
+            store.meta = {"custom": {"phase": "forward"}, "val": place.meta["val"]}
+    output.args = (flat[:count],)
+
+
+def _shown(node: Node) -> Node:
+    """The node whose memory a view shows, at the end of all views."""
+    while node.op == "call_function" and isinstance(node.args[0], Node) and _is_view(node.target):
+        node = node.args[0]
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    if target is operator.getitem:
+        return True
+    aliases = [result.alias_info for result in target._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def mutates(node: Node) -> bool:

@@ -82,15 +82,16 @@ def trace_step(
                 state[name].requires_grad_(True)
         with fx_traceback.annotate({"phase": "forward"}):
             output = torch.func.functional_call(model, state, call_args, call_kwargs)
-            _store_replaced(dict(zip(names, flat, strict=False)), state, buffers)
             result = output if loss_fn is None else loss_fn(output)
+        replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
+        captured["replaced"] = [names.index(name) for name in replaced]
         if not is_training:
-            return _flatten_result(result, captured)
+            return [*_flatten_result(result, captured), *replaced.values()]
         loss = _check_loss(result)
         setup_stacktrace_preservation_hooks([loss.grad_fn])  # type: ignore[list-item]
         gradients = torch.autograd.grad(loss, flat[: len(trainable)], allow_unused=True)
         check_dense(tuple(trainable), gradients)
-        return [*_flatten_result(loss, captured), *gradients]
+        return [*_flatten_result(loss, captured), *gradients, *replaced.values()]
 
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
@@ -104,7 +105,7 @@ def trace_step(
         with no_numbers_drawn(again=make):
             module = make()
         spread_origins(module)
-        module = functionalise(module)
+        module = functionalise(module, captured["replaced"])
     return Trace(
         module=module,
         trainable=tuple(trainable),
@@ -116,9 +117,11 @@ def trace_step(
     )
 
 
-def _store_replaced(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]) -> None:
-    """Buffers that `forward` replaced (`self.mean = ...`) are written where they live."""
-    replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+def _replaced(
+    before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """The new values of buffers that `forward` replaced (`self.mean = ...`)."""
+    replaced = {}
     for name in buffers:
         old, new = before[name], after[name]
         if new is old:
@@ -129,11 +132,8 @@ def _store_replaced(before: dict[str, torch.Tensor], after: dict[str, torch.Tens
                 f"`forward` replaced buffer {name!r} by a {found}, expected {old.dtype} {tuple(old.shape)} as before; "
                 f"keep its shape and dtype, or keep the value in a plain attribute."
             )
-        # a buffer that another one takes over is read before it is written
-        replaced.append((old, new.clone() if any(new is other for other in before.values()) else new))
-    with torch.no_grad():
-        for old, new in replaced:
-            old.copy_(new)
+        replaced[name] = new.detach()
+    return replaced
 
 
 def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor | None]:

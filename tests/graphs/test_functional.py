@@ -156,3 +156,55 @@ def test_a_swap_of_buffers_reads_both_before_it_writes_either() -> None:
     assert step.result.tolist() == [3.0, 4.0]
     assert step.state["one"].tolist() == [3.0, 4.0]
     assert step.state["other"].tolist() == [1.0, 2.0]
+
+
+class Average(nn.Module):
+    """Keeps a running average that it reads, with a gradient, before it replaces it."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.in_place = in_place
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * self.mean
+        if self.in_place:
+            self.mean.data.mul_(2.0)
+        self.mean = self.mean * 0.9 + y.mean(0) * 0.1
+        return y
+
+
+def test_a_buffer_is_replaced_after_the_backward_has_read_it() -> None:
+    model, x = Average(), random(3, 4, dtype=torch.float32)
+    step = run_graph(capture(model, x, lambda y: (y * y).mean(), "sgd"))
+    loss = (model(x) ** 2).mean()
+    torch.testing.assert_close(step.result, loss.detach())
+    torch.testing.assert_close(step.state["mean"], model.mean.detach())
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(list(step.gradients.values()), list(expected))
+
+
+def test_of_two_changes_of_a_buffer_the_last_one_stays() -> None:
+    model, x = Average(in_place=True), random(3, 4, dtype=torch.float32)
+    graph = capture(model, x)
+    assert graph.targets.count("aten.copy_.default") == 1
+    step, expected = run_graph(graph), model(x)
+    torch.testing.assert_close(step.result, expected.detach())
+    torch.testing.assert_close(step.state["mean"], model.mean.detach())
+
+
+def test_an_old_value_of_a_buffer_that_is_returned_stays_old() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            old = self.count
+            self.count = self.count + 1
+            return x * self.count, old, old[1:]
+
+    step = run_graph(capture(Counts(), torch.ones(4)))
+    assert [value.tolist() for value in step.result] == [[1, 2, 3, 4], [0, 1, 2, 3], [1, 2, 3]]
+    assert step.state["count"].tolist() == [1, 2, 3, 4]
