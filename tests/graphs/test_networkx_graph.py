@@ -158,7 +158,8 @@ def test_types_and_defaults_of_keys(tmp_path: Path) -> None:
         '<graphml><key id="f" for="node" attr.name="flops" attr.type="double"><default>2.5</default></key>'
         '<key id="b" for="edge" attr.name="bytes" attr.type="int"/><key id="o" for="node" attr.name="ok" '
         'attr.type="boolean"/><graph edgedefault="directed"><node id="x"><data key="f">1</data>'
-        '<data key="o">TRUE</data></node><node id="y"/><edge source="x" target="y"><data key="b">3</data></edge></graph></graphml>'
+        '<data key="o">TRUE</data></node><node id="y"/>'
+        '<edge source="x" target="y"><data key="b">3</data></edge></graph></graphml>'
     )
     read = read_graphml(tmp_path / "g.graphml")
     assert dict(read.nodes["x"]) == {"flops": 1.0, "ok": True}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from random_problems import random_graph
 
 from rlplace.errors import FileProblem, InvalidValue, RlplaceError, UnknownName
 from rlplace.graphs.formats.own_json import graph_from_json, load_json, save_json
+from rlplace.graphs.synthetic import FAMILIES
 
 
 def content(tmp_path: Path) -> dict[str, Any]:
@@ -102,3 +105,22 @@ def test_an_edited_file_is_noticed_unless_it_says_no_fingerprint(tmp_path: Path)
         graph_from_json(data, where="here")
     del data["fingerprint"]
     assert graph_from_json(data, where="here").output_tensors.tolist() == [2]
+
+
+def test_the_documents_example_is_a_graph() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "graph-files.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    graph = graph_from_json(json.loads(example), where="docs")
+    assert graph.names == ("x", "relu")
+    assert graph.targets == ("input", "aten.relu.default")
+    rows = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
+    assert set(json.loads(example)) <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_documents_families_are_those_there_are() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "graph-files.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`\w+=.*?) \|", page, flags=re.MULTILINE))
+    assert set(rows) == set(FAMILIES)
+    for family, text in rows.items():
+        defaults = {n: p.default for n, p in inspect.signature(FAMILIES[family]).parameters.items() if n != "rng"}
+        assert dict(re.findall(r"`(\w+)=([\w.]+)`", text)) == {n: str(v).lower() for n, v in defaults.items()}

@@ -1,0 +1,121 @@
+"""Building, validating, saving, loading and grouping a graph of 100,000 ops: python benchmarks/graphs.py OUT_FOLDER."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+from rlplace.files import write_json_atomic, write_text_atomic
+from rlplace.graphs import OpGraph, group_ops
+from rlplace.graphs.formats import load_graph, save_graph
+from rlplace.graphs.synthetic import synthetic
+
+Result = TypeVar("Result")
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "forward": {"family": "layered", "layers": 670, "width": 100, "fan_in": 3, "is_training": False},
+    "training": {"family": "layered", "layers": 217, "width": 100, "fan_in": 2},
+}
+NUM_GROUPS = 256
+
+
+def main(folder: str) -> None:
+    rows = [measure(name, params) for name, params in GRAPHS.items()]
+    result = {
+        "schema": 1,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": f"{os.cpu_count()} cores, {cpu_name()}",
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "command": f"python benchmarks/graphs.py {folder}",
+        "graphs": GRAPHS,
+        "rows": rows,
+    }
+    write_json_atomic(Path(folder) / "graphs.json", result)
+    write_text_atomic(Path(folder) / "graphs.md", page(result))
+
+
+def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    graph, build_s = timed(lambda: synthetic(**params))
+    _, validate_s = timed(graph._validate)
+    _, fingerprint_s = timed(lambda: graph.fingerprint)
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "graph.json"
+        _, save_s = timed(lambda: save_graph(graph, path))
+        loaded, load_s = timed(lambda: load_graph(path))
+        size = path.stat().st_size
+        bytes_per_op = memory_of(lambda: load_graph(path)) / graph.num_ops
+    assert loaded.fingerprint == graph.fingerprint
+    group_ops(synthetic("layered"), np.ones(synthetic("layered").num_ops))  # compiles its kernels
+    grouping, group_s = timed(lambda: group_ops(graph, graph.flops / 1e13 + 1e-6, NUM_GROUPS))
+    row = {
+        "graph": name, "num_ops": graph.num_ops, "num_edges": graph.num_edges, "build_s": build_s,
+        "validate_s": validate_s, "fingerprint_s": fingerprint_s, "save_s": save_s, "load_s": load_s,
+        "group_s": group_s, "num_groups": grouping.num_groups, "build_validate_group_s": build_s + validate_s + group_s,
+        "memory_bytes_per_op": bytes_per_op, "file_bytes_per_op": size / graph.num_ops,
+    }  # fmt: skip
+    print(row)
+    return row
+
+
+def timed(call: Callable[[], Result]) -> tuple[Result, float]:
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
+
+
+def memory_of(make: Callable[[], OpGraph]) -> int:
+    """Bytes that the graph holds: its arrays, tuples and texts."""
+    tracemalloc.start()
+    graph = make()
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del graph
+    return held
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def page(result: dict[str, Any]) -> str:
+    lines = [
+        "# Graphs of 100,000 ops",
+        "",
+        f"{result['date']} · {result['hardware']} · Python {result['python']}, numpy {result['numpy']}, "
+        f"numba {result['numba']} · load average {result['load_average']:.1f} (1 if nothing else ran).",
+        "",
+        f"`layered` synthetic graphs, forward alone and with gradients and updates; `group_ops` with {NUM_GROUPS} "
+        "groups, kernels compiled; files are own JSON. Memory is what `tracemalloc` counts for a loaded graph.",
+        f"Command: `{result['command']}`.",
+        "",
+        "| graph | ops | edges | build, s | validate, s | group, s | groups | save, s | load, s | memory, bytes/op | "
+        "file, bytes/op |",
+        "|" + "---|" * 11,
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['graph']} | {row['num_ops']:,} | {row['num_edges']:,} | {row['build_s']:.2f} | "
+            f"{row['validate_s']:.3f} | {row['group_s']:.2f} | {row['num_groups']} | {row['save_s']:.2f} | "
+            f"{row['load_s']:.2f} | {row['memory_bytes_per_op']:.0f} | {row['file_bytes_per_op']:.0f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
