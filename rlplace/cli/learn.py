@@ -34,7 +34,8 @@ def train(
     """Learn a placement; the run folder is the result.
 
     Args:
-        workload: a name with an optional size (`nmt`, `nmt@small`, `nmt@layers=4`), or `package.module:function`
+        workload: a name with an optional size (`nmt`, `nmt@small`, `nmt@layers=4`), several (`multi:bert*2,gpt2`),
+            `package.module:function`, or for a simulated host a graph file
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, a preset, or a host file
         budget: time of search, e.g. 90, 150s, 5m, 1.5h; profiling and the final table come on top
         run: run folder; by default runs/WORKLOAD

@@ -23,7 +23,7 @@ def simulate(
     """Simulate one step of a placement.
 
     Args:
-        workload: a name with an optional size, or `package.module:function`
+        workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, a preset, or a host file
         seed: of the workload

@@ -49,10 +49,10 @@ class EvoformerConfig(WorkloadConfig):
 
     @classmethod
     def paper(cls) -> Self:
-        """Initial training (supplement, sections 1.6 and 1.11.8): 48 blocks, 128 sequences, crops of 256 residues.
+        """Initial training (supplement, section 1.6 and table 4): 48 blocks, 128 sequences, crops of 256 residues.
 
         MSA 256 wide with 8 heads, pairs 128 wide with 4 heads, heads 32 wide. The paper recomputes every block in the
-        backward pass to fit it in memory; a captured step does not: `blocks` is what to reduce.
+        backward pass to fit it in memory (section 1.11.8); a captured step does not: `blocks` is what to reduce.
         """
         return cls(
             blocks=48, sequences=128, residues=256, msa_width=256, pair_width=128, heads=8, pair_heads=4, head_width=32

@@ -49,8 +49,8 @@ class T5Config(WorkloadConfig):
     def paper(cls) -> Self:
         """The paper's baseline, T5-base (section 3.1): 12 + 12 layers, 768 wide, 12 heads, 32,128 tokens.
 
-        Sources of 512 tokens, of which 15 % in spans of 3 are predicted, as targets of 114. The paper's batch of 128
-        is spread over many chips; 8 pairs a step is our choice.
+        Sources of 512 tokens, of which 15 % in spans of 3 are predicted: targets of 114, as in the authors' code. The
+        paper's batch of 128 is spread over many chips; 8 pairs a step is our choice.
         """
         return cls(layers=12, width=768, heads=12, batch=8, tokens=512, target_tokens=114, vocab=32128)
 
