@@ -30,7 +30,7 @@ class DLRM(nn.Module):
     def __init__(self, config: DLRMConfig) -> None:
         super().__init__()
         hidden, width = config.hidden, config.width
-        self.tables = nn.ModuleList(nn.Embedding(rows, width) for rows in config.rows)
+        self.tables = nn.ModuleList(Table(rows, width) for rows in config.rows)
         self.bottom = mlp(config.dense, hidden, hidden // 2, hidden // 8, width)
         self.bottom.append(nn.ReLU())
         self.interaction = Interaction(config.tables + 1)
@@ -46,10 +46,18 @@ class DLRM(nn.Module):
             clicks_B: (B,) float, 0 or 1.
         """
         dense_BW = self.bottom(dense_BD)
-        sparse = [table(rows_BL).sum(dim=1) for table, rows_BL in zip(self.tables, rows_TBL.unbind(0))]
+        sparse = [table(rows_BL) for table, rows_BL in zip(self.tables, rows_TBL.unbind(0))]
         pairs_BP = self.interaction(torch.stack([dense_BW, *sparse], dim=1))
         logits_B = self.top(torch.cat((dense_BW, pairs_BP), dim=1)).squeeze(1)
         return DLRMOutput(logits_B, None if clicks_B is None else self.loss(logits_B, clicks_B))
+
+
+class Table(nn.Embedding):
+    """Rows of one categorical feature; a sample's are added."""
+
+    def forward(self, rows_BL: Tensor) -> Tensor:
+        """(B, lookups) int64 to (B, width)."""
+        return super().forward(rows_BL).sum(dim=1)
 
 
 class Interaction(nn.Module):
