@@ -75,12 +75,13 @@ class CaptureError(UserError):
 
 
 class MissingExtra(UserError):
-    """An optional dependency that is not installed; carries `package` and `extra`."""
+    """An optional dependency that is not installed; carries `package` and `extra` (`""` where `how` says how)."""
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str = "", *, how: str = "") -> None:
         self.package = package
         self.extra = extra
-        super().__init__(f"{package} is not installed; it comes with an extra: pip install 'rlplace[{extra}]'.")
+        how = how or f"it comes with an extra: pip install 'rlplace[{extra}]'"
+        super().__init__(f"{package} is not installed; {how}.")
 
 
 class RunnerError(RlplaceError):

@@ -16,6 +16,7 @@ from rlplace.measure.bound_paths import heads_and_tails
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulator import Simulator
+from rlplace.search.baselines import solve_single
 from rlplace.search.cp_sat_model import ScheduleModel, load_ortools
 from rlplace.search.heft import solve_heft
 from rlplace.search.task import Budget, Task
@@ -49,13 +50,14 @@ class Solved:
 
 
 def solve_cp_sat(task: Task) -> None:
-    """Scores HEFT's placements and those of CP-SAT; its bound goes to the task if step times are latencies.
+    """Scores single devices, HEFT's placements and those of CP-SAT; its bound goes to the task if step times are latencies.
 
     Raises:
         MissingExtra: OR-Tools is not installed.
     """
     load_ortools()
     problem = task.problem
+    solve_single(task)
     solve_heft(task)
     seconds = max(task.seconds_left * 0.9, LEAST_S) if math.isfinite(task.budget.seconds) else math.inf
     is_small = int((~problem.graph.is_source).sum()) <= MOST_JOBS

@@ -53,6 +53,9 @@ METHODS: dict[str, Method] = {
         Method("round-robin", "baselines:solve_round_robin", "baseline", "groups dealt out in order"),
         Method("random", "baselines:solve_random", "search", "groups drawn uniformly"),
         Method("blocks", "baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
+        Method("expert", "expert:solve_expert", "baseline", "by module, as by hand: runs, layer k on device k, halves"),
+        Method("metis", "metis:solve_metis", "baseline", "balanced parts, few bytes cut: Karypis and Kumar 1998"),
+        Method("scotch", "scotch:solve_scotch", "baseline", "mapping onto the devices: Pellegrini 1996"),
         Method("eft", "eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
         Method("heft", "heft:solve_heft", "scheduler", "HEFT with insertion: Topcuoglu et al. 2002"),
         Method("peft", "peft:solve_peft", "scheduler", "look-ahead by optimistic costs: Arabnejad and Barbosa 2014"),
@@ -60,7 +63,9 @@ METHODS: dict[str, Method] = {
         Method("m-topo", "baechi:solve_m_topo", "scheduler", "even memory, in order: Baechi, Jeon et al. 2020"),
         Method("m-etf", "baechi:solve_m_etf", "scheduler", "earliest start first: Baechi, Jeon et al. 2020"),
         Method("m-sct", "baechi:solve_m_sct", "scheduler", "favourite children by LP: Baechi, Jeon et al. 2020"),
-        Method("cp-sat", "cp_sat:solve_cp_sat", "exact", "constraint program: optimal when small, else a bound (OR-Tools)"),
+        Method(
+            "cp-sat", "cp_sat:solve_cp_sat", "exact", "constraint program: optimal when small, else a bound (OR-Tools)"
+        ),
         Method("anneal", "anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
         Method("evolve", "evolve:solve", "search", "a list scheduler whose weights CMA-ES tunes, then annealing"),
         Method("local-search", "local_search:solve", "search", "first improvement over critical groups, restarted"),

@@ -189,6 +189,14 @@ def host_wires(problem: Problem) -> Wires:
     )
 
 
+def next_allowed(units: Units, wanted: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(C,) int32: for every label the device that is `wanted`, or the next one where it may be."""
+    num_devices = units.time_s.shape[1]
+    turns = (wanted[:, None] + np.arange(num_devices)) % num_devices
+    step = np.take_along_axis(units.label_allowed, turns, axis=1).argmax(axis=1)
+    return np.asarray(turns[np.arange(len(wanted)), step], dtype=np.int32)
+
+
 def _route_holds(compiled: Compiled, atoms: list[list[int]], pair: int) -> list[int]:
     source, destination = divmod(pair, compiled.num_devices)
     links = compiled.route_links[compiled.route_offsets[pair] : compiled.route_offsets[pair + 1]]
