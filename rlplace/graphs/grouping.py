@@ -20,7 +20,7 @@ CAP_SLACK = 1.5
 """A group may cost this many times an even share before the cap has to be relaxed."""
 CAP_GROWTH = 1.25
 """Factor by which the cap is relaxed when nothing more can be merged under it."""
-INSEPARABLE = 3.0
+INSEPARABLE = 2.0
 """Two groups are merged at once where sending what is between them takes this many times the cheaper one's cost."""
 LARGEST_SHARE = 0.125
 """Part of the whole cost that a group may reach by merges of that kind."""
@@ -78,7 +78,7 @@ def group_ops(
     together. A source (parameter, input, constant) without a class joins its first reader. Then, by rule (see
     `GroupingRule` for their options):
 
-    - `heavy-edge`: groups are merged where sending what is between them takes 3 times the cheaper one's cost, up to
+    - `heavy-edge`: groups are merged where sending what is between them takes twice the cheaper one's cost, up to
       an eighth of the whole cost: keeping them apart can hardly pay.
     - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes,
       and a group whose outputs are read by one other group joins it, to a fixpoint; cells first, where given.

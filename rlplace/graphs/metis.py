@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.errors import MissingExtra
 
 SHARES = 1 << 20
-"""Weights become whole numbers: the heaviest edge, and all nodes together, are this much."""
+"""Weights become whole numbers: the heaviest edge, and all nodes together, are about this much."""
 
 
 def metis_parts(
@@ -38,7 +38,9 @@ def metis_parts(
     pairs, inverse = np.unique(keys, return_inverse=True)
     weight = np.bincount(inverse, weights=np.concatenate((edge_weight, edge_weight)), minlength=len(pairs))
     edge_shares = np.ceil(weight / max(float(weight.max(initial=0.0)), 1e-300) * SHARES).astype(np.int64)
-    node_shares = np.round(node_weight / max(float(node_weight.sum()), 1e-300) * SHARES).astype(np.int64)
+    even = max(float(node_weight.sum()), 1e-300) / num_parts
+    # a node beyond an even share fills a part: METIS fails, aloud, where it would have to leave others empty
+    node_shares = 1 + np.round(np.minimum(node_weight / even, 1.0) * (SHARES // num_parts)).astype(np.int64)
     offsets = np.searchsorted(pairs // num_nodes, np.arange(num_nodes + 1))
     _, parts = pymetis.part_graph(
         num_parts, pymetis.CSRAdjacency(offsets.tolist(), (pairs % num_nodes).tolist()), vweights=node_shares.tolist(),

@@ -33,9 +33,9 @@ def test_branches_above_the_cap_stay_apart():
 
 
 def test_what_takes_longer_to_send_than_to_compute_is_merged_at_once():
-    # 3 s to send from 0, which costs 1 s as 1 does: the two are merged. 2 s from 2 are less than three times 1 s. The
+    # 2 s to send from 0, which costs 1 s as 1 does: the two are merged. 1 s from 2 is less than twice the 1 s of 3. The
     # cap of an eighth of all cost (48 s) leaves room for six; op 4 costs 43 by itself.
-    graph = op_graph([[], [0], [1], [2], [3]], [3, 0, 2, 0, 0])
+    graph = op_graph([[], [0], [1], [2], [3]], [2, 0, 1, 0, 0])
     cost_s = [1, 1, 2, 1, 43]
     assert groups_of(graph, cost_s, 100, latency_s=0.0, s_per_byte=1.0) == [0, 0, 1, 2, 3]
     assert groups_of(graph, cost_s, 100, latency_s=1.0, s_per_byte=1.0) == [0, 0, 1, 1, 2]
