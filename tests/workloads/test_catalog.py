@@ -144,6 +144,28 @@ def test_small_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> Non
     equals_eager(f"{name}@small", crew)
 
 
+@pytest.mark.parametrize(
+    ("name", "embedding", "head"),
+    [
+        ("bert", "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        ("gpt2", "transformer.wte.weight", "lm_head.weight"),
+        ("t5", "shared.weight", "lm_head.weight"),
+        ("whisper", "model.decoder.embed_tokens.weight", "proj_out.weight"),
+    ],
+)
+def test_tied_parameters_are_one(name: str, embedding: str, head: str) -> None:
+    """Embedding and head share a tensor: it lives once, and is updated once, by the sum of both gradients."""
+    workload = build(parse_workload(TEXTS[name]))
+    assert workload.model.get_parameter(head) is workload.model.get_parameter(embedding)
+    graph = capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer)
+    keys = [source.key for source in require_program(graph).sources.values()]
+    assert keys.count(embedding) == 1
+    assert head not in keys
+    assert [update for update in graph.names if update.startswith("update") and update.endswith(embedding)] == [
+        f"update_{embedding}"
+    ]
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_labels_are_inputs_and_nothing_is_random(name: str) -> None:
     """The same inputs give the same loss, other inputs another one."""
