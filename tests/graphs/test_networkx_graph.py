@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from graph_files import assert_same, rich_graph
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import random_graph
@@ -26,6 +26,7 @@ def test_a_graph_comes_back_as_it_was(tmp_path: Path) -> None:
     assert_same(load_graphml(tmp_path / "g.graphml"), rich_graph())
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 25))
 def test_any_graph_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, seed: int, num_ops: int) -> None:
     graph = random_graph(np.random.default_rng(seed), num_ops)

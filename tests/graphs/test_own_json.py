@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_files import assert_same, rich_graph
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import random_graph
@@ -32,6 +32,7 @@ def test_a_graph_comes_back_as_it_was(tmp_path: Path) -> None:
     assert_same(load_json(tmp_path / "g.json"), rich_graph())
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 30))
 def test_any_graph_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, seed: int, num_ops: int) -> None:
     graph = random_graph(np.random.default_rng(seed), num_ops)

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import fork_join, op_graph
 from random_problems import random_graph
@@ -55,6 +55,7 @@ def test_an_empty_graph_has_nothing() -> None:
     assert (found.num_ops, found.widest_level, found.critical_path_ops, found.top_targets) == (0, 0, 0, ())
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_ops_of_one_depth_do_not_depend_on_each_other(seed: int, num_ops: int) -> None:
     import networkx as nx

@@ -36,7 +36,7 @@ graphs = st.sampled_from(sorted(FAMILIES)).flatmap(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(graphs)
 def test_every_graph_is_a_step_like_a_captured_one(graph: OpGraph) -> None:
     is_training = bool(np.any(graph.phases == UPDATE))
