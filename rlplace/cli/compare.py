@@ -22,6 +22,10 @@ def compare(
     objective: str = "latency",
     seed: int = 0,
     groups: int = 256,
+    grouping: str = "heavy-edge",
+    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     gangs: bool = False,
     save: Path | None = None,
     json: bool = False,
@@ -38,7 +42,11 @@ def compare(
         seeds: how many seeds each method that draws is run with
         objective: latency, throughput, or for dnn-partitioning files max-load or piece-latency
         seed: of the workload
-        groups: groups of ops that searches move
+        groups: most groups of ops that searches move
+        grouping: how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none
+        pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
+        exclude: PATTERN=DEVICE, again and again: these ops never run there
+        together: PATTERN,PATTERN,..., again and again: these ops move as one
         gangs: on CPU hosts, also a device that runs an op on all cores at once
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         json: print one JSON object on stdout
@@ -63,11 +71,16 @@ def compare(
     else:
         from rlplace.compare.compare import CompareConfig
         from rlplace.compare.session import run_compare, split_methods
+        from rlplace.graphs.constraints import Constraints
 
         searches, people = split_methods(methods)
         config = CompareConfig(searches, evaluations, seconds, seeds, objective)
+        constraints = Constraints.parse(pins=pin, exclusions=exclude, together=together)
         found = find_host(host or "auto", gangs=gangs)
-        result = run_compare(spec, found, config, people, seed=seed, num_groups=groups, save=save, is_quiet=quiet)
+        result = run_compare(
+            spec, found, config, people, seed=seed, num_groups=groups, grouping=grouping, constraints=constraints,
+            save=save, is_quiet=quiet,
+        )  # fmt: skip
     if json:
         print_json(result)
 

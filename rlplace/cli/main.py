@@ -10,13 +10,13 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli import graph, learn, look, time_steps
+from rlplace.cli import compare, graph, learn, look, time_steps
 from rlplace.errors import RlplaceError, UserError
 
 DESCRIPTION = "Finds where each op of a PyTorch model should run so that the measured step is shortest."
 
 app = SubcommandApp()
-for room in (learn, time_steps, look, graph):
+for room in (learn, compare, time_steps, look, graph):
     for name, command in room.COMMANDS.items():
         app.command(command, name=name)
 

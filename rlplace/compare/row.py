@@ -35,6 +35,7 @@ class Row:
         simulated_s: the simulator's step time, where `value_s` was measured.
         spread_s: half the interquartile range of the measured steps; 0 where nothing was measured.
         is_placement: whether it is a placement that can be handed back.
+        proved_s: a lower bound that the method proved on the way; 0 where it proved none.
         devices: (N,) int32; None where there is no placement.
         plan: the plan behind `value_s`; None where nothing was planned.
     """
@@ -50,6 +51,7 @@ class Row:
     simulated_s: float | None = None
     spread_s: float = 0.0
     is_placement: bool = True
+    proved_s: float = 0.0
     devices: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
     plan: Plan | None = field(default=None, repr=False, compare=False)
 

@@ -9,6 +9,7 @@ from rlplace.compare.compare import CompareConfig, compare
 from rlplace.compare.people import PEOPLE, what_people_run
 from rlplace.compare.row import Comparison, Row
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.graphs.constraints import Constraints
 from rlplace.measure.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""
+
+
+WIDTH = 120
+"""Columns of a table that goes to a file."""
 
 
 def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -49,7 +54,8 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 @one_thread_here()
 def run_compare(
     spec: WorkloadSpec, host: Host, config: CompareConfig, people: tuple[str, ...], *, seed: int = 0,
-    num_groups: int = 256, save: Path | None = None, is_quiet: bool = False,
+    num_groups: int = 256, grouping: str = "heavy-edge", constraints: Constraints | None = None,
+    save: Path | None = None, is_quiet: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
 
@@ -60,6 +66,8 @@ def run_compare(
         people: rows of what people run instead.
         seed: of the workload.
         num_groups: groups that searches move.
+        grouping: the rule that makes them.
+        constraints: the user's pins and exclusions.
         save: a folder for `METHOD-SEED.placement.json`.
         is_quiet: no progress.
 
@@ -70,14 +78,14 @@ def run_compare(
     progress = make_progress(is_quiet=is_quiet)
     graph = graph_for(spec, host, seed)
     progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
-    problem = make_problem(graph, host, num_groups, progress)
+    problem = make_problem(graph, host, num_groups, progress, grouping=grouping, constraints=constraints)
     if not host.is_simulated:
         problem = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
     with what_people_run(
         problem, None if spec.is_file else spec, people, default_size=default_size(host), seed=seed, say=progress.say
     ) as others:
         comparison = compare(
-            problem, config, workload=str(spec), others=others, on_row=lambda row: progress.say(_line(row))
+            problem, config, workload=str(spec), others=others, on_row=lambda row: progress.say(say_row(row))
         )
     if save is not None:
         save_rows(problem, comparison.rows, save)
@@ -113,10 +121,12 @@ def show(comparison: Comparison, progress: Progress, *, is_quiet: bool) -> dict[
     progress.close()
     result = comparison.to_dict()
     if not is_quiet:
-        Console(stderr=True, highlight=False).print(compare_table(result))
+        console = Console(stderr=True, highlight=False)
+        console.print(compare_table(result), width=None if console.is_terminal else max(console.width, WIDTH))
     return result
 
 
-def _line(row: Row) -> str:
+def say_row(row: Row) -> str:
+    """A row as a line of progress."""
     outcome = format_seconds(row.value_s) if row.ok else f"{row.status}: {row.why}"
     return f"{row.method} (seed {row.seed}): {outcome}, {row.evaluations:,} evaluations in {format_seconds(row.plan_s)}"

@@ -1,0 +1,111 @@
+"""`rlplace compare`: what it prints, what it saves, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplace.cli.main import main
+from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+from rlplace.graphs.formats.dnn_split import load_split
+from rlplace.measure.max_load import MaxLoad
+from rlplace.measure.placement import load_placement
+
+TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
+PUBLISHED = {
+    "maxSizePerFPGA": 100_000_000, "maxFPGAs": 2, "maxCPUs": 1,
+    "nodes": [
+        {"id": k, "supportedOnFpga": 1, "cpuLatency": 9.0, "fpgaLatency": 1.0, "isBackwardNode": 0, "size": 40_000_000}
+        for k in range(4)
+    ],
+    "edges": [{"sourceId": k, "destId": k + 1, "cost": 0.25} for k in range(3)],
+}  # fmt: skip
+"""A chain of four: two on each accelerator, cut once, is 2.25 ms; a device holds two at most."""
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["compare", *arguments, "--json", "--quiet"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps(PUBLISHED), encoding="utf-8")
+    return path
+
+
+def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    methods = "single,blocks,random,data-parallel"
+    result = told(capsys, TINY, "--host", "4xV100-pcie", "--methods", methods, "--evaluations", "16", "--seeds", "2",
+                  "--save", str(tmp_path / "kept"))  # fmt: skip
+    assert result["schema"] == 1
+    assert result["lower_bound_s"] > 0
+    rows = {(row["method"], row["seed"]): row for row in result["rows"]}
+    assert set(rows) == {("single", 0), ("blocks", 0), ("random", 0), ("random", 1), ("data-parallel", 0)}
+    assert rows["random", 1]["evaluations"] == 16
+    assert all(row["step_time_s"] >= result["lower_bound_s"] for row in rows.values() if row["placement"])
+    assert not rows["data-parallel", 0]["placement"]
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert kept == [f"{name}.placement.json" for name in ("blocks-0", "random-0", "random-1", "single-0")]
+    assert load_placement(tmp_path / "kept" / "single-0.placement.json").method == "single"
+
+
+def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path) -> None:
+    result = told(capsys, str(published), "--objective", "max-load", "--evaluations", "500", "--save",
+                  str(tmp_path / "kept"))  # fmt: skip
+    assert result["lower_bound_s"] is None
+    assert 0 < result["lower_bound_ms"] <= 2.25 * (1 + 1e-9)
+    best = min(row["value_ms"] for row in result["rows"] if row["status"] == "ok")
+    assert best == pytest.approx(2.25)
+    assert all(row["step_time_s"] is None for row in result["rows"])
+    record = load_dnn_partitioning(published)
+    split = load_split(tmp_path / "kept" / "portfolio-0.split.json", record)
+    assert MaxLoad(record).step_times(split[None])[0] == pytest.approx(2.25e-3)
+    assert load_placement(tmp_path / "kept" / "portfolio-0.placement.json").devices.tolist() == split.tolist()
+
+
+def test_a_published_file_can_also_be_simulated(capsys: pytest.CaptureFixture[str], published: Path) -> None:
+    result = told(capsys, str(published), "--methods", "single,heft", "--evaluations", "5")
+    assert result["objective"] == "latency"
+    assert {row["method"]: row["status"] for row in result["rows"]}["heft"] == "ok"
+
+
+def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told(capsys, TINY, "--host", "4xV100-pcie", "--methods", "random", "--evaluations", "4",
+         "--pin", "encoder.*=cuda:2", "--save", str(tmp_path))  # fmt: skip
+    placement = json.loads((tmp_path / "random-0.placement.json").read_text(encoding="utf-8"))
+    assert 2 in placement["op_device"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nmt", "--methods", "aneal"], ["aneal", "anneal"]),
+        (["nmt", "--methods", " , "], ["methods"]),
+        (["nmt", "--objective", "maxload"], ["maxload", "max-load"]),
+        (["nmt", "--objective", "max-load", "--host", "4xV100-pcie"], ["max-load", "published"]),
+        (["nmt", "--evaluations", "0"], ["evaluations"]),
+        (["nmt", "--seconds", "-1"], ["seconds"]),
+        (["nmt", "--seeds", "0"], ["seeds"]),
+        (["nmt", "--host", "4xV100"], ["4xV100-pcie"]),
+        (["no_such.json"], ["no_such.json", "no such"]),
+        (["chain.json", "--host", "4xV100-pcie"], ["host", "carries its own"]),
+        (["chain.json", "--objective", "max-load", "--methods", "cem"], ["cem"]),
+    ],
+)
+def test_mistakes_exit_with_2(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(published.parent)
+    assert main(["compare", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    for word in words:
+        assert word in said.err
