@@ -97,11 +97,12 @@ def trace_step(
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
 
     def make() -> torch.fx.GraphModule:
-        with fx_traceback.preserve_node_meta(), annotated(model), _use_lazy_graph_module(True):
+        with fx_traceback.preserve_node_meta(), annotated(model):
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
 
     check_devices({**trainable, **fixed, **buffers}, tensors)
-    with _untouched(model), explained(model), portable(model), grad_mode:
+    # lazy: nobody runs the code of the graph modules made on the way
+    with _untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode:
         with no_numbers_drawn(again=make):
             module = make()
         spread_origins(module)

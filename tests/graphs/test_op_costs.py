@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
 from small_models import mean_square
 from torch import Tensor, nn
 
@@ -16,6 +18,10 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs import capture, register_cost, run_graph, unregister_cost
 from rlplace.graphs.facts import call_facts
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.placed_step import PlacedStep
+from rlplace.measure.profile import profile_costs
+from rlplace.measure.residents import Residents
+from rlplace.measure.workers import Crew
 
 
 @torch.library.custom_op("rlplace_test::swish", mutates_args=())
@@ -178,3 +184,19 @@ def test_scratch_is_counted_where_every_backend_takes_it() -> None:
     assert facts.workspace_bytes == 4 * (32 + 8)
     _, _, graph = captured()
     assert np.all(graph.workspace_bytes == 0)
+
+
+def test_a_users_op_runs_where_it_is_placed_and_has_a_profiled_cost() -> None:
+    model, x, graph = captured()
+    host = core_host(2)
+    ours = [op for op in range(graph.num_ops) if graph.targets[op].startswith("rlplace_test")]
+    devices = random_devices(graph, 2, np.random.default_rng(1))
+    crew = Crew(host.devices)
+    try:
+        step = PlacedStep(graph, host, naive_plan(graph, devices), Residents(graph, host), crew)
+        step.run(0, deadline_s=60.0)
+        torch.testing.assert_close(step.result, mean_square(model(x)).detach())
+    finally:
+        crew.stop()
+    costs = profile_costs(graph, host, num_steps=2, warmup=1)
+    assert np.all(costs.op_time_s[ours] > 0)
