@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +12,15 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-from rlplace.search.levels import atoms
+from rlplace.search.levels import nested
 from rlplace.search.moves import Neighbourhood
 from rlplace.search.starts import fullness, held_bytes, project, room_bytes, score_starts
 from rlplace.search.task import Budget, Task
 
-GROUP_CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
-BORDER_CHANCES = np.array([0.1, 0.6, 0.05, 0.15, 0.05, 0.05])
+CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
+"""How often each kind of move is tried."""
+SHORT = 1000
+"""Moves that are too few for more than one level."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class AnnealConfig:
     batch: int = 8
     """Moves tried at once from the placement at hand: the first that is accepted is taken. They keep the cores busy."""
     hot: float | None = None
-    """Temperature at the start, as a share of the step time; None suits it to the number of groups: half of an even
-    share of the step for a group, between 0.0015 and 0.1."""
+    """Temperature at the start, as a share of the step time; None suits it to the number of groups: a quarter of an
+    even share of the step for a group, at most 0.1."""
     cold: float | None = None
     """Temperature at the end; None for a tenth of `hot`."""
     seed: int = 0
@@ -46,7 +49,7 @@ class AnnealConfig:
 
     def temperatures(self, num_groups: int) -> tuple[float, float]:
         """At the start and at the end, over so many groups."""
-        hot = min(max(0.5 / max(num_groups, 1), 0.0015), 0.1) if self.hot is None else self.hot
+        hot = min(0.25 / max(num_groups, 1), 0.1) if self.hot is None else self.hot
         return hot, hot / 10 if self.cold is None else self.cold
 
     def _is_upside_down(self) -> bool:
@@ -73,20 +76,47 @@ def anneal(
 
 
 def solve(task: Task) -> None:
-    """Anneals the problem's groups from the best heuristic, then, for the last quarter of the budget, finer ones."""
+    """Anneals from the best heuristic, over the problem's groups and ever finer ones."""
     starts, times = score_starts(task)
-    groups, step_s = anneal_groups(task, task.problem.grouping, starts[0], float(times[0]), until=0.75)
-    devices = task.problem.grouping.expand(groups)
-    grouping = atoms(task.problem)
-    anneal_groups(
-        task, grouping, project(task.problem, grouping, devices), step_s, until=1.0, chances=BORDER_CHANCES,
-        config=AnnealConfig(hot=0.001, cold=0.0001),
-    )  # fmt: skip
+    anneal_finer(task, task.problem.grouping.expand(starts[0]), float(times[0]), until=1.0)
+
+
+def anneal_finer(
+    task: Task, devices: NDArray[np.int32], step_s: float, *, until: float
+) -> tuple[NDArray[np.int32], float]:
+    """The best devices (N,) int32 of ops found from `devices`, and their step time.
+
+    Anneals over the problem's groups, then over about 256, then over atoms, for an equal share each; blocks of all
+    coarser levels move too. A budget of less than `SHORT` moves is spent at about 256 groups alone: one is too short to
+    move atoms one by one, and groups of the problem's own may be too coarse.
+
+    Args:
+        task: scores and counts.
+        devices: (N,) where to start from; ops of a group together.
+        step_s: their step time.
+        until: share of the task's budget at which to stop.
+    """
+    problem, begin = task.problem, task.spent
+    levels = nested(problem)
+    own = next(rung for rung, level in enumerate(levels) if level is problem.grouping)
+    last = len(levels) - 1
+    middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= 200), last)
+    rungs = sorted({own, middle, last})
+    if (until - begin) * task.budget.evaluations < SHORT:
+        rungs = [middle]
+    for count, rung in enumerate(rungs, 1):
+        grouping = levels[rung]
+        groups, step_s = anneal_groups(
+            task, grouping, project(problem, grouping, devices), step_s, coarse=levels[:rung],
+            until=begin + (until - begin) * count / len(rungs),
+        )  # fmt: skip
+        devices = grouping.expand(groups)
+    return devices, step_s
 
 
 def anneal_groups(
     task: Task, grouping: Grouping, start: NDArray[np.int32], start_s: float, *, until: float,
-    config: AnnealConfig | None = None, chances: NDArray[np.float64] = GROUP_CHANCES,
+    config: AnnealConfig | None = None, coarse: Sequence[Grouping] = (),
 ) -> tuple[NDArray[np.int32], float]:  # fmt: skip
     """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
 
@@ -101,10 +131,10 @@ def anneal_groups(
         start_s: their step time.
         until: share of the task's budget at which to stop.
         config: temperatures and batch; its budget and seed are the task's own.
-        chances: (6,) of each kind of move.
+        coarse: groupings whose groups are moved as blocks.
     """
     config = config or AnnealConfig()
-    generator, near = task.generator, Neighbourhood.of(task.problem, grouping)
+    generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
     held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
     hot, cold = config.temperatures(grouping.num_groups)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
@@ -114,7 +144,7 @@ def anneal_groups(
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
         temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(config.batch, until * task.budget.evaluations - task.evaluations)))
-        moved = near.propose(np.repeat(current[None], count, axis=0), generator, chances, max_window)
+        moved = near.propose(np.repeat(current[None], count, axis=0), generator, CHANCES, max_window)
         moved_s = task.score(grouping.expand(moved))
         draws = generator.exponential(size=count)
         if np.isfinite(current_s):

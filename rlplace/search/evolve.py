@@ -8,29 +8,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping import Grouping
-from rlplace.search.anneal import anneal_groups
+from rlplace.search.anneal import anneal_finer
 from rlplace.search.greedy import Greedy
-from rlplace.search.levels import finer
-from rlplace.search.starts import losses, project, score_starts
+from rlplace.search.starts import losses, score_starts
 from rlplace.search.task import Task
 
 POPULATION = 8
 START = (0.1, 0.5, 0.3, 1.0, 1.0, 0.0, 0.5, 0.5, 0.1)
 """Weights to start from, in the order of `FEATURES`."""
+TUNING = 500
+"""Evaluations after which tuning hardly finds more."""
 SIGMA = 0.3
 """Standard deviation of the first weights around `START`."""
 
 
 def solve(task: Task) -> None:
-    """Tunes the scheduler for 40 % of the budget, at most 500 evaluations; anneals what it found over finer groups."""
+    """Tunes the scheduler for 30 % of the budget, at most 500 evaluations, then anneals what it found."""
     starts, times = score_starts(task)
-    grouping, step_s = task.problem.grouping, float(times[0])
-    groups, evolved_s = evolve_groups(task, grouping, until=min(0.4, 500 / task.budget.evaluations))
-    if not evolved_s <= step_s:
-        groups, evolved_s = starts[0], step_s
-    cut = finer(task.problem, grouping, 1024)
-    devices = project(task.problem, cut, grouping.expand(groups))
-    anneal_groups(task, cut, devices, evolved_s, until=1.0)
+    evolve_and_anneal(task, starts[0], float(times[0]), until=1.0)
+
+
+def evolve_and_anneal(
+    task: Task, start: NDArray[np.int32], start_s: float, *, until: float
+) -> tuple[NDArray[np.int32], float]:
+    """The best devices (N,) int32 of ops that tuning the scheduler, then annealing find, and their step time.
+
+    Args:
+        task: scores and counts.
+        start: (G,) what is annealed if tuning finds nothing better.
+        start_s: its step time.
+        until: share of the task's budget at which to stop.
+    """
+    grouping, left = task.problem.grouping, until - task.spent
+    tuned = task.spent + min(0.3 * left, TUNING / task.budget.evaluations if task.evaluations_left < np.inf else left)
+    groups, step_s = evolve_groups(task, grouping, until=tuned)
+    if not step_s <= start_s:
+        groups, step_s = start, start_s
+    return anneal_finer(task, grouping.expand(groups), step_s, until=until)
 
 
 def evolve_groups(task: Task, grouping: Grouping, *, until: float) -> tuple[NDArray[np.int32], float]:

@@ -30,6 +30,28 @@ def atoms(problem: Problem) -> Grouping:
     return meet(problem.grouping, _numbered(label, ""), "atoms")
 
 
+def nested(problem: Problem) -> list[Grouping]:
+    """Groupings that nest, coarse to fine: about 16 and 64 groups, the problem's own, about 256, 1024, and atoms.
+
+    Those with fewer than a quarter more groups than the one before are left out.
+    """
+    own = problem.grouping
+    ladder: list[Grouping] = []
+    for count in (64, 16):
+        if count < own.num_groups:
+            ladder.insert(0, coarser(problem, ladder[0] if ladder else own, count))
+    ladder.append(own)
+    for count in (256, 1024):
+        if count > own.num_groups:
+            ladder.append(finer(problem, ladder[-1], count))
+    ladder.append(atoms(problem))
+    kept = [ladder[0]]
+    for grouping in ladder[1:]:
+        if grouping is own or grouping.num_groups >= 1.25 * kept[-1].num_groups:
+            kept.append(grouping)
+    return kept
+
+
 def coarser(problem: Problem, grouping: Grouping, num_groups: int) -> Grouping:
     """`grouping` with groups merged across the heaviest edges, to about `num_groups` where devices allow it."""
     return _merge(problem, grouping, None, num_groups)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.jit import Floats, Ints, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.anneal import GROUP_CHANCES
+from rlplace.search.anneal import CHANCES
 from rlplace.search.moves import Neighbourhood
 from rlplace.search.starts import losses, score_starts
 from rlplace.search.task import Task
@@ -27,7 +27,7 @@ def solve(task: Task) -> None:
         else:
             start = best
             for _ in range(int(task.generator.integers(2, 7))):
-                start = near.propose(start[None], task.generator, GROUP_CHANCES, max(4, grouping.num_groups // 8))[0]
+                start = near.propose(start[None], task.generator, CHANCES, max(4, grouping.num_groups // 8))[0]
         found, loss = descend(task, grouping, start)
         if loss <= best_loss:
             best, best_loss = found, loss

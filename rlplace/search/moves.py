@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ class Neighbourhood:
         module_order: (G,) groups in order of the module that most of their time is in, then of their first op.
         pairs: (P, 2) groups that a tensor joins, producer first.
         neighbour_offsets, neighbours: CSR (G + 1,), the groups that a tensor joins to each.
+        blocks: (L, G) the block of each group on each of L coarser levels.
     """
 
     allowed: NDArray[np.bool_]
@@ -39,10 +41,17 @@ class Neighbourhood:
     pairs: Ints
     neighbour_offsets: Ints
     neighbours: Ints
+    blocks: Ints
 
     @classmethod
-    def of(cls, problem: Problem, grouping: Grouping | None = None) -> Neighbourhood:
-        """The neighbourhood of placements of `grouping`'s groups; of the problem's own by default."""
+    def of(cls, problem: Problem, grouping: Grouping | None = None, coarse: Sequence[Grouping] = ()) -> Neighbourhood:
+        """The neighbourhood of placements of `grouping`'s groups; of the problem's own by default.
+
+        Args:
+            problem: what is placed.
+            grouping: what moves together.
+            coarse: groupings whose groups are moved as blocks.
+        """
         grouping = problem.grouping if grouping is None else grouping
         graph, op_group, num_groups = problem.graph, grouping.op_group, grouping.num_groups
         allowed = allowed_devices(problem, grouping)
@@ -59,6 +68,7 @@ class Neighbourhood:
             pairs=pairs,
             neighbour_offsets=np.searchsorted(both[:, 0], np.arange(num_groups + 1)).astype(np.int32),
             neighbours=both[:, 1].astype(np.int32),
+            blocks=np.array([level.op_group[first_op] for level in coarse], np.int32).reshape(-1, num_groups),
         )
 
     def propose(
@@ -78,7 +88,7 @@ class Neighbourhood:
             draws = generator.random((len(moved), DRAWS))
             _propose(
                 moved, draws, np.cumsum(chances) / np.sum(chances), max(max_window, 2), self.allowed, self.movable,
-                self.order, self.module_order, self.pairs, self.neighbour_offsets, self.neighbours,
+                self.order, self.module_order, self.pairs, self.neighbour_offsets, self.neighbours, self.blocks,
             )  # fmt: skip
         return moved
 
@@ -108,6 +118,7 @@ def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
 def _propose(
     moved: NDArray[np.int32], draws: Floats, chances: Floats, max_window: int, allowed: NDArray[np.bool_],
     movable: Ints, order: Ints, module_order: Ints, pairs: Ints, neighbour_offsets: Ints, neighbours: Ints,
+    blocks: Ints,
 ) -> None:  # fmt: skip
     num_groups, num_devices = allowed.shape
     for c in range(len(moved)):
@@ -122,7 +133,7 @@ def _propose(
                 pair = pairs[(first + step) % len(pairs)]
                 a, b = (pair[0], pair[1]) if u[1] < 0.5 else (pair[1], pair[0])
                 if row[a] != row[b] and allowed[a, row[b]]:
-                    row[a] = row[b]
+                    _move(row, a, row[b], blocks, u[DRAWS - 3], allowed)
                     changed = True
                     break
         elif kind == SWAP:
@@ -154,7 +165,18 @@ def _propose(
                     row[other] = device
         if not changed:
             group = movable[int(u[DRAWS - 1] * len(movable))]
-            row[group] = _another(row[group], allowed[group], u[DRAWS - 2])
+            _move(row, group, _another(row[group], allowed[group], u[DRAWS - 2]), blocks, u[DRAWS - 3], allowed)
+
+
+@kernel
+def _move(row: Ints, group: int, device: int, blocks: Ints, u: float, allowed: NDArray[np.bool_]) -> None:
+    """Puts `group` on `device`, with those of its block, on a level drawn by `u`, that are where it is."""
+    level, home = int(u * (len(blocks) + 1)) - 1, row[group]
+    row[group] = device
+    if level >= 0:
+        for other in range(len(row)):
+            if blocks[level, other] == blocks[level, group] and row[other] == home and allowed[other, device]:
+                row[other] = device
 
 
 @kernel

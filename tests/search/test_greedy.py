@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import plain_host, random_problem
@@ -101,6 +101,7 @@ def test_gangs_load_their_members() -> None:
     assert place(on, load=1.0) == [2, 0, 1]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100_000))
 def test_placements_keep_to_allowed_devices_and_are_the_same_again(seed: int) -> None:
     rng = np.random.default_rng(seed)

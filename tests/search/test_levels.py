@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import plain_host, random_problem
 from search_problems import barred, chain_problem
 
-from rlplace.graphs.grouping import Grouping
+from rlplace.graphs.grouping import Grouping, group_ops
 from rlplace.measure.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.search.levels import atoms, coarser, finer, meet
+from rlplace.measure.synthetic import synthetic_problem
+from rlplace.search.levels import atoms, coarser, finer, meet, nested
 
 
 def test_a_meet_by_hand() -> None:
@@ -54,6 +58,7 @@ def test_a_cut_group_has_parts_of_an_even_share() -> None:
     assert parts.num_groups == 3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_placements_carry_over(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -69,3 +74,23 @@ def test_placements_carry_over(seed: int) -> None:
         parent = np.full(fine.num_groups, -1)
         parent[fine.op_group] = coarse.op_group
         assert np.array_equal(parent[fine.op_group], coarse.op_group)
+
+
+def test_levels_nest_from_coarse_to_fine() -> None:
+    plain = synthetic_problem(400, 3)
+    problem = replace(plain, grouping=group_ops(plain.graph, plain.costs.op_time_s.mean(axis=1), 100))
+    ladder = nested(problem)
+    counts = [grouping.num_groups for grouping in ladder]
+    assert counts == sorted(counts)
+    assert any(grouping is problem.grouping for grouping in ladder)
+    assert counts[0] < problem.grouping.num_groups < counts[-1] == 400
+    for coarse, fine in itertools.pairwise(ladder):
+        both = np.unique(np.stack((fine.op_group, coarse.op_group)), axis=1)
+        assert both.shape[1] == fine.num_groups
+
+
+def test_a_problem_of_single_ops_has_coarser_levels_only() -> None:
+    plain = synthetic_problem(30, 2)
+    ladder = nested(replace(plain, grouping=Grouping(np.arange(30))))
+    assert ladder[-1].num_groups == 30
+    assert [grouping.num_groups for grouping in ladder] == sorted({grouping.num_groups for grouping in ladder})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from search_problems import barred, chain_problem
@@ -89,6 +89,7 @@ def test_where_nothing_may_move_nothing_does() -> None:
     assert moved(problem, [0, 1], WINDOW) == {(0, 1)}
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=6, max_size=6), st.integers(0, 5), st.integers(0, 1000))
 def test_every_move_changes_something_and_leaves_its_start_alone(start: list[int], kind: int, seed: int) -> None:
     near, row = Neighbourhood.of(chain_problem(6, 3)), np.array([start], dtype=np.int32)
@@ -97,3 +98,15 @@ def test_every_move_changes_something_and_leaves_its_start_alone(start: list[int
     assert np.array_equal(first, again)
     assert row.tolist() == [start]
     assert first.tolist() != [start]
+
+
+def test_a_block_of_a_coarser_level_moves_as_one() -> None:
+    chain = chain_problem(4, 2)
+    near = Neighbourhood.of(chain, coarse=[Grouping(np.array([0, 0, 1, 1]))])
+    rows = np.zeros((200, 4), dtype=np.int32)
+    found = {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(ONE), 4).tolist()}
+    assert found == {(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1)}
+    # only those of the block that are where the group is go with it
+    rows[:, 1] = 1
+    found = {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(NEIGHBOUR), 4).tolist()}
+    assert found == {(1, 1, 0, 0), (0, 0, 0, 0), (0, 1, 1, 0), (0, 1, 1, 1)}
