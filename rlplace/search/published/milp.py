@@ -12,8 +12,8 @@ from scipy.sparse import coo_array
 
 from rlplace.search.published.units import UnitGraph
 
-MOST_ENTRIES = 400_000
-"""Matrix entries that a program may have; HiGHS gets nowhere in a minute beyond."""
+MOST_ENTRIES = 60_000
+"""Matrix entries that a program may have; HiGHS finds nothing in a minute beyond."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,11 +26,16 @@ SHARES = {"milp": 1.0, "local-search": 1.0, "anneal": 2.0, "portfolio": 4.0}
 """How what is left of a time budget is divided among the methods that use it."""
 NUM_CHAINS = 2
 """Annealing runs side by side; the number is fixed, so that results do not depend on the machine's cores."""
-NUM_ROUNDS = 4
-HEATS = (1.0, 0.5, 2.0, 0.25)
-"""Of each round, as a multiple of the objective's own temperature at the start."""
+NUM_ROUNDS = 8
+HEATS = (1.0, 0.015, 0.25, 0.015)
+"""Of each chain, as a multiple of the objective's own temperature at the start: graphs of few heavy ops need the
+heat to leave a valley, long chains of layers are done best almost without."""
+MOST_STARTS = 5
+"""Starts that chains take turns with."""
 FIRST_STEPS = 20_000
-"""Moves of the run that a time budget's speed is first told from."""
+"""Moves below which more rounds are not worth it, and the budget where none is given."""
+PILOT_STEPS = 1_000
+"""Moves of the first round under a time budget, from which the speed is told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,67 +217,62 @@ class _Run:
                 answer = self._dp()
                 rows += [(row, float(self._search.values_ms(row)[0])) for row in answer.devices]
         rows = [row for row in rows if math.isfinite(row[1])]
-        return [row for row, _ in sorted(rows, key=lambda row: row[1])]
+        return [row for row, _ in sorted(rows, key=lambda row: row[1])[:MOST_STARTS]]
 
     def _local_search(self) -> _Answer:
-        cold = self._search.cold
-        return self._rounds("local-search", self._starts(("single", "blocks", "greedy")), lambda _: (cold, cold), True)
+        return self._rounds("local-search", self._starts(("single", "blocks", "greedy")), (0.0,))
 
     def _anneal(self) -> _Answer:
-        return self._rounds("anneal", self._starts(("single", "blocks", "greedy")), self._heat, False)
+        return self._rounds("anneal", self._starts(("single", "blocks", "greedy")), HEATS)
 
     def _portfolio(self) -> _Answer:
-        return self._rounds("portfolio", self._starts(METHODS), self._heat, False)
+        return self._rounds("portfolio", self._starts(METHODS), HEATS)
 
-    def _heat(self, index: int) -> tuple[float, float]:
-        return self._search.hot * HEATS[index % len(HEATS)], self._search.cold
-
-    def _rounds(
-        self, method: str, begin: list[Ints], heat: Callable[[int], tuple[float, float]], is_varied: bool
-    ) -> _Answer:
-        """Rounds of chains side by side: the first chain of each from the best so far, the others from other starts.
+    def _rounds(self, method: str, begin: list[Ints], heats: Sequence[float]) -> _Answer:
+        """Rounds of chains side by side, from `begin` in turn; the last of each turn of heats from the best so far.
 
         Args:
             method: whose budget it is.
             begin: feasible placements of units, best first.
-            heat: temperatures at the start and end of round i.
-            is_varied: every chain of a round has its own start.
+            heats: temperatures at the start of chain after chain, as multiples of the objective's own.
         """
         if not begin:
             return _Answer(np.empty((0, self._search.units.num_units), dtype=np.int32))
         best, best_ms = begin[0], float(self._search.values_ms(begin[0])[0])
-        deadline = min(time.monotonic() + self._seconds_for(method), self._deadline)
+        deadline = time.monotonic() + self._seconds_for(method)
+        seeds = np.random.SeedSequence((self._seed, METHODS.index(method))).generate_state(256).tolist()
+        rounds, steps = NUM_ROUNDS, PILOT_STEPS
+        if self._evaluations is not None:
+            rounds = min(max(self._evaluations // FIRST_STEPS, 1), NUM_ROUNDS)
+            steps = max(1, self._evaluations // (rounds * NUM_CHAINS))
         spent, index = 0, 0
-        seeds = np.random.SeedSequence((self._seed, METHODS.index(method))).generate_state(4096).tolist()
-        steps = FIRST_STEPS
         with ThreadPoolExecutor(NUM_CHAINS) as pool:
-            while True:
-                if self._evaluations is not None:
-                    rounds = NUM_ROUNDS if self._evaluations >= NUM_ROUNDS * FIRST_STEPS else 1
-                    steps = max(1, self._evaluations // (rounds * NUM_CHAINS))
-                    if index >= rounds:
-                        break
-                first = time.monotonic()
-                hot, cold = heat(index)
-                pick = [begin[(index * NUM_CHAINS + chain) % len(begin)] for chain in range(NUM_CHAINS)]
-                origins = pick if is_varied else [best, *pick[1:]]
-                first_seed = index * NUM_CHAINS % len(seeds)
-                jobs = [
-                    pool.submit(self._search.anneal, origin, seeds[first_seed + chain], steps, hot, cold)
-                    for chain, origin in enumerate(origins)
-                ]
+            while steps:
+                began = time.monotonic()
+                jobs = []
+                for chain in range(index * NUM_CHAINS, (index + 1) * NUM_CHAINS):
+                    turn = chain % len(heats)
+                    origin = best if turn == len(heats) - 1 and chain else begin[chain % len(begin)]
+                    hot = max(self._search.hot * heats[turn], self._search.cold)
+                    seed = seeds[chain % len(seeds)]
+                    jobs.append(pool.submit(self._search.anneal, origin, seed, steps, hot, self._search.cold))
                 for devices, value in [job.result() for job in jobs]:
                     if value < best_ms:
                         best, best_ms = devices, value
                 spent += NUM_CHAINS * steps
                 index += 1
                 now = time.monotonic()
-                if now >= deadline:
-                    break
-                if math.isfinite(deadline) and self._evaluations is None:
-                    speed = steps / max(now - first, 1e-6)
-                    rounds_left = max(1, NUM_ROUNDS + 1 - index)
-                    steps = int(speed * (deadline - now) * (0.95 if rounds_left == 1 else 1.0) / rounds_left)
-                    if steps < FIRST_STEPS // 4:
-                        break
+                if self._evaluations is not None:
+                    steps = steps if index < rounds and now < deadline else 0
+                else:
+                    steps = self._next_steps(steps, now - began, deadline - now, rounds + 1 - index)
         return _Answer(best[None], evaluations=spent)
+
+    @staticmethod
+    def _next_steps(steps: int, took_s: float, left_s: float, rounds_left: int) -> int:
+        """Moves a chain of the next round, for the rounds that are left to fill the time; 0 when it is over."""
+        share_s = left_s / max(rounds_left, 1)
+        if rounds_left < -NUM_ROUNDS or share_s <= 0 or left_s < 0.02 * NUM_ROUNDS:
+            return 0
+        most = 20 * steps if steps == PILOT_STEPS else 4 * steps
+        return min(int(0.97 * share_s * steps / max(took_s, 1e-6)), max(most, FIRST_STEPS))
