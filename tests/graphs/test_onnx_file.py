@@ -172,3 +172,43 @@ def test_targets_are_of_the_class_that_costs_the_same(op_type: str, kind: str) -
     from rlplace.measure.estimate import op_class
 
     assert op_class(target_of(op_type, "")) == kind
+
+
+def test_an_exported_model_does_the_work_that_torch_counts(tmp_path: Path) -> None:
+    """Exported with a dynamic batch and length: shapes go through Shape, Gather, Div, Concat, Reshape."""
+    import warnings
+
+    import torch
+    from torch import nn
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.qkv = nn.Embedding(50, 16), nn.Linear(16, 48)
+            self.conv = nn.Conv1d(16, 8, 3, groups=2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            b, t, d = x.shape
+            q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+            return self.conv(y.transpose(1, 2).reshape(b, t, d).transpose(1, 2))
+
+    model, ids = Attention().eval(), torch.zeros(2, 7, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(ids)
+    axes = {"ids": {0: "batch", 1: "length"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (ids,), str(tmp_path / "a.onnx"), dynamo=False, input_names=["ids"], dynamic_axes=axes)
+        torch.onnx.export(model, (ids,), str(tmp_path / "s.onnx"), dynamo=False, input_names=["ids"])
+    graph = load_onnx(tmp_path / "a.onnx", dims={"batch": 2, "length": 7})
+    products = [t in ("aten.matmul.default", "aten.addmm.default", "aten.convolution.default") for t in graph.targets]
+    assert graph.flops[np.array(products)].sum() == counter.get_total_flops()
+    assert graph.parameter_bytes.sum() == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert {"embed", "qkv", "conv"} <= set(graph.modules)
+    assert graph.tensor_shapes[graph.output_tensors[0]] == tuple(model(ids).shape)
+    fixed = load_onnx(tmp_path / "s.onnx")
+    assert sorted(fixed.targets) == sorted(graph.targets)
+    assert fixed.flops.sum() == graph.flops.sum()
