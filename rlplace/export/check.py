@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
@@ -72,7 +73,8 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     model = copy.deepcopy(origin.model).double()
     args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs))
     inputs = kwargs if kwargs else args
-    double = capture(model, inputs, origin.loss_fn, optimizer)
+    with _Double():
+        double = capture(model, inputs, origin.loss_fn, optimizer)
     if double.targets != graph.targets:
         raise InvalidValue("targets", "other ops in float64", "the ops of the placed graph", where="export check")
     if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
@@ -86,12 +88,28 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     try:
         for _ in range(num_steps):
             result = placed(*args, **kwargs)
-            eager()
+            with _Double():
+                eager()
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
         return CheckResult(loss_difference, _state_difference(eager.state_dict(), placed.state_dict()), num_steps)
     finally:
         placed.close()
+
+
+class _Double(TorchFunctionMode):
+    """While active, float32 means float64: models that compute parts in float32 whatever they are given stay alike."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args, kwargs = pytree.tree_map_only(torch.dtype, _double_of, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _double_of(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else dtype
 
 
 def _state_difference(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> float:

@@ -106,6 +106,25 @@ def test_dropout_cannot_be_checked_against_eager() -> None:
         check_export(graph, problem.host, Simulator(problem).plan(baselines.single(problem, 0)))
 
 
+def test_models_that_compute_parts_in_float32_are_checked_in_float64_throughout() -> None:
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            scale = y.to(torch.float32).pow(2).mean(-1, keepdim=True).rsqrt().to(y.dtype)
+            bias = torch.arange(8, dtype=torch.float32, device=y.device)
+            return torch.softmax(y.float() * scale + bias, dim=-1, dtype=torch.float32).log()
+
+    graph = capture(Careful(), torch.randn(5, 6), square, "adam")
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
+    result = check_export(graph, problem.host, Simulator(problem).plan(baselines.single(problem, 0)))
+    assert result.max_loss_rel_diff < 1e-12
+    assert result.max_param_rel_diff < 1e-9
+
+
 def test_placed_inference_returns_what_the_model_returns() -> None:
     model, x = Net().eval(), torch.randn(3, 6)
     graph = capture(model, x)
