@@ -50,7 +50,7 @@ class Solved:
 
 
 def solve_cp_sat(task: Task) -> None:
-    """Scores single devices, HEFT's placements and those of CP-SAT; its bound goes to the task if step times are latencies.
+    """Scores single devices, HEFT's placements and CP-SAT's; its bound goes to the task if step times are latencies.
 
     Raises:
         MissingExtra: OR-Tools is not installed.
