@@ -19,6 +19,7 @@ def train(
     seed: int = 0,
     groups: int = 256,
     grouping: str = "heavy-edge",
+    acyclic: bool = False,
     pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
@@ -42,6 +43,7 @@ def train(
         seed: of the policy, of sampling, of the workload and of random ops
         groups: most groups of ops that the policy places
         grouping: how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none
+        acyclic: keep the graph of groups without cycles, and say which rules had to give way
         pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
         exclude: PATTERN=DEVICE, again and again: these ops never run there
         together: PATTERN,PATTERN,..., again and again: these ops move as one
@@ -59,7 +61,7 @@ def train(
 
     spec = check_workload(workload)
     config = TrainConfig(
-        budget_s=parse_duration(budget), seed=seed, num_groups=groups, grouping=grouping,
+        budget_s=parse_duration(budget), seed=seed, num_groups=groups, grouping=grouping, acyclic=acyclic,
         constraints=Constraints.parse(pins=pin, exclusions=exclude, together=together), reward=reward, init=init,
         simulate_share=simulate_share, track=track,
     )  # fmt: skip

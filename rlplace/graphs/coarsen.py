@@ -74,32 +74,24 @@ class Coarsening:
         """(N, D) bool: devices where the group of each op may be."""
         return self._allowed[self.roots()]
 
-    def join_classes(self) -> bool:
-        """Merges the ops of each co-location class, whatever they cost; False if a cycle kept some apart.
+    def join_classes(self) -> None:
+        """Merges the ops of each co-location class, whatever they cost; where cycles matter, what is between them too.
 
         Raises:
-            InvalidValue: the ops of a class have no device in common.
+            InvalidValue: ops that must be together have no device in common.
         """
-        labels = self.graph.colocation.astype(np.int64)
-        members = np.flatnonzero(labels >= 0)
-        _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
-        pairs = (members[leader][inverse], members)
-        before = self.roots()
-        everywhere = np.ones((len(before), 1), dtype=np.bool_)
-        merging.merge_along(
-            self._parent, self._cost_s, self._load_bytes, everywhere, *pairs, np.zeros(len(members)), 0.0, np.inf,
-            np.inf, len(members), False,
-        )  # fmt: skip
-        self._add_up()
+        self._tie(self.graph.colocation.astype(np.int64))
+        if self._is_acyclic:
+            self._tie(self._components())
         lost = ~self._allowed[self.roots()].any(axis=1)
         if np.any(lost):
             op = int(np.argmax(lost))
+            between = " and what is between them" if self._is_acyclic else ""
             raise InvalidValue(
-                "allowed", f"no device for op {self.graph.names[op]!r} and what lives with it",
+                "allowed", f"no device for op {self.graph.names[op]!r} and what lives with it{between}",
                 "a device where all of them may be", where="grouping",
                 hint="Pins and exclusions contradict each other.",
             )  # fmt: skip
-        return self._undo_cycles(before)
 
     def join_alike(self, labels: Longs) -> bool:
         """Merges the groups of ops with one label >= 0 that may be on the same devices, under the cap of bytes."""
@@ -265,10 +257,19 @@ class Coarsening:
         pairs = np.unique(source[outside] * n + target[outside])
         return pairs // n, pairs % n
 
-    def _undo_cycles(self, before: Longs) -> bool:
-        """Takes apart the groups on cycles as they were `before`, when there were none; False if there were any."""
-        if not self._is_acyclic:
-            return True
+    def _tie(self, labels: Longs) -> None:
+        """Merges the ops of each label >= 0, come what may."""
+        members = np.flatnonzero(labels >= 0)
+        _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
+        anywhere = np.ones((len(labels), 1), dtype=np.bool_)
+        merging.merge_along(
+            self._parent, self._cost_s, self._load_bytes, anywhere, members[leader][inverse], members,
+            np.zeros(len(members)), 0.0, np.inf, np.inf, len(members), False,
+        )  # fmt: skip
+        self._add_up()
+
+    def _components(self) -> Longs:
+        """(N,) int64: the strongly connected component of each op's group; a group on no cycle is one by itself."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
@@ -276,9 +277,16 @@ class Coarsening:
         n = self.graph.num_ops
         adjacency = csr_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
         _, component = connected_components(adjacency, directed=True, connection="strong")
+        return np.asarray(component, dtype=np.int64)[self.roots()]
+
+    def _undo_cycles(self, before: Longs) -> bool:
+        """Takes apart the groups on cycles as they were `before`, when there were none; False if there were any."""
+        if not self._is_acyclic:
+            return True
         roots = self.roots()
-        sizes = np.bincount(component, minlength=n)  # an op that is no root is a component by itself
-        cyclic = sizes[component[roots]] > 1
+        component = self._components()
+        is_root = roots == np.arange(len(roots))
+        cyclic = np.bincount(component[is_root], minlength=int(component.max(initial=-1)) + 1)[component] > 1
         if not np.any(cyclic):
             return True
         self._parent = np.where(cyclic, before, roots)

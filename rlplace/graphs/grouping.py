@@ -97,8 +97,9 @@ def group_ops(
         num_groups: most groups to return, >= 1.
         rule: the word of a `GroupingRule`.
         allowed: (N, D) bool, devices where each op may be; None allows all.
-        acyclic: keep the graph of groups without cycles; `Grouping.dropped` then says which rules had to give way. What
-            a parameter or buffer with a class feeds does not count: it is there before the step begins.
+        acyclic: keep the graph of groups without cycles; `Grouping.dropped` then says which rules had to give way.
+            Classes never do: a class is joined by what is between its ops. What a parameter or buffer with a class
+            feeds does not count as an edge: it is there before the step begins.
         latency_s: seconds that a transfer takes, whatever its size ...
         s_per_byte: ... and for each byte.
         cap_bytes: most bytes of parameters, gradients, optimizer state and forward outputs that a group may reach by
@@ -114,12 +115,11 @@ def group_ops(
     groups = Coarsening(
         graph, cost_s, allowed, latency_s=latency_s, s_per_byte=s_per_byte, cap_bytes=cap_bytes, is_acyclic=acyclic
     )
-    dropped = []
-    if not groups.join_classes():
-        dropped.append("classes")
+    groups.join_classes()
+    dropped: list[str] = []
     if parsed.name != "none":
         groups.join_sources()
-        dropped += _follow(groups, parsed, cost_s, num_groups)
+        dropped = _follow(groups, parsed, cost_s, num_groups)
         _reach(groups, num_groups)
     word = rule if parsed.name == "none" else f"{rule}:{num_groups}"
     return Grouping(groups.op_group(), rule=word, dropped=tuple(dropped))

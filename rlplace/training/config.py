@@ -25,6 +25,8 @@ class TrainConfig:
     """Most groups of ops that the policy places."""
     grouping: str = "heavy-edge"
     """The rule that groups are made by, a word of `rlplace.graphs.rules.GroupingRule`."""
+    acyclic: bool = False
+    """Keep the graph of groups without cycles, whatever of the rule that costs."""
     constraints: Constraints = field(default_factory=Constraints)
     """The user's pins, exclusions and what stays together."""
     reward: str = "log_speedup"

@@ -104,7 +104,13 @@ def run_training(
     try:
         progress.say(f"{graph.num_ops} ops, {graph.num_edges} edges on {_devices(host)}")
         problem = make_problem(
-            graph, host, config.num_groups, progress, grouping=config.grouping, constraints=config.constraints
+            graph,
+            host,
+            config.num_groups,
+            progress,
+            grouping=config.grouping,
+            acyclic=config.acyclic,
+            constraints=config.constraints,
         )
         run.write_json("problem.json", describe_problem(problem))
         result = train(problem, config, run=run, progress=progress, tracker=tracker)
@@ -123,15 +129,22 @@ def run_training(
 
 def make_problem(
     graph: OpGraph, host: Host, num_groups: int, progress: Progress, *, grouping: str = "heavy-edge",
-    constraints: Constraints | None = None,
+    acyclic: bool = False, constraints: Constraints | None = None,
 ) -> Problem:  # fmt: skip
     """The problem: profiled on a host of this machine, estimated on a simulated one."""
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
-        return Problem.estimate(graph, host, num_groups=num_groups, grouping=grouping, constraints=constraints)
-    return Problem.profile(
-        graph, host, num_groups=num_groups, grouping=grouping, constraints=constraints, on_progress=progress.say
-    )
+        problem = Problem.estimate(
+            graph, host, num_groups=num_groups, grouping=grouping, acyclic=acyclic, constraints=constraints
+        )
+    else:
+        problem = Problem.profile(
+            graph, host, num_groups=num_groups, grouping=grouping, acyclic=acyclic, constraints=constraints,
+            on_progress=progress.say,
+        )  # fmt: skip
+    if problem.grouping.dropped:
+        progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
+    return problem
 
 
 @one_thread_here()
@@ -182,7 +195,11 @@ def describe_problem(problem: Problem) -> dict[str, Any]:
         "host_fingerprint": problem.host.fingerprint,
         "host": problem.host.to_dict(),
         "costs": {"source": problem.costs.source, "op_time_s": problem.costs.op_time_s.tolist()},
-        "grouping": {"rule": problem.grouping.rule, "op_group": problem.grouping.op_group.tolist()},
+        "grouping": {
+            "rule": problem.grouping.rule,
+            "dropped": list(problem.grouping.dropped),
+            "op_group": problem.grouping.op_group.tolist(),
+        },
         "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
     }
 

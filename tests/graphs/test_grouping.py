@@ -197,11 +197,14 @@ def test_groups_have_a_device_in_common():
         group_ops(chain, np.ones(3), allowed=np.array([[True], [False], [True]]))
 
 
-def test_a_class_on_both_ends_is_dropped_where_cycles_are():
-    graph = op_graph([[], [0], [1]], colocation=[0, -1, 0])
-    grouping = group_ops(graph, np.ones(3), 2, "none", acyclic=True)
-    assert (grouping.op_group.tolist(), grouping.dropped) == ([0, 1, 2], ("classes",))
-    assert group_ops(graph, np.ones(3), 2, "none").op_group.tolist() == [0, 1, 0]
+def test_a_class_takes_in_what_is_between_its_ops_where_cycles_matter():
+    graph = op_graph([[], [0], [1], [2]], colocation=[0, -1, 0, -1])
+    assert groups_of(graph, [1] * 4, 2, "none") == [0, 1, 0, 2]
+    assert groups_of(graph, [1] * 4, 2, "none", acyclic=True) == [0, 0, 0, 1]
+    allowed = np.array([[True, False], [False, True], [True, False], [True, True]])
+    assert groups_of(graph, [1] * 4, 2, "none", allowed=allowed) == [0, 1, 0, 2]
+    with pytest.raises(InvalidValue, match="what is between them"):
+        group_ops(graph, np.ones(4), 2, "none", allowed=allowed, acyclic=True)
 
 
 def test_a_parameter_that_lives_with_its_update_closes_no_cycle():
@@ -285,8 +288,7 @@ def test_the_graph_of_groups_has_no_cycle_where_asked(seed, rule, num_groups):
             groups.add_edge(*ends)
     assert nx.is_directed_acyclic_graph(groups)
     assert rule == "none" or grouping.num_groups <= num_groups
-    is_whole = all(len(set(grouping.op_group[graph.colocation == label].tolist())) <= 1 for label in range(4))
-    assert is_whole or "classes" in grouping.dropped
+    assert all(len(set(grouping.op_group[graph.colocation == label].tolist())) <= 1 for label in range(4))
 
 
 def test_expanding_gives_rows_in_memory_order() -> None:

@@ -1,0 +1,60 @@
+"""How ops are grouped and where they may be, from the command line to the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlplace.cli.main import main
+
+WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
+
+
+def train(run: Path, *flags: str) -> int:
+    return main(["train", WORKLOAD, "--host", "4xV100-pcie", "--budget", "0.5s", "--run", str(run), "--quiet", *flags])
+
+
+def test_flags_reach_the_placement_and_the_record(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = "--grouping colocation --groups 9 --acyclic --pin encoder=cuda:1 --pin decoder.embedding=cuda:* "
+    flags += "--exclude projection=cuda:0 --together decoder.attention.combine,projection"
+    assert train(run, *flags.split()) == 0
+    config, problem, placement = (
+        json.loads((run / f"{name}.json").read_text()) for name in ("config", "problem", "placement")
+    )
+    assert config["train"]["grouping"] == "colocation"
+    assert config["train"]["constraints"] == {
+        "pins": [["encoder", "cuda:1"], ["decoder.embedding", "cuda:*"]],
+        "exclusions": [["projection", "cuda:0"]],
+        "together": [["decoder.attention.combine", "projection"]],
+    }
+    assert problem["grouping"]["rule"] == "colocation:9"
+    assert "gradient" in problem["grouping"]["dropped"]
+    devices = np.array(placement["op_device"])
+    names = problem["graph"]["names"]
+    of = {name: devices[index] for index, name in enumerate(names)}
+    assert of["encoder.layers.0.gates.weight"] == of["update_encoder.embedding.weight"] == 1
+    assert of["projection.weight"] == of["update_decoder.attention.combine.weight"] != 0
+    allowed = np.array(problem["allowed"])
+    assert allowed[problem["grouping"]["op_group"], devices].all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--grouping", "modul"], "did you mean 'module'"),
+        (["--pin", "encoder"], "expected PATTERN=DEVICE"),
+        (["--pin", "encoder=cuda:7"], "unknown device 'cuda:7'"),
+        (["--exclude", "encodr=cuda:1"], "Did you mean encoder"),
+        (["--pin", "encoder=cuda:1", "--exclude", "encoder=cuda:1"], "rule out every device"),
+    ],
+)
+def test_mistakes_are_named_and_leave_no_folder(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
