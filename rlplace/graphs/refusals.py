@@ -50,6 +50,11 @@ _ADVICE = (
         "parameters change in the optimizer's update only; keep what `forward` changes in a buffer "
         "(`register_buffer`), or compute a new tensor",
     ),
+    (
+        r"modified by an inplace operation",
+        "the backward needs a value that an in-place op has overwritten, eagerly too; use the op's out-of-place form "
+        "(`inplace=False`)",
+    ),
     (r"same device|DeviceMismatch", "move the model and its inputs to one device; placing them is our part"),
     (
         r"backward through the graph a second time",
@@ -83,6 +88,27 @@ def explained(model: nn.Module) -> Iterator[None]:
         ) from error
     finally:
         log.disabled = was_disabled
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses modules that no trace goes through, or that have no shape yet.
+
+    Raises:
+        CaptureError: names the module and what to pass instead.
+    """
+    for path, module in model.named_modules():
+        place = f"module {path}" if path else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            wrong, instead = "is a ScriptModule", "pass the module that it was scripted from"
+        elif hasattr(module, "_orig_mod") and type(module).__name__ == "OptimizedModule":
+            wrong, instead = "was compiled by `torch.compile`", "pass the original, its `_orig_mod`"
+        elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            wrong, instead = f"is a {type(module).__name__}", "pass what it wraps, its `module`"
+        elif any(map(nn.parameter.is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
+            wrong, instead = "has lazy parameters without a shape", "call the model once with its inputs first"
+        else:
+            continue
+        raise CaptureError(f"cannot capture the model: {place} ({type(module).__name__}) {wrong}; {instead}.")
 
 
 def check_devices(state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:

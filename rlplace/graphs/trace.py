@@ -21,7 +21,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.functional import functionalise
 from rlplace.graphs.origins import annotated, spread_origins
 from rlplace.graphs.portable import portable
-from rlplace.graphs.refusals import check_dense, check_devices, explained, no_numbers_drawn
+from rlplace.graphs.refusals import check_dense, check_devices, check_model, explained, no_numbers_drawn
 
 LossFn = Callable[[Any], torch.Tensor]
 
@@ -64,6 +64,7 @@ def trace_step(
     Raises:
         CaptureError: control flow or an op that depends on the data; names the op and the user's line.
     """
+    check_model(model)
     trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
     fixed = {name: p for name, p in model.named_parameters() if name not in trainable}
     buffers = dict(model.named_buffers())

@@ -183,6 +183,32 @@ def test_tensors_of_several_devices_or_of_none_are_refused() -> None:
         capture(model, x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_that_no_trace_goes_through_are_refused() -> None:
+    linear, x = nn.Linear(4, 4), torch.ones(3, 4)
+    with pytest.raises(CaptureError, match=r"module 1 \(LazyLinear\) has lazy parameters.*once with its inputs"):
+        capture(nn.Sequential(linear, nn.LazyLinear(2)), x)
+    with pytest.raises(CaptureError, match=r"the model \(OptimizedModule\) was compiled.*_orig_mod"):
+        capture(torch.compile(linear), x)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match=r"module 0 \(DataParallel\).*its `module`"):
+        capture(nn.Sequential(nn.DataParallel(linear)), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_modules_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"is a ScriptModule; pass the module that it was scripted from"):
+        capture(torch.jit.script(nn.Linear(4, 4)), torch.ones(3, 4))
+
+
+def test_a_value_that_is_overwritten_before_the_backward_reads_it_is_refused() -> None:
+    def overwrites(y: Tensor) -> Tensor:
+        z = y.exp()
+        z.mul_(2)
+        return z
+
+    assert "`inplace=False`" in str(refusal(overwrites))
+
+
 @pytest.fixture
 def ops() -> Iterator[Any]:
     with torch.library._scoped_library("rlplace_refused", "FRAGMENT") as library:
