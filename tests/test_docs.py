@@ -27,10 +27,11 @@ def test_the_readmes_python_runs() -> None:
 
 
 def test_the_readmes_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    from rlplace.cli import learn, look, time_steps
+    from rlplace.cli.main import COMMANDS
 
-    known = {*learn.COMMANDS, *look.COMMANDS, *time_steps.COMMANDS}
-    shown = {line.split()[2] for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()
+    known = set(COMMANDS)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    shown = {line.split()[2] for page in pages for block in blocks(page, "console") for line in block.splitlines()
              if line.startswith("$ rlplace ")}  # fmt: skip
     assert shown
     assert shown <= known
@@ -45,3 +46,11 @@ def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+
+
+def test_every_method_is_in_the_docs() -> None:
+    from rlplace.compare.people import PEOPLE
+    from rlplace.search.registry import METHODS
+
+    text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+    assert [name for name in (*METHODS, *PEOPLE) if f"`{name}`" not in text] == []

@@ -15,10 +15,13 @@ from rlplace.errors import RlplaceError, UserError
 
 DESCRIPTION = "Finds where each op of a PyTorch model should run so that the measured step is shortest."
 
+COMMANDS = {
+    name: command for room in (learn, compare, time_steps, look, graph) for name, command in room.COMMANDS.items()
+}
+
 app = SubcommandApp()
-for room in (learn, compare, time_steps, look, graph):
-    for name, command in room.COMMANDS.items():
-        app.command(command, name=name)
+for name, command in COMMANDS.items():
+    app.command(command, name=name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
