@@ -16,10 +16,15 @@ from rlplace.errors import InvalidValue
 if TYPE_CHECKING:
     from rlplace.graphs.opgraph import OpGraph
     from rlplace.measure.host import Host
+    from rlplace.measure.problem import Problem
     from rlplace.workloads import WorkloadSpec
 
 DEFAULT_HOST = "4xV100-pcie"
 """Whose devices costs are estimated on where no host is named, or the host has no published figures."""
+
+
+PUBLISHED = "published"
+"""Target of the ops of a dnn-partitioning file."""
 
 
 def graph(
@@ -37,7 +42,8 @@ def graph(
     """Show what a step is made of: ops, work, memory, critical path, groups.
 
     Costs are estimated by roofline, on the host's devices or, where it has no published figures (this machine), on
-    those of 4xV100-pcie; the output names whose they are. A workload named without a size is the small one.
+    those of 4xV100-pcie; a dnn-partitioning file brings its own. The output names whose they are. A workload named
+    without a size is the small one.
 
     Args:
         workload: a name with an optional size, `package.module:function`, or a graph file
@@ -61,9 +67,8 @@ def graph(
         format_to_write(save)
     found = costs_host(find_host(host))
     captured, capture_s = read_or_capture(spec, sizes, seed)
-    facts = describe(captured, found, groups, top) | {
-        "workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s,
-    }  # fmt: skip
+    problem = published(spec, captured) or _estimated(captured, found, groups)
+    facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     if dot is not None:
         from rlplace.graphs.formats.dot import save_dot
 
@@ -78,28 +83,47 @@ def graph(
         _show(facts)
 
 
-def describe(graph: OpGraph, host: Host, num_groups: int, top: int) -> dict[str, Any]:
-    """What `rlplace graph --json` prints of a graph, at costs by roofline."""
+def describe(problem: Problem, top: int) -> dict[str, Any]:
+    """What `rlplace graph --json` prints of a graph on a host."""
     import numpy as np
 
     from rlplace.graphs.statistics import describe_graph
     from rlplace.measure.bounds import critical_path_s
-    from rlplace.measure.problem import Problem
 
-    problem = Problem.estimate(graph, host, num_groups=num_groups)
     op_time_s = problem.costs.op_time_s
     single = int(np.argmin(op_time_s.sum(axis=0)))
     return {
         "schema": 1,
-        "fingerprint": graph.fingerprint,
-        **describe_graph(graph, op_time_s.min(axis=1), top=top).to_dict(),
+        "fingerprint": problem.graph.fingerprint,
+        **describe_graph(problem.graph, op_time_s.min(axis=1), top=top).to_dict(),
         "num_groups": problem.grouping.num_groups,
         "grouping": problem.grouping.rule,
-        "costs_host": host.name,
+        "costs_host": problem.host.name,
+        "costs_source": problem.costs.source,
         "critical_path_s": critical_path_s(problem),
-        "single_device": host.devices[single].name,
+        "single_device": problem.host.devices[single].name,
         "single_device_s": float(op_time_s[:, single].sum()),
     }
+
+
+def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
+    """The problem of a dnn-partitioning file, whose costs and devices are its own; None for any other workload."""
+    if not spec.is_file or set(graph.targets) != {PUBLISHED}:
+        return None
+    from rlplace.files import read_json
+    from rlplace.graphs.formats.dispatch import is_dnn_partitioning
+    from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+    from rlplace.measure.published import published_problem
+
+    if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
+        return None  # such a graph saved in a format of ours, which holds no costs
+    return published_problem(load_dnn_partitioning(spec.path))
+
+
+def _estimated(graph: OpGraph, host: Host, num_groups: int) -> Problem:
+    from rlplace.measure.problem import Problem
+
+    return Problem.estimate(graph, host, num_groups=num_groups)
 
 
 def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tuple[OpGraph, float]:

@@ -32,10 +32,8 @@ def graph_table(facts: Mapping[str, Any]) -> Table:
         ("largest workspace", format_bytes(facts["workspace_bytes"])),
         ("widest level", f"{facts['widest_level']:,} ops that can run at once"),
         ("critical path", f"{facts['critical_path_ops']:,} ops, {format_seconds(facts['critical_path_s'])} on {host}"),
-        (
-            "one device",
-            f"{format_seconds(facts['single_device_s'])} on {facts['single_device']} of {host}, by roofline",
-        ),
+        ("one device", f"{format_seconds(facts['single_device_s'])} on {facts['single_device']} of {host}"),
+        ("costs", f"{'by roofline' if facts['costs_source'] == 'estimated' else 'as the file gives them'}, on {host}"),
         ("read in" if facts["is_file"] else "captured in", format_seconds(facts["capture_s"])),
     ]
     table = Table(title=str(facts["workload"]), title_style="bold", title_justify="left", box=None, show_header=False,
@@ -54,7 +52,7 @@ def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:
         rows: `top_targets` of what `rlplace graph --json` prints.
         host: whose costs these are.
     """
-    table = Table(title=f"dearest targets, estimated on {host}", title_style="bold", title_justify="left",
+    table = Table(title=f"dearest targets on {host}", title_style="bold", title_justify="left",
                   box=box.SIMPLE_HEAD, padding=(0, 1))  # fmt: skip
     table.add_column("target", overflow="fold")
     for name in ("ops", "time", "share", "FLOPs", "bytes moved"):

@@ -52,7 +52,12 @@ def test_people_see_tables_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["graph", str(tmp_path / "g.graphml"), "--host", "8xV100-dgx1"]) == 0
     said = capsys.readouterr()
     assert said.out == ""
-    for word in ("6 (3 forward, 2 backward, 1 update; 2 of them sources)", "aten.mm.default", "8xV100-dgx1", "48 B"):
+    for word in (
+        "6 (3 forward, 2 backward, 1 update; 2 of them sources)",
+        "aten.mm.default",
+        "by roofline, on 8xV100-dgx1",
+        "48 B",
+    ):
         assert word in said.err
 
 
@@ -101,3 +106,20 @@ def test_dims() -> None:
     for text in ("a", "a=", "a=x", "=3", "a=-1"):
         with pytest.raises(InvalidValue, match="dims"):
             parse_dims(text)
+
+
+def test_a_dnn_partitioning_file_brings_its_own_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = {"supportedOnFpga": 1, "isBackwardNode": 0, "size": 1.0}
+    document = {
+        "maxSizePerFPGA": 10.0, "maxFPGAs": 2, "maxCPUs": 1,
+        "nodes": [node | {"id": i, "cpuLatency": 20.0, "fpgaLatency": 3.0 + i} for i in (1, 2)],
+        "edges": [{"sourceId": 1, "destId": 2, "cost": 1.0}],
+    }  # fmt: skip
+    (tmp_path / "d.json").write_text(json.dumps(document))
+    found = facts(capsys, str(tmp_path / "d.json"), "--save", str(tmp_path / "ours.json"))
+    assert facts(capsys, str(tmp_path / "ours.json"))["costs_host"] == "4xV100-pcie"
+    assert (found["costs_host"], found["num_ops"], found["num_edges"]) == ("dnn-partitioning", 2, 1)
+    assert found["critical_path_s"] == found["single_device_s"] == pytest.approx(9e-3)
+    (tmp_path / "split.json").write_text(json.dumps({"cpus": [], "fpgas": []}))
+    assert main(["graph", str(tmp_path / "split.json")]) == 2
+    assert "a split" in capsys.readouterr().err

@@ -91,12 +91,19 @@ def format_to_write(path: str | os.PathLike[str]) -> Format:
     return kinds[ending]
 
 
+def is_dnn_partitioning(data: object) -> bool:
+    """Whether parsed JSON is a dnn-partitioning workload, not one of our graphs."""
+    return isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data)
+
+
 def _load_json(path: Path) -> OpGraph:
     data = read_json(path)
-    if isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data):
+    if is_dnn_partitioning(data):
         from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 
         return load_dnn_partitioning(path).graph
+    if isinstance(data, dict) and {"cpus", "fpgas"} & set(data):
+        raise FileProblem(path, "a split of a dnn-partitioning workload, expected a graph: load the workload itself.")
     from rlplace.graphs.formats.own_json import graph_from_json
 
     return graph_from_json(data, where=str(path))
