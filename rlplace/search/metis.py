@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+import json
+import subprocess
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import MissingExtra
-from rlplace.search.partition import Undirected, score_cuts
+from rlplace.errors import MissingExtra, RunnerError
+from rlplace.search.partition import SHARES, Undirected, score_cuts
 from rlplace.search.task import Task
+
+CHILD = """
+import json, sys
+import pymetis
+ask = json.load(sys.stdin)
+graph = pymetis.CSRAdjacency(ask.pop("xadj"), ask.pop("adjncy"))
+parts = pymetis.part_graph(ask.pop("nparts"), graph, recursive=False, options=pymetis.Options(seed=0), **ask)[1]
+sys.stdout.write("\\n" + json.dumps([int(part) for part in parts]) + "\\n")
+"""
+"""Run in a process of its own: METIS writes warnings to the standard output, and crashes on some graphs."""
+TIMEOUT_S = 300.0
+LEAST_NODES = 4
+"""Nodes a part that METIS needs; fewer are dealt out."""
+ROUNDS = 64
+"""How often weights are evened out; each round halves what is too much."""
 
 
 def solve_metis(task: Task) -> None:
@@ -17,8 +35,9 @@ def solve_metis(task: Task) -> None:
 
     Raises:
         MissingExtra: pymetis is not installed.
+        RunnerError: METIS failed on every graph.
     """
-    _load()
+    _check_installed()
     score_cuts(task, metis_parts)
 
 
@@ -31,27 +50,57 @@ def metis_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.in
 
     Raises:
         MissingExtra: pymetis is not installed.
+        RunnerError: METIS crashed, or did not finish.
     """
-    pymetis = _load()
+    _check_installed()
     count = len(graph.node_weights)
     if len(shares) == 1:
         return np.zeros(count, dtype=np.int64)
-    if count <= len(shares):
-        return np.arange(count, dtype=np.int64)
-    _, parts = pymetis.part_graph(
-        len(shares),
-        pymetis.CSRAdjacency(graph.offsets.tolist(), graph.neighbours.tolist()),
-        vweights=graph.node_weights.tolist(),
-        eweights=graph.edge_weights.tolist(),
-        tpwgts=(shares / shares.sum()).tolist(),
-        options=pymetis.Options(seed=0),
-    )
-    return np.asarray(parts, dtype=np.int64)
-
-
-def _load() -> Any:
+    if count < LEAST_NODES * len(shares):
+        return _dealt(graph.node_weights, shares)
+    question = {
+        "nparts": len(shares),
+        "xadj": graph.offsets.tolist(),
+        "adjncy": graph.neighbours.tolist(),
+        "vweights": _even_weights(graph.node_weights, float(shares.min())),
+        "eweights": graph.edge_weights.tolist(),
+        "tpwgts": (shares / shares.sum()).tolist(),
+    }
+    command = [sys.executable, "-c", CHILD]
     try:
-        import pymetis
-    except ImportError:
-        raise MissingExtra("pymetis", "metis") from None
-    return pymetis
+        done = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunnerError(f"metis: it could not finish: {error}") from error
+    if done.returncode != 0:
+        raise RunnerError(f"metis: it ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return np.array(json.loads(done.stdout.splitlines()[-1]), dtype=np.int64)
+
+
+def _dealt(node_weights: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(V,) int64: heaviest nodes first, each to the part that is then fullest least."""
+    parts = np.zeros(len(node_weights), dtype=np.int64)
+    filled = np.zeros(len(shares))
+    for node in np.argsort(-node_weights, kind="stable").tolist():
+        parts[node] = int(np.argmin((filled + node_weights[node]) / np.maximum(shares, 1e-12)))
+        filled[parts[node]] += node_weights[node]
+    return parts
+
+
+def _even_weights(node_weights: NDArray[np.int64], share: float) -> list[int]:
+    """Weights that leave no part empty: none above half of the least part, none below a tenth of the mean.
+
+    Where one node outweighs a part, METIS's bisections run out of nodes.
+    """
+    weights = node_weights.astype(np.float64)
+    for _ in range(ROUNDS):
+        weights = np.maximum(weights, 0.1 * weights.mean())
+        weights = np.minimum(weights, 0.5 * share * weights.sum())
+    whole = weights / max(float(weights.sum()), 1e-300) * SHARES
+    return [max(int(weight), 1) for weight in whole.tolist()]
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("pymetis") is None:
+        raise MissingExtra("pymetis", "metis")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import RunnerError
 from rlplace.measure.problem import Problem
 from rlplace.search.baselines import plain_devices
 from rlplace.search.task import Task
@@ -42,19 +43,29 @@ def score_cuts(task: Task, cut: Cut) -> None:
     """Scores the parts of ops and of groups, balanced by time and by memory, one part a device that is no gang.
 
     Fast devices get a larger share of the time, large memories of the memory. Nodes go on to the next device that may
-    hold them.
+    hold them. A graph on which the partitioner fails is passed over.
+
+    Raises:
+        RunnerError: the partitioner failed on every graph.
     """
     problem = task.problem
     devices = plain_devices(problem)
-    rows = []
+    rows: list[NDArray[np.int32]] = []
+    failure: RunnerError | None = None
     levels = [op_units(problem)]
     if problem.grouping.num_groups < problem.graph.num_ops:
         levels.append(group_units(problem))
     for units in levels:
         for weights, shares in balances(problem, units, devices):
-            parts = cut(undirected(units, weights), shares)
+            try:
+                parts = cut(undirected(units, weights), shares)
+            except RunnerError as error:
+                failure = error
+                continue
             placed = next_allowed(units, np.array(devices, dtype=np.int32)[parts])[units.label]
             rows.append(placed if len(placed) == problem.graph.num_ops else problem.grouping.expand(placed))
+    if failure is not None and not rows:
+        raise failure
     found = np.stack(rows)
     task.score(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
 
