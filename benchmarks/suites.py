@@ -17,7 +17,7 @@ WORKLOADS = {
     "inception_v3": "inception_v3@paper",
     "bert": "bert@paper",
     "gpt2": "gpt2@paper",
-    "mixtral": "mixtral@paper,layers=8,width=512,mlp=1792,heads=8,kv_heads=8,batch=1,tokens=64",
+    "mixtral": "mixtral@paper,layers=4,width=1024,mlp=3584,heads=16,batch=4,tokens=512",
     "clip": "clip@paper",
     "dlrm": "dlrm@paper",
 }

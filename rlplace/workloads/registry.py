@@ -25,7 +25,7 @@ from rlplace.workloads.options import SIZES, Size
 from rlplace.workloads.spec import MULTI, WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import Workload
 
-GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".gml")
+GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml")
 
 
 def parse_workload(text: str) -> WorkloadSpec:
