@@ -189,7 +189,7 @@ def test_a_name_is_no_file_even_where_one_lies(tmp_path, monkeypatch):
         _ = parse_workload("nmt").path
 
 
-@pytest.mark.parametrize("text", ["missing.json", "missing.onnx", "a/b.graphml", "nmt@small.gml"])
+@pytest.mark.parametrize("text", ["missing.json", "missing.onnx", "a/b.graphml", "nmt@small.xml"])
 def test_a_missing_file_is_said(text):
     with pytest.raises(FileProblem, match="no such graph file"):
         parse_workload(text)
