@@ -12,6 +12,9 @@ from rlplace.graphs.opgraph import FORWARD, OpGraph
 
 Pairs = tuple[Longs, Longs]
 
+PAIRED_ROUNDS = 64
+"""Rounds of matching; more are left only where thousands of small groups hang on one."""
+
 
 class Coarsening:
     """Groups of ops under construction; each is known by its first op, its root.
@@ -136,8 +139,10 @@ class Coarsening:
     def merge_inseparable(self, least_ratio: float, cap_s: float, num_groups: int = 1) -> None:
         """Merges groups where sending takes `least_ratio` times as long as the cheaper of the two, to a fixpoint.
 
-        The strongest such pair goes first, and a group grows once a round (a matching); no group passes `cap_s`.
+        The strongest such pair goes first, and a group grows once a round (a matching), until after many rounds what is
+        left are small groups around large ones; no group passes `cap_s`.
         """
+        rounds = 0
         while self.num_groups > num_groups:
             first, second, weight_s = self._candidates()
             cheaper_s = np.minimum(self._cost_s[first], self._cost_s[second])
@@ -148,10 +153,11 @@ class Coarsening:
             before = self.num_groups
             self._merge(
                 (first[strong], second[strong]), weight_s[strong], least_ratio=least_ratio, cap_s=cap_s,
-                num_groups=num_groups, is_matching=True,
+                num_groups=num_groups, growth=merging.PAIRWISE if rounds < PAIRED_ROUNDS else merging.BY_HUBS,
             )  # fmt: skip
             if self.num_groups == before:
                 return
+            rounds += 1
 
     def merge_heavy_edges(self, cap_s: float, num_groups: int) -> bool:
         """Merges along edges, heaviest first, while no group passes the caps and more than `num_groups` are left."""
@@ -160,7 +166,7 @@ class Coarsening:
         before = self.num_groups
         self._merge(
             (first[order], second[order]), weight_s[order], cap_s=cap_s, num_groups=num_groups,
-            is_matching=self._is_acyclic,
+            growth=merging.PAIRWISE if self._is_acyclic else merging.FREELY,
         )  # fmt: skip
         return self.num_groups < before
 
@@ -216,7 +222,7 @@ class Coarsening:
 
     def _merge(
         self, pairs: Pairs, weight_s: Floats | None = None, *, least_ratio: float = 0.0, cap_s: float = np.inf,
-        num_groups: int = 1, is_matching: bool = False, is_rule: bool = False,
+        num_groups: int = 1, growth: int = merging.FREELY, is_rule: bool = False,
     ) -> bool:  # fmt: skip
         """Merges pairs in order; False if some were undone to avoid a cycle."""
         before = self.roots()
@@ -224,7 +230,7 @@ class Coarsening:
         merging.merge_along(
             self._parent, self._cost_s, self._load_bytes, self._allowed, pairs[0].astype(np.int64),
             pairs[1].astype(np.int64), weight_s, least_ratio, cap_s, self.cap_bytes,
-            len(before) if is_rule else max(self.num_groups - num_groups, 0), is_matching,
+            len(before) if is_rule else max(self.num_groups - num_groups, 0), growth,
         )  # fmt: skip
         return self._undo_cycles(before)
 
@@ -233,7 +239,7 @@ class Coarsening:
         while self.num_groups > num_groups:
             order, _ = self._order()
             before = self.num_groups
-            self._merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, is_matching=True)
+            self._merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
             if self.num_groups == before:
                 if cap_s >= self.total_s:
                     return
@@ -264,7 +270,7 @@ class Coarsening:
         anywhere = np.ones((len(labels), 1), dtype=np.bool_)
         merging.merge_along(
             self._parent, self._cost_s, self._load_bytes, anywhere, members[leader][inverse], members,
-            np.zeros(len(members)), 0.0, np.inf, np.inf, len(members), False,
+            np.zeros(len(members)), 0.0, np.inf, np.inf, len(members), merging.FREELY,
         )  # fmt: skip
         self._add_up()
 

@@ -16,6 +16,8 @@ Bools = NDArray[np.bool_]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+FREELY, BY_HUBS, PAIRWISE = range(3)
+
 
 def _kernel(function: Function) -> Function:
     """The function, compiled by numba when it is first called."""
@@ -34,15 +36,16 @@ def find(parent: Longs, op: int) -> int:
 @_kernel
 def merge_along(
     parent: Longs, cost_s: Floats, load_bytes: Floats, allowed: Bools, first: Longs, second: Longs, weight_s: Floats,
-    least_ratio: float, cap_s: float, cap_bytes: float, limit: int, is_matching: bool,
+    least_ratio: float, cap_s: float, cap_bytes: float, limit: int, growth: int,
 ) -> int:  # fmt: skip
     """How many of the pairs `first[k]`, `second[k]` were merged, in order; the root of a group is its first op.
 
     A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when no device is allowed for both, when
-    `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two, once `limit` are merged, and,
-    with `is_matching`, when either of the two grew in this call already.
+    `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two, once `limit` are merged, and
+    when in this call either of the two grew already (`growth` is `PAIRWISE`, a matching) or the cheaper one did
+    (`BY_HUBS`: a group that many small ones hang on takes all of them in at once).
     """
-    grew = np.zeros(len(parent) if is_matching else 0, np.bool_)
+    grew = np.zeros(len(parent), np.bool_)
     num_merged = 0
     for pair in range(len(first)):
         if num_merged >= limit:
@@ -52,7 +55,9 @@ def merge_along(
             continue
         if low > high:
             low, high = high, low
-        if is_matching and (grew[low] or grew[high]):
+        if growth == PAIRWISE and (grew[low] or grew[high]):
+            continue
+        if growth == BY_HUBS and grew[low if cost_s[low] <= cost_s[high] else high]:
             continue
         if cost_s[low] + cost_s[high] > cap_s or load_bytes[low] + load_bytes[high] > cap_bytes:
             continue
@@ -64,8 +69,7 @@ def merge_along(
         cost_s[low] += cost_s[high]
         load_bytes[low] += load_bytes[high]
         allowed[low] &= allowed[high]
-        if is_matching:
-            grew[low] = True
+        grew[low] = True
         num_merged += 1
     return num_merged
 
