@@ -7,22 +7,25 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from rlplace.compare.row import Comparison, Objective, Row
-from rlplace.errors import InvalidValue, MissingExtra, UnknownName
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.race import RaceProtocol, Timer
 from rlplace.measure.runner import HostRunner
 from rlplace.measure.simulator import Simulator
+from rlplace.search.op_order import shorten
 from rlplace.search.registry import METHODS, Found, find
 from rlplace.search.task import Budget
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
 DEFAULT_SECONDS = 60.0
+OP_ORDER = "op-order"
+"""A row of its own at the end: the best placement with a better op order."""
+ORDER_EVALUATIONS = 300
+"""Plans that the op order is improved with, where the budget is in seconds."""
 ROUNDING = 1e-9
 """By what share two sums of the same seconds may differ."""
 
@@ -37,7 +40,7 @@ class CompareConfig:
     """
 
     methods: tuple[str, ...] = ("all",)
-    """Names of methods, or `all`."""
+    """Names of methods, `op-order`, or `all`."""
     evaluations: int | None = None
     """Placements that each method may score with each seed."""
     seconds: float | None = None
@@ -51,8 +54,8 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name != "all" and name not in METHODS:
-                raise UnknownName("method", name, ("all", *METHODS))
+            if name not in ("all", OP_ORDER) and name not in METHODS:
+                raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
         if self.seeds < 1:
             raise InvalidValue("seeds", self.seeds, "at least 1", where="compare")
         if self.evaluations is not None and self.evaluations < 1:
@@ -76,7 +79,12 @@ class CompareConfig:
     def names(self) -> tuple[str, ...]:
         """The methods, `all` spelt out, each once."""
         listed = (name for word in self.methods for name in (METHODS if word == "all" else (word,)))
-        return tuple(dict.fromkeys(listed))
+        return tuple(name for name in dict.fromkeys(listed) if name != OP_ORDER)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the best placement's op order is improved at the end."""
+        return self.objective == "latency" and not {"all", OP_ORDER}.isdisjoint(self.methods)
 
     @property
     def runs(self) -> tuple[tuple[str, int], ...]:
@@ -115,8 +123,8 @@ def compare(
             hint="max-load and piece-latency are for files of the published benchmark.",
         )  # fmt: skip
     simulator = Simulator(problem, objective=config.objective, threads=config.threads)
-    rows = []
-    for row in _searched(problem, simulator, config):
+    rows: list[Row] = []
+    for row in _searched(problem, simulator, config, rows):
         rows.append(row)
         if on_row is not None:
             on_row(row)
@@ -135,35 +143,34 @@ def compare(
     )  # fmt: skip
 
 
-def _searched(problem: Problem, simulator: Simulator, config: CompareConfig) -> Iterator[Row]:
+def _searched(problem: Problem, simulator: Simulator, config: CompareConfig, before: Sequence[Row]) -> Iterator[Row]:
+    """A row a run, then the best of `before`, which holds the rows so far, in a better order."""
     deadline_s = time.monotonic() + config.total_s
-    per_evaluation_s = _evaluation_s(problem, simulator) if config.evaluations is not None else 0.0
     left = len(config.runs)
     for name, seed in config.runs:
-        budget = _budget(config, METHODS[name].kind, deadline_s, left, per_evaluation_s)
+        budget = _budget(config, deadline_s, left)
         left -= 1
         yield _run(problem, simulator, name, seed, budget)
+    best = min((row for row in before if row.ok), key=lambda row: row.value_s, default=None)
+    if config.is_ordered and best is not None:
+        yield _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)
 
 
-def _budget(config: CompareConfig, kind: str, deadline_s: float, left: int, per_evaluation_s: float) -> Budget:
-    """An equal share of the time that is left; an exact solver, which scores little, may take as long as others do."""
-    seconds = math.inf
-    if not math.isinf(deadline_s):
-        seconds = max((deadline_s - time.monotonic()) / left, 0.05)
-    elif kind == "exact" and config.evaluations is not None:
-        seconds = max(config.evaluations * per_evaluation_s, 1.0)
+def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int) -> Row:
+    assert best.devices is not None
+    begin = time.monotonic()
+    order = shorten(problem, best.devices, evaluations=evaluations)
+    plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
+    return Row(
+        OP_ORDER, best.seed, outcome.status, outcome.step_time_s, evaluations, time.monotonic() - begin,
+        outcome.peak_bytes, f"the placement of {best.method}, ordered by {order.rule}", devices=best.devices, plan=plan,
+    )  # fmt: skip
+
+
+def _budget(config: CompareConfig, deadline_s: float, left: int) -> Budget:
+    """The evaluations of one run, and an equal share of the time that is left."""
+    seconds = math.inf if math.isinf(deadline_s) else max((deadline_s - time.monotonic()) / left, 0.05)
     return Budget(evaluations=math.inf if config.evaluations is None else config.evaluations, seconds=seconds)
-
-
-def _evaluation_s(problem: Problem, simulator: Simulator) -> float:
-    """Wall time that scoring one placement takes here."""
-    devices = np.zeros((8, problem.graph.num_ops), dtype=np.int32) + problem.group_allowed.argmax(axis=1)[
-        problem.grouping.op_group
-    ].astype(np.int32)
-    simulator.step_times(devices)
-    begin = time.perf_counter()
-    simulator.step_times(devices)
-    return (time.perf_counter() - begin) / len(devices)
 
 
 def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: Budget) -> Row:
@@ -172,8 +179,8 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
         found = find(problem, name, simulator, budget, seed=seed)
     except MissingExtra as error:
         return Row(name, seed, "skipped", why=str(error))
-    except MemoryError as error:
-        return Row(name, seed, "error", plan_s=time.monotonic() - begin, why=f"out of memory: {error}")
+    except (RunnerError, MemoryError) as error:  # a program or a solver that failed is one row, not the table
+        return Row(name, seed, "error", plan_s=time.monotonic() - begin, why=str(error) or "out of memory")
     return _row(simulator, name, seed, found)
 
 
@@ -195,8 +202,8 @@ def _measured(
     lanes: dict[bytes, int] = {}
     plans: list[Plan] = []
     for row in rows:
-        if row.plan is not None and row.ok and row.plan.devices.tobytes() not in lanes:
-            lanes[row.plan.devices.tobytes()] = len(plans)
+        if row.plan is not None and row.ok and _key(row.plan) not in lanes:
+            lanes[_key(row.plan)] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
     runner = HostRunner(problem, simulator)
@@ -210,14 +217,14 @@ def _measured(
         if row.plan is None or not row.ok:
             measured.append(row)
             continue
-        outcome = outcomes[lanes[row.plan.devices.tobytes()]]
+        outcome = outcomes[lanes[_key(row.plan)]]
         measured.append(
             dataclasses.replace(
                 row,
                 status=outcome.status,
                 value_s=outcome.step_time_s,
                 spread_s=outcome.spread_s,
-                why=outcome.why,
+                why=outcome.why or row.why,
                 simulated_s=row.value_s,
             )
         )
@@ -236,3 +243,7 @@ def _measured(
                 )
             )
     return measured
+
+
+def _key(plan: Plan) -> bytes:
+    return plan.devices.tobytes() + plan.sequence.tobytes()

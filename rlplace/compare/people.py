@@ -14,7 +14,6 @@ from rlplace.errors import InvalidValue, RlplaceError
 from rlplace.measure.problem import Problem
 from rlplace.measure.race import Timer
 from rlplace.search.baselines import plain_devices
-from rlplace.search.registry import METHODS
 from rlplace.training.eager import EagerStep
 from rlplace.workloads import Size, WorkloadSpec
 
@@ -26,8 +25,6 @@ PEOPLE = {
     "data-parallel": "a replica on every device, each with its share of the batch",
 }
 """Rows that are no placement, by name."""
-NAMES = ("all", *METHODS, *PEOPLE)
-"""What `--methods` knows."""
 
 Entry = tuple[Row, Timer | None]
 

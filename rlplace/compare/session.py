@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.compare.compare import CompareConfig, compare
+from rlplace.compare.compare import OP_ORDER, CompareConfig, compare
 from rlplace.compare.people import PEOPLE, what_people_run
 from rlplace.compare.row import Comparison, Row
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
@@ -44,11 +44,11 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not words:
         raise InvalidValue("methods", text, "`all`, or names with commas between them", where="compare")
     for word in words:
-        if word != "all" and word not in METHODS and word not in PEOPLE:
-            raise UnknownName("method", word, ("all", *METHODS, *PEOPLE))
+        if word not in ("all", OP_ORDER) and word not in METHODS and word not in PEOPLE:
+            raise UnknownName("method", word, ("all", OP_ORDER, *METHODS, *PEOPLE))
     if "all" in words:
         return ("all",), tuple(PEOPLE)
-    return tuple(word for word in words if word in METHODS), tuple(word for word in words if word in PEOPLE)
+    return tuple(word for word in words if word not in PEOPLE), tuple(word for word in words if word in PEOPLE)
 
 
 @one_thread_here()

@@ -12,7 +12,7 @@ from micrographs import op_graph
 
 from rlplace.compare.compare import CompareConfig, compare
 from rlplace.compare.row import Comparison, Row
-from rlplace.errors import InvalidValue, MissingExtra, UnknownName
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.graphs.capture import capture
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.costs import Costs
@@ -175,3 +175,20 @@ def test_a_real_host_measures_every_placement_once() -> None:
     assert (sleep.value_s, sleep.is_placement) == (1.25, False)
     assert comparison.best is not None
     assert comparison.best.method == "single"
+
+
+def test_the_winner_gets_a_better_op_order() -> None:
+    comparison = compare(two_chains(), CompareConfig(("single", "round-robin", "op-order"), evaluations=50))
+    ordered = comparison.rows[-1]
+    assert (ordered.method, ordered.status, ordered.value_s) == ("op-order", "ok", 2.0)
+    assert "round-robin" in ordered.why
+    assert ordered.plan is not None
+
+
+def test_a_solver_that_fails_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(task: Task) -> None:
+        raise RunnerError("the program gmap failed")
+
+    monkeypatch.setattr("rlplace.search.baselines.solve_blocks", failing)
+    single, blocks = compare(two_chains(), CompareConfig(("single", "blocks"))).rows
+    assert (single.status, blocks.status, blocks.why) == ("ok", "error", "the program gmap failed")
