@@ -32,11 +32,11 @@ class Lattice:
         return len(self.offsets) - 1
 
 
-def chain_lattice(num_units: int) -> Lattice:
-    """The prefixes of the order 0..U-1: the lattice of a linearised graph."""
-    units = np.arange(num_units, dtype=np.int32)
-    offsets = np.minimum(np.arange(num_units + 2, dtype=np.int64), num_units)
-    return Lattice(offsets, units, units + 1)
+def chain_lattice(order: Ints) -> Lattice:
+    """The prefixes of the topological order (U,): the lattice of a linearised graph."""
+    count = len(order)
+    offsets = np.minimum(np.arange(count + 2, dtype=np.int64), count)
+    return Lattice(offsets, np.ascontiguousarray(order, dtype=np.int32), np.arange(1, count + 1, dtype=np.int32))
 
 
 def enumerate_ideals(

@@ -14,6 +14,8 @@ from rlplace.search.published.units import UnitGraph
 
 MOST_ENTRIES = 60_000
 """Matrix entries that a program may have; HiGHS finds nothing in a minute beyond."""
+MOST_NODES = 50
+"""Nodes of the tree where evaluations are the budget: they take seconds each in the larger programs."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
 from rlplace.search.published import starts
 from rlplace.search.published.bounds import lower_bound_ms
 from rlplace.search.published.dp import MOST_PAIRS, dp
-from rlplace.search.published.milp import MOST_ENTRIES, count_entries, solve_milp
+from rlplace.search.published.milp import MOST_ENTRIES, MOST_NODES, count_entries, solve_milp
 from rlplace.search.published.objectives import make_search
 
 Ints = NDArray[np.int32]
@@ -177,8 +177,10 @@ class _Run:
 
     def _dp(self) -> _Answer:
         seconds = self._deadline - time.monotonic()
-        most = MOST_PAIRS if not math.isfinite(seconds) else int(min(MOST_PAIRS, MOST_PAIRS * seconds / 120))
         in_turn = self._objective == "piece-latency"
+        most = MOST_PAIRS // 4 if in_turn else MOST_PAIRS
+        if math.isfinite(seconds):
+            most = int(most * min(seconds / 60, 1.0))
         split = dp(self._record, in_turn=in_turn, most_pairs=most)
         sets = f"{split.num_ideals} ideals"
         why = f"best of all contiguous splits, {sets}" if split.is_exact else f"best in one order of the graph, {sets}"
@@ -196,7 +198,7 @@ class _Run:
         entries = count_entries(units)
         if entries > MOST_ENTRIES:
             return _Answer(nothing, why=f"{entries} matrix entries, more than {MOST_ENTRIES}", is_skipped=True)
-        nodes = None if self._evaluations is None else max(1, self._evaluations // 1000)
+        nodes = None if self._evaluations is None else min(max(1, self._evaluations // 1000), MOST_NODES)
         found = solve_milp(units, seconds=self._seconds_for("milp"), nodes=nodes)
         self.solver_bound_ms = found.bound_ms
         why = f"bound {found.bound_ms:.6g} ms"

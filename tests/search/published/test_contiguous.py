@@ -44,8 +44,8 @@ def test_ideals_of_a_chain_an_antichain_and_a_diamond() -> None:
     assert loose is not None
     assert diamond is not None
     assert (chain.num_ideals, loose.num_ideals, diamond.num_ideals) == (4, 32, 6)
-    assert chain.step_ideal.tolist() == chain_lattice(3).step_ideal.tolist() == [1, 2, 3]
-    assert chain.offsets.tolist() == chain_lattice(3).offsets.tolist()
+    assert chain.step_ideal.tolist() == chain_lattice(np.arange(3)).step_ideal.tolist() == [1, 2, 3]
+    assert chain.offsets.tolist() == chain_lattice(np.arange(3)).offsets.tolist()
     assert lattice([[]] * 5, most=31) is None
 
 
