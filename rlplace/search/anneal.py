@@ -34,8 +34,8 @@ class AnnealConfig:
     batch: int = 8
     """Moves tried at once from the placement at hand: the first that is accepted is taken. They keep the cores busy."""
     hot: float | None = None
-    """Temperature at the start, as a share of the step time; None suits it to the number of groups: a quarter of an
-    even share of the step for a group, at most 0.1."""
+    """Temperature at the start, as a share of the step time; None suits it to the number of groups: a tenth of an
+    even share of the step for a group."""
     cold: float | None = None
     """Temperature at the end; None for a tenth of `hot`."""
     seed: int = 0
@@ -49,7 +49,7 @@ class AnnealConfig:
 
     def temperatures(self, num_groups: int) -> tuple[float, float]:
         """At the start and at the end, over so many groups."""
-        hot = min(0.25 / max(num_groups, 1), 0.1) if self.hot is None else self.hot
+        hot = 0.1 / max(num_groups, 1) if self.hot is None else self.hot
         return hot, hot / 10 if self.cold is None else self.cold
 
     def _is_upside_down(self) -> bool:
