@@ -127,7 +127,7 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     """
     coarse = problem
     if problem.grouping.num_groups > MOST_GROUPS:
-        grouping = group_ops(problem.graph, problem.costs.op_time_s.mean(axis=1), MOST_GROUPS)
+        grouping = group_ops(problem.graph, problem.costs.op_time_s.mean(axis=1), MOST_GROUPS, allowed=problem.allowed)
         try:
             coarse = replace(problem, grouping=grouping)
         except InvalidValue:  # its groups tie together ops that no device may hold

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
-
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import MissingExtra, RunnerError
+from rlplace.graphs.metis import check_installed, run_metis
 from rlplace.search.partition import SHARES, Undirected, score_cuts
 from rlplace.search.task import Task
 
-CHILD = """
-import json, sys
-import pymetis
-ask = json.load(sys.stdin)
-graph = pymetis.CSRAdjacency(ask.pop("xadj"), ask.pop("adjncy"))
-parts = pymetis.part_graph(ask.pop("nparts"), graph, recursive=False, options=pymetis.Options(seed=0), **ask)[1]
-sys.stdout.write("\\n" + json.dumps([int(part) for part in parts]) + "\\n")
-"""
-"""Run in a process of its own: METIS writes warnings to the standard output, and crashes on some graphs."""
-TIMEOUT_S = 300.0
 LEAST_NODES = 4
 """Nodes a part that METIS needs; fewer are dealt out."""
 ROUNDS = 64
@@ -37,7 +22,7 @@ def solve_metis(task: Task) -> None:
         MissingExtra: pymetis is not installed.
         RunnerError: METIS failed on every graph.
     """
-    _check_installed()
+    check_installed()
     score_cuts(task, metis_parts)
 
 
@@ -52,30 +37,16 @@ def metis_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.in
         MissingExtra: pymetis is not installed.
         RunnerError: METIS crashed, or did not finish.
     """
-    _check_installed()
+    check_installed()
     count = len(graph.node_weights)
     if len(shares) == 1:
         return np.zeros(count, dtype=np.int64)
     if count < LEAST_NODES * len(shares):
         return _dealt(graph.node_weights, shares)
-    question = {
-        "nparts": len(shares),
-        "xadj": graph.offsets.tolist(),
-        "adjncy": graph.neighbours.tolist(),
-        "vweights": _even_weights(graph.node_weights, float(shares.min())),
-        "eweights": graph.edge_weights.tolist(),
-        "tpwgts": (shares / shares.sum()).tolist(),
-    }
-    command = [sys.executable, "-c", CHILD]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunnerError(f"metis: it could not finish: {error}") from error
-    if done.returncode != 0:
-        raise RunnerError(f"metis: it ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    return np.array(json.loads(done.stdout.splitlines()[-1]), dtype=np.int64)
+    weights = _even_weights(graph.node_weights, float(shares.min()))
+    return run_metis(
+        len(shares), graph.offsets, graph.neighbours, weights, graph.edge_weights.tolist(), shares / shares.sum()
+    )
 
 
 def _dealt(node_weights: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -99,8 +70,3 @@ def _even_weights(node_weights: NDArray[np.int64], share: float) -> list[int]:
         weights = np.minimum(weights, 0.5 * share * weights.sum())
     whole = weights / max(float(weights.sum()), 1e-300) * SHARES
     return [max(int(weight), 1) for weight in whole.tolist()]
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("pymetis") is None:
-        raise MissingExtra("pymetis", "metis")

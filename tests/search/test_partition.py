@@ -94,7 +94,7 @@ def test_the_method_scores_allowed_placements_and_is_the_same_twice() -> None:
 
 
 def test_without_pymetis_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metis.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("rlplace.graphs.metis.importlib.util.find_spec", lambda name: None)
     problem = two_cliques()
     with pytest.raises(MissingExtra, match="rlplace\\[metis\\]"):
         metis.solve_metis(Task(problem, Simulator(problem, threads=1)))
@@ -105,7 +105,7 @@ def test_few_nodes_are_dealt_out_and_a_crash_of_metis_is_a_runner_error(monkeypa
     few = undirected(op_units(replace(problem)), np.array([5.0, 4.0, 3.0] + [0.0] * 9))
     thirds = np.array([0.25, 0.25, 0.25, 0.25])
     assert sorted(metis.metis_parts(few, thirds)[:3].tolist()) == [0, 1, 2]
-    monkeypatch.setattr(metis, "CHILD", "import os; print('warning'); os.abort()")
+    monkeypatch.setattr("rlplace.graphs.metis.CHILD", "import os; print('warning'); os.abort()")
     with pytest.raises(RunnerError, match="metis: it ended with -6"):
         metis.metis_parts(undirected(op_units(problem), np.ones(12)), HALVES)
     with pytest.raises(RunnerError):
