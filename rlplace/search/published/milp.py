@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,13 +115,43 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         options["time_limit"] = max(seconds, 0.1)
     if nodes is not None:
         options["node_limit"] = nodes
-    answer = milp(
-        objective, integrality=whole, bounds=Bounds(np.zeros(largest + 1), upper),
-        constraints=LinearConstraint(table, np.concatenate(low), np.concatenate(high)), options=options,
-    )  # fmt: skip
+    with _mute_solver():
+        answer = milp(
+            objective, integrality=whole, bounds=Bounds(np.zeros(largest + 1), upper),
+            constraints=LinearConstraint(table, np.concatenate(low), np.concatenate(high)), options=options,
+        )  # fmt: skip
     bound = getattr(answer, "mip_dual_bound", None)
     bound_ms = float(bound) if bound is not None and math.isfinite(bound) else 0.0
     if answer.x is None:
         return IntegerSplit(None, max(bound_ms, 0.0), False)
     chosen = np.argmax(answer.x[x], axis=1).astype(np.int32)
     return IntegerSplit(chosen, max(bound_ms, 0.0), answer.status == 0)
+
+
+@contextmanager
+def _mute_solver() -> Iterator[None]:
+    """Nothing that the solver's C++ prints reaches standard output, which may carry our JSON.
+
+    HiGHS has a stray message that no option turns off; it goes through C's own buffer to descriptor 1.
+    """
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no standard output
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        _flush_c()
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        _flush_c()
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _flush_c() -> None:
+    with suppress(OSError, AttributeError, TypeError):  # no C library by that name, as on Windows
+        ctypes.CDLL(None).fflush(None)

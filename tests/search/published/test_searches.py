@@ -106,6 +106,14 @@ def test_the_integer_program_finds_the_optimum(seed: int, devices: int, num_node
         assert found.devices is None
 
 
+def test_the_solver_keeps_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    for seed in range(60):
+        record = random_workload(seed, num_nodes=8, devices=3)
+        solve_milp(unit_graph(record, record.units), nodes=10)
+    print("ours")
+    assert capfd.readouterr().out == "ours\n"
+
+
 @given(st.integers(0, 100_000), st.integers(1, 3), st.integers(1, 6), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_no_placement_beats_a_bound(seed: int, devices: int, num_nodes: int, training: bool) -> None:
