@@ -24,9 +24,10 @@ def chain(
     return OpGraph(
         names=tuple(f"op{i}" for i in range(n)), targets=tuple(targets), modules=("",) * n, signatures=tuple(targets),
         phases=np.zeros(n, dtype=np.int8), flops=np.array(flops, dtype=np.float64),
-        bytes_moved=np.array(bytes_moved, dtype=np.float64), parameter_bytes=np.zeros(n),
-        gradient_bytes=np.zeros(n), state_bytes=np.zeros(n), workspace_bytes=np.zeros(n), colocation=np.full(n, -1), tensor_op=np.arange(n), tensor_output=np.zeros(n),
-        tensor_bytes=np.full(n, 4), tensor_shapes=((1,),) * n, tensor_dtypes=tuple(dtypes or ("float32",) * n),
+        bytes_moved=np.array(bytes_moved, dtype=np.float64), parameter_bytes=np.zeros(n), gradient_bytes=np.zeros(n),
+        state_bytes=np.zeros(n), workspace_bytes=np.zeros(n), colocation=np.full(n, -1), tensor_op=np.arange(n),
+        tensor_output=np.zeros(n), tensor_bytes=np.full(n, 4), tensor_shapes=((1,),) * n,
+        tensor_dtypes=tuple(dtypes or ("float32",) * n),
         input_offsets=np.array([0, *range(n)]), input_tensors=np.arange(n - 1), mutation_op=empty,
         mutation_tensor=empty, output_tensors=empty,
     )  # fmt: skip
