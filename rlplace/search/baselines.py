@@ -43,9 +43,8 @@ def round_robin(problem: Problem) -> NDArray[np.int32]:
 
 
 def random(problem: Problem, generator: np.random.Generator, count: int = 1) -> NDArray[np.int32]:
-    """(count, N) int32: every group on a device drawn uniformly."""
-    drawn = generator.integers(0, problem.host.num_devices, (count, problem.grouping.num_groups), dtype=np.int32)
-    return problem.grouping.expand(drawn)
+    """(count, N) int32: every group on one of its devices, drawn uniformly."""
+    return problem.grouping.expand(problem.draw_groups(generator, count))
 
 
 def solve_single(task: Task) -> None:
@@ -69,16 +68,12 @@ def solve_round_robin(task: Task) -> None:
 def solve_random(task: Task) -> None:
     """Scores placements drawn uniformly until the budget ends."""
     while not task.is_spent:
-        task.score(nearest_allowed(task.problem, random(task.problem, task.generator, 64)))
+        task.score(random(task.problem, task.generator, 64))
 
 
 def nearest_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
     """`devices` (..., N) with every group that may not be where it is on the next device that it may be on."""
     if problem.allowed is None:
         return devices
-    num_devices = problem.host.num_devices
     first_op = np.unique(problem.grouping.op_group, return_index=True)[1]
-    groups = devices[..., first_op]
-    steps = (np.arange(num_devices)[:, None] + np.arange(num_devices)[None, :]) % num_devices  # (D, D) start, step
-    nearest = steps[np.arange(num_devices), problem.group_allowed[:, steps].argmax(axis=2)]  # (G, D)
-    return problem.grouping.expand(nearest[np.arange(problem.grouping.num_groups), groups])
+    return problem.grouping.expand(problem.nearest_groups(devices[..., first_op]))
