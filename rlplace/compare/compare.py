@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rlplace.compare.row import Comparison, Objective, Row
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.race import RaceProtocol, Timer
@@ -18,6 +19,7 @@ from rlplace.measure.simulator import Simulator
 from rlplace.search.op_order import shorten
 from rlplace.search.registry import METHODS, Found, find
 from rlplace.search.task import Budget
+from rlplace.training.eager import EagerStep
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
@@ -207,42 +209,26 @@ def _measured(
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
     runner = HostRunner(problem, simulator)
+    for timer in timers:  # a second team of threads in the process would slow all cores down
+        if isinstance(timer, EagerStep) and timer.is_widest:
+            timer.worker = runner.widest_worker()
     try:
         outcomes = runner.measure_plans(plans, protocol=RACE, others=timers)
     finally:
         runner.close()
     timed = iter(outcomes[len(plans) :])
-    measured = []
-    for row in rows:
-        if row.plan is None or not row.ok:
-            measured.append(row)
-            continue
-        outcome = outcomes[lanes[_key(row.plan)]]
-        measured.append(
-            dataclasses.replace(
-                row,
-                status=outcome.status,
-                value_s=outcome.step_time_s,
-                spread_s=outcome.spread_s,
-                why=outcome.why or row.why,
-                simulated_s=row.value_s,
-            )
-        )
-    for row, timer in others:
-        if timer is None:
-            measured.append(row)
-        else:
-            outcome = next(timed)
-            measured.append(
-                dataclasses.replace(
-                    row,
-                    status=outcome.status,
-                    value_s=outcome.step_time_s,
-                    spread_s=outcome.spread_s,
-                    why=outcome.why or row.why,
-                )
-            )
-    return measured
+    measured = [
+        row if row.plan is None or not row.ok else _timed(row, outcomes[lanes[_key(row.plan)]], simulated_s=row.value_s)
+        for row in rows
+    ]
+    return measured + [row if timer is None else _timed(row, next(timed)) for row, timer in others]
+
+
+def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> Row:
+    return dataclasses.replace(
+        row, status=outcome.status, value_s=outcome.step_time_s, spread_s=outcome.spread_s,
+        why=outcome.why or row.why, simulated_s=simulated_s,
+    )  # fmt: skip
 
 
 def _key(plan: Plan) -> bytes:

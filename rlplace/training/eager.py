@@ -48,7 +48,7 @@ class EagerStep:
             raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
         place = "cuda:0" if any(device.backend == "cuda" for device in host.devices) else "cpu"
         self._num_threads = num_threads or len(usable_cores())
-        self._worker = worker
+        self.worker = worker
         self._is_cuda = place != "cpu"
         self._model = copy.deepcopy(origin.model).to(place)
         self._args, self._kwargs = pytree.tree_map_only(
@@ -60,14 +60,19 @@ class EagerStep:
         self._run: Any = self._model if transform is None else transform(self._model)
         self.loss: Any = None
 
+    @property
+    def is_widest(self) -> bool:
+        """Whether it uses every core."""
+        return not self._is_cuda and self._num_threads == len(usable_cores())
+
     def __call__(self) -> float:
         """Seconds of one eager step.
 
         Raises:
             RunnerError: the step failed.
         """
-        if self._worker is not None:
-            return self._on_worker(self._worker)
+        if self.worker is not None:
+            return self._on_worker(self.worker)
         before = torch.get_num_threads()
         set_intra_op_threads(self._num_threads)
         try:
