@@ -39,7 +39,7 @@ def capture(
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data).
-        InvalidValue: inputs of another type, or an optimizer without a loss.
+        InvalidValue: a model, inputs, loss or optimizer of another type, or an optimizer without a loss.
         UnknownName: an unknown optimizer.
 
     >>> import torch
@@ -47,6 +47,7 @@ def capture(
     >>> [name for name in graph.names if name.startswith("update")]
     ['update_weight', 'update_bias']
     """
+    _check_types(model, loss_fn)
     spec = resolve_optimizer(optimizer)
     if spec is not None and loss_fn is None:
         raise InvalidValue(
@@ -72,6 +73,15 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, dict):
         return (), dict(inputs)
     raise InvalidValue("inputs", type(inputs).__name__, "a tensor, a tuple or a dict", where="capture")
+
+
+def _check_types(model: object, loss_fn: object) -> None:
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InvalidValue("model", found, "a torch.nn.Module", where="capture")
+    if loss_fn is not None and not callable(loss_fn):
+        expected = "a function of the model's output that returns a scalar"
+        raise InvalidValue("loss_fn", type(loss_fn).__name__, expected, where="capture")
 
 
 @contextlib.contextmanager

@@ -132,6 +132,14 @@ class _Lowering:
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
+        if not isinstance(value, torch.Tensor):
+            reader = next(iter(node.users))
+            raise CaptureError(
+                f"op {reader.target} in module {module_of(reader) or 'the root'} takes a {type(value).__name__}, "
+                f"expected tensors and plain arguments: ops that run a graph of their own (`torch.cond`, flex "
+                f"attention) or hold packed weights (quantized layers) cannot be placed; use their plain counterparts.",
+                op=str(reader.target),
+            )
         memory = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
         if memory not in self.constants:  # tracing names a tensor anew wherever it is read
             op = self.built.add_op(node.name, "constant", module_of(node), FORWARD, "constant", facts.NOTHING)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rlplace.errors import UnknownName
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.program import OptimizerSpec
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {
@@ -22,17 +22,23 @@ Updater = Callable[[torch.Tensor], None]
 """Takes a gradient of the parameter's shape and updates the parameter and its own state in place."""
 
 
-def resolve_optimizer(optimizer: str | OptimizerSpec | None) -> OptimizerSpec | None:
-    """The spec that a name stands for, with PyTorch's defaults.
+def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
+    """The spec that a name stands for, with PyTorch's defaults; a spec itself, and None, come back as they are.
 
     Raises:
         UnknownName: not one of `sgd`, `momentum`, `adam`, `adamw`.
+        InvalidValue: neither a name nor a spec.
     """
-    if optimizer is None or isinstance(optimizer, OptimizerSpec):
-        return optimizer
-    if optimizer not in OPTIMIZERS:
-        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
-    return OPTIMIZERS[optimizer]
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, str | OptimizerSpec):
+        expected = f"one of {', '.join(OPTIMIZERS)}, or an OptimizerSpec"
+        kind = type(optimizer)
+        raise InvalidValue("optimizer", f"{kind.__module__}.{kind.__qualname__}", expected, where="capture")
+    name = optimizer if isinstance(optimizer, str) else optimizer.name
+    if name not in OPTIMIZERS:
+        raise UnknownName("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[name] if isinstance(optimizer, str) else optimizer
 
 
 def state_bytes(spec: OptimizerSpec, parameter: torch.Tensor) -> int:

@@ -90,7 +90,7 @@ def explained(model: nn.Module) -> Iterator[None]:
         log.disabled = was_disabled
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, *, is_training: bool) -> None:
     """Refuses modules that no trace goes through, or that have no shape yet.
 
     Raises:
@@ -106,6 +106,11 @@ def check_model(model: nn.Module) -> None:
             wrong, instead = f"is a {type(module).__name__}", "pass what it wraps, its `module`"
         elif any(map(nn.parameter.is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
             wrong, instead = "has lazy parameters without a shape", "call the model once with its inputs first"
+        elif is_training and any(
+            parameter._post_accumulate_grad_hooks for parameter in module.parameters(recurse=False)
+        ):
+            wrong = "has parameters with post-accumulate hooks, which would not run"
+            instead = "use `register_hook` for what changes a gradient, and an update of ours (`optimizer=...`)"
         else:
             continue
         raise CaptureError(f"cannot capture the model: {place} ({type(module).__name__}) {wrong}; {instead}.")

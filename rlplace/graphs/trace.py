@@ -64,7 +64,7 @@ def trace_step(
     Raises:
         CaptureError: control flow or an op that depends on the data; names the op and the user's line.
     """
-    check_model(model)
+    check_model(model, is_training=is_training)
     trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
     fixed = {name: p for name, p in model.named_parameters() if name not in trainable}
     buffers = dict(model.named_buffers())
@@ -79,8 +79,10 @@ def trace_step(
         leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
         call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
         if is_training:
-            for name in trainable:
+            for name, parameter in trainable.items():
                 state[name].requires_grad_(True)
+                for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
+                    state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}):
             output = torch.func.functional_call(model, state, call_args, call_kwargs)
             result = output if loss_fn is None else loss_fn(output)
@@ -177,12 +179,31 @@ def _fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Afterwards attributes that `forward` set (a cache, a counter) are what they were: they hold traced values."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
+    """Afterwards attributes that `forward` set (a cache, a counter) are what they were: they hold traced values.
+
+    Raises:
+        CaptureError: a plain tensor attribute was written in place, which the graph would take for a constant.
+    """
+    before = [(path, module, dict(vars(module))) for path, module in model.named_modules()]
+    plain = [
+        (f"{path}.{name}".removeprefix("."), value, value._version, value.detach().clone())
+        for path, _, attributes in before
+        for name, value in attributes.items()
+        if isinstance(value, torch.Tensor) and not value.is_inference()
+    ]
     try:
         yield
     finally:
-        for module, attributes in before:
+        for _, module, attributes in before:
             for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
             vars(module).update(attributes)
+        written = [(name, tensor, value) for name, tensor, version, value in plain if tensor._version != version]
+        with torch.no_grad():
+            for _, tensor, value in written:
+                tensor.copy_(value)
+    if written:
+        raise CaptureError(
+            f"`forward` writes to {written[0][0]!r} in place, a tensor in a plain attribute, which the graph would "
+            f"hold as a constant; make it a buffer (`register_buffer`)."
+        )

@@ -67,6 +67,20 @@ def test_workloads_equal_eager(name: str) -> None:
         close(step.state[buffer], eager.state[buffer], 1e-4)
 
 
+def test_hooks_of_modules_and_of_gradients_are_part_of_the_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    model[0].register_forward_hook(lambda module, args, y: y * 3)
+    model[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 5,))
+    model[0].weight.register_hook(lambda gradient: gradient * 2)
+    model[0].bias.register_hook(lambda gradient: None)
+    x = random(3, 4)
+    step = run_graph(capture(model, x, mean_square, "sgd"))
+    mean_square(model(x)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        close(step.gradients[name], parameter.grad, 1e-9)
+
+
 def test_inference_of_a_workload_equals_eager() -> None:
     workload = build(parse_workload(NMT))
     graph = capture(workload.model, tuple(workload.inputs)[:2])

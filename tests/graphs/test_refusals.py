@@ -14,8 +14,9 @@ import torch
 from small_models import Function, mean_square, random
 from torch import Tensor, nn
 
-from rlplace.errors import CaptureError
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
+from rlplace.graphs.program import OptimizerSpec
 
 
 def branches(y: Tensor) -> Tensor:
@@ -163,6 +164,56 @@ def test_a_parameter_changed_in_forward_is_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"leaf Variable.*self.weight.add_\(1\).*register_buffer"):
         capture(Counts(), torch.ones(3, 4), mean_square)
+
+
+def test_a_plain_attribute_written_in_place_is_refused_and_taken_back() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.seen = torch.zeros(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            return self.linear(x) * self.seen
+
+    model = Counts()
+    with pytest.raises(CaptureError, match=r"writes to '1.seen' in place.*register_buffer"):
+        capture(nn.Sequential(nn.ReLU(), model), torch.ones(3, 4), mean_square)
+    assert model.seen.tolist() == [0, 0, 0, 0]
+
+
+def test_a_post_accumulate_hook_is_refused() -> None:
+    linear = nn.Linear(4, 4)
+    linear.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(CaptureError, match=r"module 0 \(Linear\) has parameters with post-accumulate hooks"):
+        capture(nn.Sequential(linear), torch.ones(3, 4), mean_square)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_an_op_that_runs_a_graph_of_its_own_is_refused() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Attends(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return flex_attention(x, x, x)
+
+    with pytest.raises(CaptureError, match=r"op flex_attention in module the root takes a .*graph of their own"):
+        capture(Attends(), torch.ones(1, 1, 16, 8))
+
+
+def test_a_model_loss_or_optimizer_of_another_type_is_refused() -> None:
+    linear, x = nn.Linear(4, 4), torch.ones(3, 4)
+    with pytest.raises(InvalidValue, match=r"model is 'the class Linear', expected a torch.nn.Module"):
+        capture(nn.Linear, x)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"model is 'function', expected a torch.nn.Module"):
+        capture(mean_square, x)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"loss_fn is 'str', expected a function"):
+        capture(linear, x, "mse")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"optimizer is 'torch.optim.sgd.SGD', expected one of sgd, momentum"):
+        capture(linear, x, mean_square, torch.optim.SGD(linear.parameters()))  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="lion"):
+        capture(linear, x, mean_square, OptimizerSpec("lion", lr=1.0))
 
 
 def test_sparse_gradients_and_tensors_are_refused() -> None:
