@@ -129,7 +129,7 @@ def _estimated(graph: OpGraph, host: Host, num_groups: int) -> Problem:
 def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tuple[OpGraph, float]:
     """The graph in the workload's file, or of one step of the model that it names, and the seconds that it took.
 
-    No model is ever allocated; building it and imports do not count as capture.
+    No named model is ever allocated; building it and imports do not count as capture.
     """
     if spec.is_file:
         from rlplace.graphs.formats import load_graph
@@ -143,8 +143,13 @@ def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tupl
     from rlplace.training.session import capture_workload
     from rlplace.workloads import build
 
-    with FakeTensorMode():
-        workload = build(spec, default_size="small", seed=seed)
+    try:
+        with FakeTensorMode():
+            workload = build(spec, default_size="small", seed=seed)
+    except InvalidValue:
+        if not spec.is_function:
+            raise
+        workload = build(spec, default_size="small", seed=seed)  # it may read values, which fake tensors do not have
     start = time.perf_counter()
     return capture_workload(workload), time.perf_counter() - start
 

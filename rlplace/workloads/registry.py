@@ -43,12 +43,12 @@ def parse_workload(text: str) -> WorkloadSpec:
         ['nmt@layers=4,steps=5*2', 'rnnlm']
     """
     text = text.strip()
-    if text not in CONFIGS and (text.endswith(GRAPH_SUFFIXES) or os.path.isfile(text)):
-        if not os.path.isfile(text):
-            raise FileProblem(text, "no such graph file")
+    if text not in CONFIGS and os.path.isfile(text):
         return WorkloadSpec(text, is_file=True)
     if text == MULTI or text.startswith(f"{MULTI}:"):
         return WorkloadSpec(MULTI, parts=_parse_parts(text))
+    if text.endswith(GRAPH_SUFFIXES):
+        raise FileProblem(text, "no such graph file")
     return _parse_single(text)
 
 
@@ -137,8 +137,8 @@ def _parse_parts(text: str) -> tuple[WeightedPart, ...]:
 
 def _parse_part(text: str, whole: str) -> WeightedPart:
     named, star, weight = (part.strip() for part in text.partition("*"))
-    if ":" in named:
-        hint = "Functions and other multis cannot be parts."
+    if ":" in named or named.endswith(GRAPH_SUFFIXES):
+        hint = "Functions, graph files and other multis cannot be parts."
         raise InvalidValue("workload", whole, f"a named workload where it says {named!r}", hint=hint)
     spec = _parse_single(named)
     try:

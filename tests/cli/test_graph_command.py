@@ -69,6 +69,16 @@ def test_costs_of_a_host_without_figures_are_those_of_a_preset(
     assert facts(capsys, str(tmp_path / "g.json"), "--host", "4xK80")["costs_host"] == "4xK80"
 
 
+def test_a_function_may_read_the_values_of_what_it_builds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("import torch", "def f():", "    m = torch.nn.Linear(3, 2)", "    assert m.weight.detach().numpy().any()",
+             "    return m, torch.ones(1, 3)")  # fmt: skip
+    (tmp_path / "reads_values.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    assert facts(capsys, "reads_values:f")["parameter_bytes"] == 4 * (3 * 2 + 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -85,6 +85,19 @@ def test_edges_of_different_sizes_are_different_tensors() -> None:
     assert found.input_tensors.tolist() == [0, 1, 0]
 
 
+def test_several_edges_between_two_nodes_bring_a_tensor_each(tmp_path: Path) -> None:
+    graph = nx.MultiDiGraph()
+    graph.add_node("a", label="source")
+    graph.add_edge("a", "b", bytes=5)
+    graph.add_edge("a", "b", bytes=7)
+    found = OpGraph.from_networkx(graph)
+    assert found.names == ("source", "b")
+    assert found.tensor_bytes.tolist() == [5, 7, 0]
+    assert found.num_edges == 2
+    nx.write_graphml(graph, tmp_path / "theirs.graphml")
+    assert_same(load_graphml(tmp_path / "theirs.graphml"), found)
+
+
 def test_names_that_repeat_are_told_apart() -> None:
     graph = nx.DiGraph()
     graph.add_node(1, name="x")

@@ -195,6 +195,12 @@ def test_a_missing_file_is_said(text):
         parse_workload(text)
 
 
+@pytest.mark.parametrize("text", ["multi:g.json", "multi:nmt,g.onnx*2", "multi:a.b:f,nmt", "multi:multi:nmt"])
+def test_parts_are_named_workloads(text):
+    with pytest.raises(InvalidValue, match="Functions, graph files and other multis cannot be parts"):
+        parse_workload(text)
+
+
 def test_options_come_from_the_size():
     assert parse_workload("nmt").config() == NMTConfig.small()
     assert parse_workload("nmt").config("paper") == NMTConfig.paper()

@@ -73,7 +73,10 @@ def load_graphml(path: str | os.PathLike[str]) -> OpGraph:
 
 
 def read_graphml(path: str | os.PathLike[str]) -> nx.DiGraph[Any]:
-    """The `networkx.DiGraph` in a GraphML file, every attribute as its `key` says; raises as `load_graphml` does."""
+    """The `networkx.DiGraph` in a GraphML file, every attribute as its `key` says; raises as `load_graphml` does.
+
+    Where two nodes have several edges, it is a `MultiDiGraph`.
+    """
     path = Path(path)
     try:
         if not path.is_file():
@@ -111,12 +114,16 @@ class _Reader:
         self.parser.CharacterDataHandler = self._characters
 
     def read(self, content: bytes) -> nx.DiGraph[Any]:
+        import networkx as nx
+
         try:
             self.parser.Parse(content, True)
         except expat.ExpatError as error:
             raise FileProblem(self.path, f"not well-formed XML: {error}.") from error
         if self.num_graphs != 1:
             raise InvalidValue("graph", f"{self.num_graphs} of them", "one graph element", where=self.path)
+        if len({ends[:2] for ends in self.edges}) < len(self.edges):  # each of several edges brings a tensor
+            self.graph = nx.MultiDiGraph(self.graph)
         for source, target, row, line in self.edges:
             for field, node in (("source", source), ("target", target)):
                 if node not in self.graph:

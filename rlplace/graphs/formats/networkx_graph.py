@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 SCHEMA = 1
-TEXTS = ("name", "target", "module", "signature", "phase")
 COUNTS = ("parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes")
 ALIASES = {
+    "name": ("name", "label"),
     "target": ("target", "op", "op_type", "optype", "type", "kind"),
     "module": ("module", "scope"),
     "flops": ("flops", "flop", "num_flops"),
