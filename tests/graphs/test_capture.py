@@ -1,4 +1,4 @@
-"""A captured step, run op by op, is the eager step: for small models of every trait and for both workloads."""
+"""A captured step, run op by op, is the eager step: for small models of every trait (workloads: `test_catalog`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import CASES, Case, Dropouts, Function, InPlace, Keywords, mean_square, random, run_eager
+from small_models import CASES, Dropouts, Function, InPlace, Keywords, mean_square, random, run_eager
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,9 +16,8 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.capture import as_call
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.workloads.registry import Workload, build, parse_workload
+from rlplace.workloads.registry import build, parse_workload
 
-INCEPTION = "inception_v3@batch=2,image_size=75,classes=3"
 NMT = "nmt@layers=2,units=8,vocab=11,steps=3,batch=2"
 
 
@@ -44,27 +43,6 @@ def test_captured_equals_eager(name: str) -> None:
     assert step.state.keys() == eager.state.keys()
     for buffer, _ in case.model.named_buffers():
         close(step.state[buffer], eager.state[buffer], case.atol)
-
-
-def in_float32(workload: Workload) -> Case:
-    assert workload.loss_fn is not None
-    return Case(workload.model, workload.inputs, workload.loss_fn)
-
-
-@pytest.mark.parametrize("name", [INCEPTION, NMT])
-def test_workloads_equal_eager(name: str) -> None:
-    case = in_float32(build(parse_workload(name)))
-    for module in case.model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    graph = capture(case.model, case.inputs, case.loss_fn, "adam")
-    step, eager = run_graph(graph), run_eager(case)
-    close(step.result, eager.loss, 1e-5)
-    assert step.gradients.keys() == eager.gradients.keys()
-    for parameter, gradient in eager.gradients.items():
-        close(step.gradients[parameter], gradient, 1e-4)
-    for buffer, _ in case.model.named_buffers():
-        close(step.state[buffer], eager.state[buffer], 1e-4)
 
 
 def test_hooks_of_modules_and_of_gradients_are_part_of_the_step() -> None:

@@ -80,7 +80,11 @@ def test_ops_of_the_root_stay_at_the_root_and_sums_of_gradients_go_to_what_they_
 
 
 @pytest.mark.parametrize(
-    "name", ["inception_v3@batch=2,image_size=75,classes=3", "nmt@units=8,vocab=11,steps=3,batch=2"]
+    "name",
+    [
+        pytest.param("inception_v3@batch=2,image_size=75,classes=3", marks=pytest.mark.slow),
+        "nmt@units=8,vocab=11,steps=3,batch=2",
+    ],
 )
 def test_nearly_every_op_of_a_workload_knows_its_module(name: str) -> None:
     workload = build(parse_workload(name))

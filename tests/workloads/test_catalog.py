@@ -54,10 +54,11 @@ TEXTS = {**{name: f"{name}@{options}" for name, options in TINY.items()}, "multi
 
 @dataclass
 class Eager:
-    """The losses of some eager steps, and the gradients of the first."""
+    """The losses of some eager steps, and the gradients and the buffers of the first."""
 
     losses: list[Tensor] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,7 @@ def run_eager(workload: Workload) -> Eager:
         if step == 0:
             named = model.named_parameters()
             eager.gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
+            eager.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         stepper.step()
     return eager
 
@@ -110,6 +112,8 @@ def equals_eager(text: str, crew: Crew) -> None:
     assert captured.gradients.keys() == eager.gradients.keys()
     for name, gradient in eager.gradients.items():
         assert relative(captured.gradients[name], gradient) <= 1e-4, name
+    for name, buffer in eager.buffers.items():
+        assert relative(captured.state[name], buffer) <= 1e-4, name
     placed_equals(graph, eager, captured.state, crew)
 
 
@@ -133,7 +137,7 @@ def test_every_name_is_tested_here() -> None:
     assert TINY.keys() == CONFIGS.keys()
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != "inception_v3"])  # its `small` is hardly larger
 def test_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> None:
     equals_eager(TEXTS[name], crew)
 

@@ -165,6 +165,7 @@ def test_dropout_acts_before_the_classifier():
     assert torch.equal(first.aux_logits, second.aux_logits)
 
 
+@pytest.mark.slow
 def test_captured_step_changes_nothing_in_place():
     config = InceptionV3Config(image_size=107, classes=3)
     with FakeTensorMode():
