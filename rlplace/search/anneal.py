@@ -12,13 +12,15 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-from rlplace.search.levels import nested
+from rlplace.search.levels import nested, split
 from rlplace.search.moves import Neighbourhood
-from rlplace.search.starts import fullness, held_bytes, project, room_bytes, score_starts
+from rlplace.search.starts import best_start, fullness, held_bytes, project, room_bytes
 from rlplace.search.task import Budget, Task
 
 CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
 """How often each kind of move is tried."""
+FEW = 5000
+"""Evaluations that are too few to waste any."""
 SHORT = 1000
 """Moves that are too few for more than one level."""
 
@@ -31,8 +33,9 @@ class AnnealConfig:
     """Placements to try; the search ends with whichever of this and `seconds` comes first."""
     seconds: float = float("inf")
     """Wall time."""
-    batch: int = 8
-    """Moves tried at once from the placement at hand: the first that is accepted is taken. They keep the cores busy."""
+    batch: int | None = None
+    """Moves tried at once from the placement at hand: the first that is accepted is taken, so that a few of them are
+    wasted, but they keep the cores busy. None for 2 with a budget of less than `FEW`, for 8 otherwise."""
     hot: float | None = None
     """Temperature at the start, as a share of the step time; None suits it to the number of groups: a tenth of an
     even share of the step for a group."""
@@ -41,7 +44,7 @@ class AnnealConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.evaluations >= 1 or not self.seconds > 0 or self.batch < 1 or self._is_upside_down():
+        if not self.evaluations >= 1 or not self.seconds > 0 or self._is_nonsense():
             raise InvalidValue(
                 "anneal", (self.evaluations, self.seconds, self.batch, self.hot, self.cold),
                 "evaluations >= 1, seconds > 0, batch >= 1, 0 < cold <= hot",
@@ -52,9 +55,9 @@ class AnnealConfig:
         hot = 0.1 / max(num_groups, 1) if self.hot is None else self.hot
         return hot, hot / 10 if self.cold is None else self.cold
 
-    def _is_upside_down(self) -> bool:
+    def _is_nonsense(self) -> bool:
         hot, cold = self.temperatures(1)
-        return not 0 < cold <= hot
+        return not 0 < cold <= hot or (self.batch is not None and self.batch < 1)
 
 
 def anneal(
@@ -77,8 +80,8 @@ def anneal(
 
 def solve(task: Task) -> None:
     """Anneals from the best heuristic, over the problem's groups and ever finer ones."""
-    starts, times = score_starts(task)
-    anneal_finer(task, task.problem.grouping.expand(starts[0]), float(times[0]), until=1.0)
+    devices, step_s = best_start(task)
+    anneal_finer(task, devices, step_s, until=1.0)
 
 
 def anneal_finer(
@@ -92,7 +95,7 @@ def anneal_finer(
 
     Args:
         task: scores and counts.
-        devices: (N,) where to start from; ops of a group together.
+        devices: (N,) where to start from.
         step_s: their step time.
         until: share of the task's budget at which to stop.
     """
@@ -105,13 +108,37 @@ def anneal_finer(
     if (until - begin) * task.budget.evaluations < SHORT:
         rungs = [middle]
     for count, rung in enumerate(rungs, 1):
-        grouping = levels[rung]
-        groups, step_s = anneal_groups(
-            task, grouping, project(problem, grouping, devices), step_s, coarse=levels[:rung],
+        devices, step_s = anneal_split(
+            task, levels[rung], devices, step_s, coarse=levels[:rung],
             until=begin + (until - begin) * count / len(rungs),
         )  # fmt: skip
-        devices = grouping.expand(groups)
     return devices, step_s
+
+
+def anneal_split(
+    task: Task, grouping: Grouping, devices: NDArray[np.int32], step_s: float, *, until: float,
+    coarse: Sequence[Grouping] = (),
+) -> tuple[NDArray[np.int32], float]:  # fmt: skip
+    """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
+
+    Groups whose ops are on several devices are split by them, and move as blocks too: no start is changed by what it is
+    annealed over.
+
+    Args:
+        task: scores and counts.
+        grouping: what moves together, where it starts together.
+        devices: (N,) where to start from.
+        step_s: their step time.
+        until: share of the task's budget at which to stop.
+        coarse: groupings whose groups are moved as blocks.
+    """
+    parts = split(grouping, devices)
+    if parts.num_groups > grouping.num_groups:
+        coarse = [*coarse, grouping]
+    groups, step_s = anneal_groups(
+        task, parts, project(task.problem, parts, devices), step_s, until=until, coarse=coarse
+    )  # fmt: skip
+    return parts.expand(groups), step_s
 
 
 def anneal_groups(
@@ -139,11 +166,12 @@ def anneal_groups(
     hot, cold = config.temperatures(grouping.num_groups)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
+    batch = config.batch or (2 if task.budget.evaluations < FEW else 8)
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
         temperature = hot * (cold / hot) ** progress
-        count = int(max(1, min(config.batch, until * task.budget.evaluations - task.evaluations)))
+        count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
         moved = near.propose(np.repeat(current[None], count, axis=0), generator, CHANCES, max_window)
         moved_s = task.score(grouping.expand(moved))
         draws = generator.exponential(size=count)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping import Grouping
 from rlplace.search.anneal import anneal_finer
 from rlplace.search.greedy import Greedy
-from rlplace.search.starts import losses, score_starts
+from rlplace.search.starts import best_start, losses
 from rlplace.search.task import Task
 
 POPULATION = 8
@@ -24,21 +24,20 @@ SIGMA = 0.3
 
 def solve(task: Task) -> None:
     """Tunes the scheduler for 30 % of the budget, at most 500 evaluations, then anneals what it found."""
-    starts, times = score_starts(task)
-    groups, step_s = evolve_start(task, starts[0], float(times[0]), until=1.0)
-    anneal_finer(task, task.problem.grouping.expand(groups), step_s, until=1.0)
+    devices, step_s = evolve_start(task, *best_start(task), until=1.0)
+    anneal_finer(task, devices, step_s, until=1.0)
 
 
 def evolve_start(
     task: Task, start: NDArray[np.int32], start_s: float, *, until: float
 ) -> tuple[NDArray[np.int32], float]:
-    """Devices (G,) int32 to anneal from until a share of the budget, and their step time.
+    """Devices (N,) int32 to anneal from until a share of the budget, and their step time.
 
     They are found by tuning the scheduler for 30 % of what is left until then, at most `TUNING` evaluations.
 
     Args:
         task: scores and counts.
-        start: (G,) what comes back if tuning finds nothing better.
+        start: (N,) what comes back if tuning finds nothing better.
         start_s: its step time.
         until: share of the task's budget at which annealing will stop.
     """
@@ -46,7 +45,7 @@ def evolve_start(
         0.3 * (until - task.spent), TUNING / task.budget.evaluations if task.evaluations_left < np.inf else 1.0
     )
     groups, step_s = evolve_groups(task, task.problem.grouping, until=task.spent + tuning)
-    return (groups, step_s) if step_s <= start_s else (start, start_s)
+    return (task.problem.grouping.expand(groups), step_s) if step_s <= start_s else (start, start_s)
 
 
 def evolve_groups(task: Task, grouping: Grouping, *, until: float) -> tuple[NDArray[np.int32], float]:

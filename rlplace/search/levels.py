@@ -70,6 +70,12 @@ def meet(first: Grouping, second: Grouping, rule: str) -> Grouping:
     return _numbered(first.op_group.astype(np.int64) * max(second.num_groups, 1) + second.op_group, rule)
 
 
+def split(grouping: Grouping, devices: NDArray[np.int32]) -> Grouping:
+    """`grouping` with its groups cut by where their ops are in `devices` (N,)."""
+    label = grouping.op_group.astype(np.int64) * (int(devices.max(initial=0)) + 1) + devices
+    return _numbered(label, f"{grouping.rule}, split by device")
+
+
 def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_groups: int) -> Grouping:
     graph, op_group = problem.graph, grouping.op_group
     a, b = op_group[graph.tensor_op[graph.input_tensors]].astype(np.int64), op_group[graph.edge_op].astype(np.int64)

@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError
 from rlplace.graphs.grouping import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
 from rlplace.search.baselines import blocks, single
 from rlplace.search.eft import eft
 from rlplace.search.moves import allowed_devices
-from rlplace.search.task import Task
+from rlplace.search.registry import METHODS
+from rlplace.search.task import Budget, Task
 
 INFEASIBLE = 1e3
 """Loss of a placement that does not fit: more than any logarithm of a step time."""
 MOST_TRIED = 20_000
 """Placements that are few enough to try all of them, where only seconds bound a search."""
+HEURISTICS = ("expert", "heft", "m-etf", "critical-path", "peft", "m-sct", "metis")
+"""Methods that need a handful of evaluations each, the quickest first."""
+HEURISTICS_SHARE = 0.3
+"""No further heuristic begins once this share of the budget is gone."""
 _CHUNK = 256
+
+
+@dataclass(frozen=True)
+class _Through:
+    """A timer that scores through a task, so that its budget and its best hold for a part of it too."""
+
+    task: Task
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        return self.task.score(placements)
+
+
+def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
+    """Devices (N,) int32 of ops and step time of the best of all cheap heuristics, those over ops included.
+
+    The step time is infinite where none is feasible; the devices are then balanced by bytes or on a single device.
+
+    Raises:
+        InvalidValue: as `score_starts`.
+    """
+    starts, times = score_starts(task)
+    found = [(float(times[0]), task.problem.grouping.expand(starts[0]))]
+    for name in HEURISTICS:
+        if task.spent >= HEURISTICS_SHARE or task.is_spent:
+            break
+        part = Task(task.problem, _Through(task), Budget(task.evaluations_left, task.seconds_left))
+        try:
+            METHODS[name].run(part)
+        except (MissingExtra, RunnerError):
+            continue
+        if part.best_devices is not None:
+            found.append((part.best_s, part.best_devices))
+    step_s, devices = min(found, key=lambda pair: pair[0])
+    return devices, step_s
 
 
 def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
 
-    Starts are every single device, contiguous blocks, earliest finish, and groups balanced by bytes.
+    Starts are a single device of every kind, contiguous blocks, earliest finish, and groups balanced by bytes.
 
     Raises:
         InvalidValue: the task's budget is infinite: a search would never end.
@@ -34,13 +74,21 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
         raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
     problem = task.problem
-    devices = [single(problem, device) for device in range(problem.host.num_devices)]
+    devices = [single(problem, device) for device in _kinds(problem)]
     devices += [blocks(problem), eft(problem)]
     starts = np.stack([*(project(problem, problem.grouping, row) for row in devices), balanced(problem)])
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
     return starts[order], times[order]
+
+
+def _kinds(problem: Problem) -> list[int]:
+    """The first of every kind of devices: equal costs, room and rules."""
+    allowed = np.ones((1, problem.host.num_devices)) if problem.allowed is None else problem.allowed
+    columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))
+    first: list[int] = np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist()
+    return first
 
 
 def project(problem: Problem, grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:

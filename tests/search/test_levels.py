@@ -16,13 +16,18 @@ from rlplace.graphs.grouping import Grouping, group_ops
 from rlplace.measure.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.synthetic import synthetic_problem
-from rlplace.search.levels import atoms, coarser, finer, meet, nested
+from rlplace.search.levels import atoms, coarser, finer, meet, nested, split
 
 
 def test_a_meet_by_hand() -> None:
     met = meet(Grouping(np.array([1, 1, 0, 0])), Grouping(np.array([0, 1, 1, 1])), "both")
     assert met.op_group.tolist() == [0, 1, 2, 2]
     assert met.rule == "both"
+
+
+def test_a_split_by_devices_by_hand() -> None:
+    cut = split(Grouping(np.array([0, 0, 0, 1, 1])), np.array([2, 0, 2, 2, 2], dtype=np.int32))
+    assert cut.op_group.tolist() == [0, 1, 0, 2, 2]
 
 
 def test_atoms_keep_classes_and_put_a_source_with_its_first_reader() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from search_problems import Counting, barred, chain_problem, tight_problem
+from search_problems import Counting, barred, chain_problem, fork_problem, tight_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.search.starts import balanced, fullness, held_bytes, project, room_bytes, score_starts
+from rlplace.search.starts import balanced, best_start, fullness, held_bytes, project, room_bytes, score_starts
 from rlplace.search.task import Budget, Task
 
 
@@ -55,3 +55,28 @@ def test_a_search_without_a_budget_is_refused() -> None:
     chain = chain_problem(4, 2)
     with pytest.raises(InvalidValue, match="budget"):
         score_starts(Task(chain, Counting(chain)))
+
+
+def test_the_best_start_is_over_ops_where_that_is_faster() -> None:
+    fork = fork_problem(0, 2)
+    together = Problem(fork.graph, fork.host, fork.costs, Grouping(np.zeros(fork.graph.num_ops, dtype=np.int32)))
+    timer = Counting(together)
+    task = Task(together, timer, Budget(100))
+    devices, step_s = best_start(task)
+    assert len(set(devices.tolist())) == 2
+    assert step_s == task.best_s < score_starts(Task(together, Counting(together), Budget(100)))[1][0]
+    assert timer.count == task.evaluations < 40
+
+
+def test_heuristics_leave_most_of_the_budget() -> None:
+    fork = fork_problem(0, 2)
+    timer = Counting(fork)
+    best_start(Task(fork, timer, Budget(10)))
+    assert timer.count < 10
+
+
+def test_one_device_of_a_kind_is_tried() -> None:
+    chain = chain_problem(4, 3)
+    starts, _ = score_starts(Task(chain, Counting(chain), Budget(100)))
+    assert [row.tolist() for row in starts].count([0, 0, 0, 0]) == 1
+    assert [1, 1, 1, 1] not in starts.tolist()
