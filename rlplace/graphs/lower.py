@@ -27,6 +27,7 @@ from rlplace.graphs.program import (
     map_refs,
     refs_in,
 )
+from rlplace.graphs.refusals import check_apart
 from rlplace.graphs.trace import Output, Trace
 from rlplace.graphs.views import is_view
 
@@ -76,6 +77,11 @@ class _Lowering:
                 self.built.gradient_bytes[position] = facts.tensor_bytes(self._value(self._ref(gradient)))
         if self.is_training and self.optimizer is not None:
             self._add_updates(gradients, self.optimizer)
+        names, producer = self.built.names, self.built.tensor_op
+        check_apart(
+            {names[op]: source.value for op, source in self.sources.items()},
+            {names[producer[tensor]] for _, tensor in self.built.mutations},
+        )
         num_tensors = len(self.built.tensor_op)
         program = Program(
             sources=self.sources,

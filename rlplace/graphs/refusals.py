@@ -8,7 +8,7 @@ import random
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -143,6 +143,38 @@ def check_devices(state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tens
             f"the model and its inputs are on {len(first)} devices ({places}), expected one; move them to one device, "
             f"placing them is our part."
         )
+
+
+def check_apart(named: Mapping[str, torch.Tensor], written: Set[str]) -> None:
+    """Refuses tensors that share memory with one that the step writes to: on two devices they would come apart.
+
+    Args:
+        named: parameters, buffers, inputs and constants.
+        written: names of those that change in place.
+
+    Raises:
+        CaptureError: names both.
+    """
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in named.items():
+        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+    for sharing in by_storage.values():
+        for name in filter(written.__contains__, sharing) if len(sharing) > 1 else ():
+            low, high = _span(named[name])
+            for other in sharing:
+                if other != name and _span(named[other])[0] < high and low < _span(named[other])[1]:
+                    raise CaptureError(
+                        f"the step writes to {name}, which shares memory with {other}, and they may be placed apart; "
+                        f"give one of them memory of its own (`.clone()`), or tie them by one name."
+                    )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of its storage that a tensor shows, and the one behind the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    num_items = 1 + reach if tensor.numel() else 0
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + num_items * tensor.element_size()
 
 
 def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:

@@ -183,6 +183,26 @@ def test_a_plain_attribute_written_in_place_is_refused_and_taken_back() -> None:
     assert model.seen.tolist() == [0, 0, 0, 0]
 
 
+def test_what_is_written_may_share_no_memory() -> None:
+    class Adds(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x += 1
+            return x * y
+
+    x = torch.ones(4)
+    for y in (x, x[:1], x[3:]):
+        with pytest.raises(CaptureError, match=r"writes to input_0, which shares memory with input_1.*clone"):
+            capture(Adds(), (x, y))
+    both = torch.ones(2, 4)
+    assert run_graph(capture(Adds(), (both[0], both[1]))).result.tolist() == [2, 2, 2, 2]
+    assert run_graph(capture(Function(torch.mul, 4, torch.float32), (x, x))).result.shape == (4,)  # is only read
+    linear = nn.Linear(2, 2)
+    linear.bias = nn.Parameter(linear.weight.detach()[0])
+    capture(linear, x[:2], mean_square)  # nothing is updated
+    with pytest.raises(CaptureError, match=r"writes to \w+, which shares memory with \w+"):
+        capture(linear, x[:2], mean_square, "sgd")
+
+
 def test_a_post_accumulate_hook_is_refused() -> None:
     linear = nn.Linear(4, 4)
     linear.weight.register_post_accumulate_grad_hook(lambda parameter: None)
