@@ -31,8 +31,13 @@ format: install
 
 check: lint test
 
+# About two hours on two idle cores; every line stands by itself.
 bench: install
 	$(BIN)/rlplace bench simulator
+	$(BIN)/python benchmarks/graphs.py benchmarks/results
+	$(BIN)/python benchmarks/groupings.py
+	$(BIN)/python benchmarks/core.py core-dev --seeds 3
+	$(BIN)/python benchmarks/core.py core
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -11,6 +11,12 @@ from rlplace.errors import InvalidValue
 
 Size = Literal["small", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")
+MOST = 1 << 31
+"""Largest value of an integer: tensors count their elements."""
+COPIES = ("layers", "blocks", "steps", "experts", "tables")
+"""Options that count what is built one by one."""
+MOST_COPIES = 10_000
+"""Largest value of those: more would take hours to build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,9 @@ class WorkloadConfig(ABC):
             elif isinstance(default, int):
                 least = self.LEAST.get(field.name, 1)
                 is_integer = isinstance(value, int) and not isinstance(value, bool)
-                self._require(is_integer and value >= least, field.name, f"an integer of at least {least}")
+                most = MOST_COPIES if field.name in COPIES else MOST
+                is_in_range = is_integer and least <= value <= most
+                self._require(is_in_range, field.name, f"an integer of at least {least} and at most {most:,}")
             else:
                 is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
                 self._require(is_number, field.name, "a finite number")
