@@ -52,13 +52,13 @@ def parse_workload(text: str) -> WorkloadSpec:
     return _parse_single(text)
 
 
-def build(spec: WorkloadSpec, *, default_size: Size = "small", seed: int = 0) -> Workload:
+def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int = 0) -> Workload:
     """The workload's model, inputs, loss and optimizer; the same seed gives the same weights and inputs.
 
     The global random state is left as it was. Under an active `FakeTensorMode` nothing is allocated.
 
     Args:
-        spec: from `parse_workload`.
+        spec: from `parse_workload`, or the text itself.
         default_size: the size of a spec that names none.
         seed: of torch's generators while the model and its inputs are made.
 
@@ -68,6 +68,8 @@ def build(spec: WorkloadSpec, *, default_size: Size = "small", seed: int = 0) ->
             returned something else than `(model, inputs[, loss_fn[, optimizer]])`; or the workload is a graph file.
         MissingExtra: the model comes from a package that is not installed.
     """
+    if isinstance(spec, str):
+        spec = parse_workload(spec)
     if spec.is_file:
         raise InvalidValue(
             "workload", str(spec), "a name or package.module:function",

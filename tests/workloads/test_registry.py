@@ -279,3 +279,11 @@ def test_face_offers_the_models():
     assert all(hasattr(rlplace.workloads, name) for name in rlplace.workloads.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = rlplace.workloads.nothing
+
+
+def test_a_text_can_be_built_at_once() -> None:
+    tiny = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
+    first, second = build(tiny), build(parse_workload(tiny))
+    assert first.name == second.name == tiny
+    with pytest.raises(UnknownName, match="nmtt"):
+        build("nmtt")
