@@ -69,6 +69,11 @@ def compare(
             is_quiet=quiet,
         )  # fmt: skip
     else:
+        if objective not in ("latency", "throughput"):
+            raise InvalidValue(
+                "objective", objective, "latency or throughput", where="compare",
+                hint="max-load and piece-latency are for files of the published benchmark.",
+            )  # fmt: skip
         from rlplace.compare.compare import CompareConfig
         from rlplace.compare.session import run_compare, split_methods
         from rlplace.graphs.constraints import Constraints

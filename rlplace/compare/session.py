@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,11 +123,16 @@ def show(comparison: Comparison, progress: Progress, *, is_quiet: bool) -> dict[
     result = comparison.to_dict()
     if not is_quiet:
         console = Console(stderr=True, highlight=False)
-        console.print(compare_table(result), width=None if console.is_terminal else max(console.width, WIDTH))
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = WIDTH
+        console.print(compare_table(result))
     return result
 
 
 def say_row(row: Row) -> str:
     """A row as a line of progress."""
     outcome = format_seconds(row.value_s) if row.ok else f"{row.status}: {row.why}"
-    return f"{row.method} (seed {row.seed}): {outcome}, {row.evaluations:,} evaluations in {format_seconds(row.plan_s)}"
+    if not row.evaluations:
+        return f"{row.method} (seed {row.seed}): {outcome}"
+    word = "evaluation" if row.evaluations == 1 else "evaluations"
+    return f"{row.method} (seed {row.seed}): {outcome}, {row.evaluations:,} {word} in {format_seconds(row.plan_s)}"

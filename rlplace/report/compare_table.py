@@ -21,12 +21,10 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     Args:
         comparison: with `rows`, `objective`, `best` and the bound.
     """
-    rows = sorted(
-        comparison["rows"], key=lambda row: (not row["placement"], _value_ms(row), row["method"], row["seed"])
-    )
     best, bound_ms = comparison["best"], _bound_ms(comparison)
+    rows = sorted(comparison["rows"], key=lambda row: (*_order(row)[:2], not _is(row, best), *_order(row)[2:]))
     has_seeds = len({row["seed"] for row in rows}) > 1
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, caption_justify="left")
     table.add_column("method", no_wrap=True)
     if has_seeds:
         table.add_column("seed", justify="right", no_wrap=True)
@@ -34,7 +32,7 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     if comparison.get("measured"):
         table.add_column("", justify="left", no_wrap=True)
         table.add_column("simulated", justify="right", no_wrap=True)
-    for heading in ("over bound", "evaluations", "found in", "peak memory"):
+    for heading in ("over\nbound", "evaluations", "found\nin", "peak\nmemory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("notes", overflow="fold")
     is_apart = False
@@ -42,7 +40,7 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
         if not row["placement"] and not is_apart:
             table.add_section()
             is_apart = True
-        is_best = best is not None and (row["method"], row["seed"]) == (best["method"], best["seed"])
+        is_best = _is(row, best)
         style = "bold green" if is_best and row["placement"] else "dim" if not row["placement"] else None
         table.add_row(*_cells(row, comparison, is_best=is_best, has_seeds=has_seeds), style=style)
     table.add_section()
@@ -76,6 +74,10 @@ def _cells(row: Mapping[str, Any], comparison: Mapping[str, Any], *, is_best: bo
 
 def _order(row: Mapping[str, Any]) -> tuple[bool, float, str, int]:
     return not row["placement"], _value_ms(row), row["method"], row["seed"]
+
+
+def _is(row: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
+    return best is not None and (row["method"], row["seed"]) == (best["method"], best["seed"])
 
 
 def _heading(comparison: Mapping[str, Any]) -> str:

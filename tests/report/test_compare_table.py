@@ -10,14 +10,18 @@ from rlplace.compare.row import Comparison, Row
 from rlplace.report.compare_table import compare_table
 
 
-def shown(comparison: Comparison) -> list[str]:
-    console = Console(file=io.StringIO(), width=140, color_system=None)
+def shown(comparison: Comparison, width: int = 140) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(compare_table(comparison.to_dict()))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def line_of(lines: list[str], word: str) -> str:
     return next(line for line in lines if line.strip().startswith(word))
+
+
+def heading(lines: list[str]) -> str:
+    return " ".join(lines[1:3])
 
 
 def test_the_fastest_placement_comes_first_and_wins() -> None:
@@ -28,7 +32,7 @@ def test_the_fastest_placement_comes_first_and_wins() -> None:
         Row("data-parallel", 0, "ok", 0.001, is_placement=False),
     )
     lines = shown(Comparison("w", "h", "latency", rows, 0.0016, "critical path", {}))
-    order = [line.split()[0] for line in lines if line.strip()][2:7]
+    order = [line.split()[0] for line in lines if line.strip()][3:8]
     assert order == ["anneal", "single", "cp-sat", "data-parallel", "lower"]
     assert "★" in line_of(lines, "anneal")
     assert "+25.0%" in line_of(lines, "anneal")
@@ -43,9 +47,9 @@ def test_seeds_and_measured_columns_only_where_there_are_any() -> None:
     rows = (Row("random", 0, "ok", 0.002, spread_s=1e-4, simulated_s=0.003), Row("random", 1, "ok", 0.0021))
     plain = shown(Comparison("w", "h", "latency", rows[:1], 0.001, "b", {}))
     measured = shown(Comparison("w", "h", "latency", rows, 0.001, "b", {}, is_measured=True))
-    assert "seed" not in plain[1]
-    assert "simulated" not in plain[1]
-    assert "seed" in measured[1]
+    assert "seed" not in heading(plain)
+    assert "simulated" not in heading(plain)
+    assert "seed" in heading(measured)
     assert "± 0.10" in line_of(measured, "random")
     assert "3.00" in line_of(measured, "random")
 
@@ -53,6 +57,23 @@ def test_seeds_and_measured_columns_only_where_there_are_any() -> None:
 def test_published_values_are_in_ms() -> None:
     rows = (Row("dp", 0, "ok", 0.25),)
     lines = shown(Comparison("w.json", "own", "max-load", rows, 0.2, "work", {}))
-    assert "load, ms" in lines[1]
+    assert "load, ms" in heading(lines)
     assert "250.00" in line_of(lines, "dp")
     assert "200.00" in line_of(lines, "lower bound")
+
+
+def test_headings_and_reasons_stay_readable_in_80_columns() -> None:
+    rows = (
+        Row("critical-path", 0, "ok", 0.0125, evaluations=63133, plan_s=0.0983, peak_bytes=(761 * 2**20,)),
+        Row("scotch", 0, "skipped", why="not installed"),
+    )
+    lines = shown(Comparison("w", "h", "latency", rows, 0.0119, "b", {}), width=80)
+    assert "…" not in "".join(lines)
+    assert all(word in heading(lines) for word in ("step, ms", "evaluations", "memory"))
+    assert "skipped" in "\n".join(lines)
+
+
+def test_of_equal_rows_the_winner_comes_first() -> None:
+    rows = (Row("blocks", 0, "ok", 0.002), Row("anneal", 0, "ok", 0.002))
+    lines = shown(Comparison("w", "h", "latency", rows, 0.001, "b", {}))
+    assert "★" in next(line for line in lines if line.strip().startswith(("blocks", "anneal")))
