@@ -10,7 +10,7 @@ from rlplace.search.levels import atoms
 from rlplace.search.starts import best_start, try_all
 from rlplace.search.task import Task
 
-RUN = 10_000
+RUN = 50_000
 """Evaluations that pay for a run: with twice as many and more, several runs share half of the budget ..."""
 MOST_RUNS = 8
 """... but no more than these."""
