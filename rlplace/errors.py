@@ -28,7 +28,8 @@ class UnknownName(UserError):
         self.known = tuple(sorted(known))
         self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
         hint = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
-        super().__init__(f"unknown {kind} {name!r}: {hint} Known: {', '.join(self.known)}.")
+        known_names = f" Known: {', '.join(self.known)}." if self.known else " There is none that could be meant."
+        super().__init__(f"unknown {kind} {name!r}: {hint}{known_names}")
 
 
 class InvalidValue(UserError):

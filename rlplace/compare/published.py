@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlplace.compare.compare import CompareConfig, compare
+from rlplace.compare.compare import OP_ORDER, CompareConfig, compare
 from rlplace.compare.row import PUBLISHED, Comparison, Objective, Row, RowStatus
 from rlplace.compare.session import check_save, save_rows, say_row, show
 from rlplace.errors import InvalidValue, UnknownName
@@ -55,7 +55,7 @@ def run_published(
     progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
     config = CompareConfig((), evaluations, seconds, seeds, objective)
     if objective not in PUBLISHED:
-        config = dataclasses.replace(config, methods=_names(methods, tuple(STEP_METHODS)))
+        config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
         check_save(save)
         comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
     else:
