@@ -88,6 +88,8 @@ def compare(
         )  # fmt: skip
     if json:
         print_json(result)
+    if result["interrupted"]:
+        raise KeyboardInterrupt
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {"compare": compare}

@@ -106,7 +106,8 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
-    Methods search on the simulator. A method that lacks its extra, or fails, gives a row that says so.
+    Methods search on the simulator. A method that lacks its extra, or fails, gives a row that says so. Ctrl-C ends the
+    search: what was found until then is compared as simulated.
 
     Args:
         problem: what is placed; profiled (and calibrated) where the host is real.
@@ -126,22 +127,28 @@ def compare(
         )  # fmt: skip
     simulator = Simulator(problem, objective=config.objective, threads=config.threads)
     rows: list[Row] = []
-    for row in _searched(problem, simulator, config, rows):
-        rows.append(row)
-        if on_row is not None:
-            on_row(row)
-    is_measured = not problem.host.is_simulated and config.objective == "latency"
+    is_interrupted = False
+    try:
+        for row in _searched(problem, simulator, config, rows):
+            rows.append(row)
+            if on_row is not None:
+                on_row(row)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        is_interrupted = True
+    is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
         rows = _measured(problem, simulator, rows, others)
     else:
-        rows += [row for row, _ in others]
+        rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
     reached = min((row.value_s for row in rows if row.is_placement), default=math.inf)
     if bound_s * (1 - ROUNDING) <= reached < bound_s:  # a bound that is reached, summed up in another order
         bound_s = reached
     return Comparison(
         workload, problem.host.name, config.objective, tuple(rows), bound_s, bound,
-        config.budget, is_measured,
+        config.budget, is_measured, is_interrupted,
     )  # fmt: skip
 
 

@@ -73,6 +73,7 @@ class Comparison:
         lower_bound: the argument that gives it.
         budget: what each method could spend, as people read it.
         is_measured: whether step times come from running.
+        is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
     """
 
     workload: str
@@ -83,6 +84,7 @@ class Comparison:
     lower_bound: str
     budget: dict[str, float | None]
     is_measured: bool = False
+    is_interrupted: bool = False
 
     @property
     def best(self) -> Row | None:
@@ -104,6 +106,7 @@ class Comparison:
             "host": self.host,
             "objective": self.objective,
             "measured": self.is_measured,
+            "interrupted": self.is_interrupted,
             "budget": self.budget,
             "lower_bound": self.lower_bound,
             "lower_bound_s": None if is_published else self.lower_bound_s,

@@ -192,3 +192,15 @@ def test_a_solver_that_fails_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("rlplace.search.baselines.solve_blocks", failing)
     single, blocks = compare(two_chains(), CompareConfig(("single", "blocks"))).rows
     assert (single.status, blocks.status, blocks.why) == ("ok", "error", "the program gmap failed")
+
+
+def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlplace.search.baselines.solve_random", interrupted)
+    comparison = compare(two_chains(), CompareConfig(("single", "random"), evaluations=4))
+    assert [row.method for row in comparison.rows] == ["single"]
+    assert comparison.to_dict()["interrupted"] is True
+    with pytest.raises(KeyboardInterrupt):  # nothing to keep
+        compare(two_chains(), CompareConfig(("random",), evaluations=4))
