@@ -134,7 +134,9 @@ class _Lowering:
             size = facts.tensor_bytes(value) if kind == "parameter" else 0
             op = self.built.add_op(name, kind, module, FORWARD, kind, facts.NOTHING, parameter_bytes=size)
             self.sources[op] = Source(kind, key, value.detach())
-            self.refs[node] = Ref(self.built.add_tensor(op, 0, node.meta["val"]))
+            self.refs[node] = ref = Ref(self.built.add_tensor(op, 0, node.meta["val"]))
+            if kind in ("parameter", "buffer"):  # a recomputed forward reads the module's own tensors
+                self.constants.setdefault(_memory(value), ref)
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
@@ -146,7 +148,7 @@ class _Lowering:
                 f"attention) or hold packed weights (quantized layers) cannot be placed; use their plain counterparts.",
                 op=str(reader.target),
             )
-        memory = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        memory = _memory(value)
         if memory not in self.constants:  # tracing names a tensor anew wherever it is read
             op = self.built.add_op(node.name, "constant", module_of(node), FORWARD, "constant", facts.NOTHING)
             self.sources[op] = Source("constant", "", value.detach())
@@ -259,6 +261,11 @@ class _Lowering:
 
     def _producer(self, ref: Ref) -> int:
         return self.built.tensor_op[self._base(ref)]
+
+
+def _memory(value: torch.Tensor) -> tuple[Any, ...]:
+    """The memory that a tensor shows, and how it shows it."""
+    return value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype
 
 
 def _is_store(node: torch.fx.Node) -> bool:
