@@ -116,12 +116,13 @@ def _show(result: dict[str, Any], json: bool) -> None:
     if json:
         print_json(result)
     elif result["status"] == "ok":
+        spread = f" ± {result['spread_s'] * 1e3:.2f}" if result["kind"] == "measured" else ""
         say(
-            f"{result['kind']}: {result['step_time_s'] * 1e3:.2f} ms ± {result['spread_s'] * 1e3:.2f}, "
+            f"{result['placement']}, {result['kind']}: {result['step_time_s'] * 1e3:.2f} ms{spread}, "
             f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
         )
     else:
-        say(f"{result['kind']}: {result['status']}: {result['why']}")
+        say(f"{result['placement']}, {result['kind']}: {result['status']}: {result['why']}")
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {

@@ -33,7 +33,7 @@ ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 def time_placement(
     spec: WorkloadSpec, host: Host, path: Path | None, *, is_measured: bool, seed: int, timeline: Path | None
 ) -> dict[str, Any]:
-    """What `--json` prints: status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
+    """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
     Args:
         spec: the workload.
@@ -74,8 +74,10 @@ def time_placement(
     if timeline is not None:
         write_chrome_trace(timeline, traces, graph, problem.host)
     bound_s, bound = lower_bound_s(problem)
+    only = problem.host.devices[int(plan.devices[0])].name if placement is None and graph.num_ops else ""
     return {
         "schema": 1,
+        "placement": f"everything on {only}" if path is None else str(path),
         "kind": "measured" if is_measured else "simulated",
         "status": measurement.status,
         "why": measurement.why,
