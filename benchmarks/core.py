@@ -16,8 +16,8 @@ from best_known import known
 from record import RESULTS, as_markdown, record
 from suites import SUITES, WORKLOADS, key_of, problem_of
 
-from rlplace.compare.compare import CompareConfig, compare
 from rlplace.compare.ratios import mean_ratio
+from rlplace.compare.run import CompareConfig, compare
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.search.registry import METHODS
 

@@ -19,8 +19,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "capture": "rlplace.graphs",
     "OpGraph": "rlplace.graphs",
+    "Constraints": "rlplace.graphs",
     "Grouping": "rlplace.graphs",
     "group_ops": "rlplace.graphs",
+    "load_graph": "rlplace.graphs",
+    "register_cost": "rlplace.graphs",
+    "save_graph": "rlplace.graphs",
     "Costs": "rlplace.measure",
     "Device": "rlplace.measure",
     "Host": "rlplace.measure",

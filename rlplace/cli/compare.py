@@ -74,7 +74,7 @@ def compare(
                 "objective", objective, "latency or throughput", where="compare",
                 hint="max-load and piece-latency are for files of the published benchmark.",
             )  # fmt: skip
-        from rlplace.compare.compare import CompareConfig
+        from rlplace.compare.run import CompareConfig
         from rlplace.compare.session import run_compare, split_methods
         from rlplace.graphs.constraints import Constraints
 

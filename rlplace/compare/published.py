@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlplace.compare.compare import OP_ORDER, CompareConfig, compare
 from rlplace.compare.row import PUBLISHED, Comparison, Objective, Row, RowStatus
+from rlplace.compare.run import OP_ORDER, CompareConfig, compare
 from rlplace.compare.session import check_save, save_rows, say_row, show
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.files import read_json

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.compare.compare import OP_ORDER, CompareConfig, compare
 from rlplace.compare.people import PEOPLE, what_people_run
 from rlplace.compare.row import Comparison, Row
+from rlplace.compare.run import OP_ORDER, CompareConfig, compare
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs.constraints import Constraints
 from rlplace.measure.host import Host

@@ -8,6 +8,7 @@ from torch import nn
 
 from rlplace.export.step import PlacedModel
 from rlplace.graphs.capture import capture
+from rlplace.graphs.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
 from rlplace.graphs.trace import LossFn
 from rlplace.measure.host import Host
@@ -24,6 +25,8 @@ def place(
     host: Host | None = None,
     budget_s: float = 60.0,
     seed: int = 0,
+    grouping: str = "heavy-edge",
+    constraints: Constraints | None = None,
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
 
@@ -35,8 +38,12 @@ def place(
         host: of this machine; `Host.detect()` by default.
         budget_s: seconds of search.
         seed: of the search and of random ops.
+        grouping: the rule that groups are made by.
+        constraints: pins, exclusions and what stays together.
     """
     graph = capture(model, inputs, loss_fn, optimizer)
-    problem = Problem.profile(graph, Host.detect() if host is None else host)
+    problem = Problem.profile(
+        graph, Host.detect() if host is None else host, grouping=grouping, constraints=constraints
+    )
     result = train(problem, budget_s=budget_s, seed=seed)
     return PlacedModel(graph, problem.host, result.placement.plan, seed=seed)

@@ -1,6 +1,8 @@
 """Graphs: what a step computes (`OpGraph`), how to run it (`Program`), what moves together (`Grouping`)."""
 
 from rlplace.graphs.capture import capture
+from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.formats import load_graph, save_graph
 from rlplace.graphs.grouping import Grouping, group_ops
 from rlplace.graphs.interpreter import StepResult, run_graph
 from rlplace.graphs.op_costs import register_cost, unregister_cost
@@ -12,6 +14,7 @@ __all__ = [
     "FORWARD",
     "PHASES",
     "UPDATE",
+    "Constraints",
     "Grouping",
     "OpGraph",
     "OptimizerSpec",
@@ -19,7 +22,9 @@ __all__ = [
     "StepResult",
     "capture",
     "group_ops",
+    "load_graph",
     "register_cost",
     "run_graph",
+    "save_graph",
     "unregister_cost",
 ]

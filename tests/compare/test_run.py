@@ -10,8 +10,8 @@ import torch
 from core_hosts import core_host
 from micrographs import op_graph
 
-from rlplace.compare.compare import CompareConfig, compare
 from rlplace.compare.row import Comparison, Row
+from rlplace.compare.run import CompareConfig, compare
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.graphs.capture import capture
 from rlplace.graphs.grouping import Grouping
