@@ -26,7 +26,7 @@ from rlplace.search.registry import find
 from rlplace.search.task import Budget
 
 STORE = Path(__file__).parent / "best_known.json"
-PASSES = ((0, 50_000), (1, 200_000), (2, 750_000))
+PASSES = ((0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000))
 """Seed and evaluations of each pass."""
 METHOD = "portfolio"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
