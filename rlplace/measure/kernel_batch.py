@@ -6,6 +6,7 @@ import numpy as np
 
 from rlplace.measure.compiled import HANDOVER, JOB, Compiled
 from rlplace.measure.jit import Floats, Ints, Longs, kernel
+from rlplace.measure.kernel_cutoff import SLACK, least_seconds
 from rlplace.measure.kernel_events import EventScratch, retime_events
 from rlplace.measure.kernel_memory import find_peaks, lay_out_memory
 from rlplace.measure.kernel_plan import plan
@@ -18,22 +19,35 @@ from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 @kernel
 def evaluate(
     p: Compiled, s: Scratch, v: EventScratch, throughput: bool, batch: PlanBatch, first: int, last: int, rank: Ints,
-    by_rank: Ints, step_s: Floats, peak_bytes: Longs,
+    by_rank: Ints, cutoff_s: Floats, step_s: Floats, peak_bytes: Longs,
 ) -> None:  # fmt: skip
     """Fill places `first` up to `last` of `step_s` (B,) and `peak_bytes` (B, accounts).
 
-    Placements that come without a plan are planned. The step time is infinite where memory does not suffice. What is
-    left in the scratch (the plan, times, memory events) is that of the last one.
+    Placements that come without a plan are planned. The step time is infinite where memory does not suffice, and may be
+    where it is above `cutoff_s` (B,), whose peaks are then 0. What is left in the scratch (the plan, times, memory
+    events) is that of the last one.
     """
     by_event = p.has_corun or p.by_request
     for b in range(first, last):
         devices = batch.devices[b]
+        cutoff = cutoff_s[b] * (1.0 + SLACK)
+        if cutoff < np.inf and least_seconds(p, s, devices, throughput) > cutoff:
+            step_s[b] = np.inf
+            peak_bytes[b] = 0
+            continue
+        # launches delay what is planned, but with launches by request or co-run slowdown a delay may save time
+        planned_cutoff = np.inf if throughput or by_event else cutoff
+        planned = 0.0
         if len(batch.sequence) > 0:
             load_plan(s, batch, b)
         elif p.is_general:
-            plan_general(p, s, devices, rank, by_rank)
+            planned = plan_general(p, s, devices, rank, by_rank, planned_cutoff)
         else:
-            plan(p, s, devices, rank, by_rank)
+            planned = plan(p, s, devices, rank, by_rank, planned_cutoff)
+        if planned > planned_cutoff:
+            step_s[b] = np.inf
+            peak_bytes[b] = 0
+            continue
         lay_out_memory(p, s, devices)
         if by_event:
             retime_events(p, s, v, devices)

@@ -11,12 +11,13 @@ import numpy as np
 
 from rlplace.measure.compiled import HANDOVER, Compiled
 from rlplace.measure.jit import Ints, Longs, kernel, lowest_bit, pointer
+from rlplace.measure.kernel_cutoff import forget_ready
 from rlplace.measure.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 
 @kernel
-def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints) -> float:
+def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch.
 
     Args:
@@ -25,6 +26,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
         placement: (N,) int32, device of each op.
         ranks: (N,) int32, place of each op in order of priority.
         ops_by_rank: (N,) int32, op at each place.
+        cutoff_s: a step that cannot end by then is left at once, infinite; the scratch holds paths and work left.
     """
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
     op_time_s, output_offsets = pointer(p.op_time_s), pointer(p.output_offsets)
@@ -41,6 +43,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(s.slot_tail), pointer(s.slot_next)
     follower, link_free_s, link_last = pointer(s.follower), pointer(s.link_free_s), pointer(s.link_last)
     has_handovers, has_updates, updates = p.has_handovers, p.has_updates, p.updates
+    path_s, work_left_s = pointer(s.path_s), pointer(s.work_left_s)
     devices, rank, by_rank = pointer(placement), pointer(ranks), pointer(ops_by_rank)
     one = 1
     never = np.inf
@@ -169,6 +172,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                     here = int(waiting[op] == 0)
                     ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
         startable = idle & ready
+        late = 0
         while startable:
             d = lowest_bit(startable)
             others = startable & (startable - 1)
@@ -185,11 +189,17 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
             op = by_rank[best]
             sequence[position] = op
             position += 1
-            end = now + op_time_s[op * num_devices + d]
+            seconds = op_time_s[op * num_devices + d]
+            end = now + seconds
+            late |= int(now + path_s[op] > cutoff_s) | int(now + work_left_s[d] > cutoff_s)
+            work_left_s[d] -= seconds
             start_s[op] = now
             end_s[op] = end
             slot_end_s[d] = end
             slot_item[d] = op
+        if late:
+            forget_ready(s)
+            return never
         soonest = never_bits
         due = slot = 0
         while slot_bits[slot] >= 0:

@@ -9,13 +9,16 @@ import numpy as np
 
 from rlplace.measure.compiled import HANDOVER, QUEUED, Compiled
 from rlplace.measure.jit import Floats, Ints, kernel, lowest_bit, pointer
+from rlplace.measure.kernel_cutoff import forget_ready
 from rlplace.measure.kernel_plan import drop, peek, push, sort
 from rlplace.measure.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 
 @kernel
-def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints) -> float:
+def plan_general(
+    p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float
+) -> float:  # fmt: skip
     """Seconds of the planned step; the plan and its times are left in the scratch. Arguments as of `plan`."""
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
     num_links, op_time_s, output_offsets = p.num_links, pointer(p.op_time_s), pointer(p.output_offsets)
@@ -41,6 +44,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
     updater_ops = pointer(updates.updater_ops)
     devices, rank, order = pointer(placement), pointer(ranks), pointer(ops_by_rank)
+    path_s, work_left_s = pointer(s.path_s), pointer(s.work_left_s)
     one = 1
     never = np.inf
     s.slot_end_s[:] = never
@@ -204,6 +208,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
             reserved_by[d] = 0
         reserved = 0
         closed = 0
+        late = 0
         while True:
             d = -1
             best_key = 0x7FFFFFFFFFFFFFFF
@@ -229,6 +234,8 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                     ready &= ~(drop(leaf, middle, top, num_leaf, num_middle, num_top, d, best) << d)
                     item = order[best]
                     duration = op_time_s[item * num_devices + d]
+                    late |= int(now + path_s[item] > cutoff_s) | int(now + work_left_s[d] > cutoff_s)
+                    work_left_s[d] -= duration
             else:
                 k = copy_cursor[d]
                 copy_cursor[d] = copy_next[k]
@@ -269,6 +276,9 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
             if is_gang[d]:
                 reserved_by[d] |= atoms[d] & ~(busy | reserved)
                 reserved |= reserved_by[d]
+        if late:
+            forget_ready(s)
+            return never
         # the next instant
         soonest = earliest(slot_end_s, num_slots)
         if has_corun and soonest > now:

@@ -94,3 +94,12 @@ class StepTimer(Protocol):
     def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B,) seconds for (B, N) placements; infinite where a placement failed."""
         ...
+
+
+@runtime_checkable
+class CutoffTimer(StepTimer, Protocol):
+    """A step timer that can leave slow placements early."""
+
+    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`step_times`, but those above `cutoff_s` (B,) may come back as infinite."""
+        ...

@@ -29,6 +29,8 @@ class Scratch(NamedTuple):
     end_s: Floats  # (N + K,)
     peak_bytes: Longs  # (accounts,)
     load_s: Floats  # (D + L,)
+    path_s: Floats  # (N,) least seconds from an op's start to the end of the step
+    work_left_s: Floats  # (D,) seconds of the ops that a device has not begun
     # planning
     waiting: Ints  # (N + K,) what an item still waits for
     ended: Ints  # (N,) ops that end at one instant
@@ -86,6 +88,8 @@ def new_scratch(p: Compiled) -> Scratch:
         end_s=np.zeros(n + k),
         peak_bytes=np.zeros(p.num_accounts, np.int64),
         load_s=np.zeros(d + links),
+        path_s=np.zeros(n),
+        work_left_s=np.zeros(d),
         waiting=np.zeros(n + k, np.int32),
         ended=np.zeros(n, np.int32),
         found=np.zeros(2 * len(p.updates.updater_ops), np.int32),

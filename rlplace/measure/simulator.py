@@ -92,6 +92,17 @@ class Simulator:
         """
         return self._evaluate(self._unplanned(placements), priorities)[0]
 
+    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`step_times`, sooner: those above `cutoff_s` (B,) may come back as infinite, the others are the same.
+
+        Raises:
+            InvalidValue: a placement that does not fit the problem, or not one cutoff for each.
+        """
+        batch, cutoff_s = self._unplanned(placements), np.ascontiguousarray(cutoff_s, dtype=np.float64)
+        if cutoff_s.shape != (len(batch.devices),):
+            raise InvalidValue("cutoff_s", cutoff_s.shape, f"shape {(len(batch.devices),)}", where="simulator")
+        return self._evaluate(batch, cutoff_s=cutoff_s)[0]
+
     def plan(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> Plan:
         """The placement `devices` (N,) with every order fixed.
 
@@ -181,20 +192,23 @@ class Simulator:
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
         return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
 
-    def _evaluate(self, batch: PlanBatch, priorities: NDArray[np.float64] | None = None) -> Results:
+    def _evaluate(
+        self, batch: PlanBatch, priorities: NDArray[np.float64] | None = None,
+        cutoff_s: NDArray[np.float64] | None = None,
+    ) -> Results:  # fmt: skip
         """Step times (B,) and peaks (B, accounts), on every thread."""
         count = len(batch.devices)
         if self._threads == 1 or count < 2:
             with self._scratch() as (s, v):
-                return self._run(s, v, batch, priorities)
+                return self._run(s, v, batch, priorities, cutoff_s)
         rank, by_rank = self._priority_order(priorities)
-        results = self._results(count)
+        cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
         size = max(1, count // (4 * self._threads))
 
         def run(first: int) -> None:
             with self._scratch() as (s, v):
                 last = min(first + size, count)
-                evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, *results)
+                evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, cutoffs, *results)
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
@@ -202,13 +216,14 @@ class Simulator:
         return results
 
     def _run(
-        self, s: Scratch, v: EventScratch, batch: PlanBatch, priorities: NDArray[np.float64] | None = None
-    ) -> Results:
+        self, s: Scratch, v: EventScratch, batch: PlanBatch, priorities: NDArray[np.float64] | None = None,
+        cutoff_s: NDArray[np.float64] | None = None,
+    ) -> Results:  # fmt: skip
         """Step times (B,) and peaks (B, accounts), on this thread."""
         rank, by_rank = self._priority_order(priorities)
         count = len(batch.devices)
-        results = self._results(count)
-        evaluate(self._compiled, s, v, self._throughput, batch, 0, count, rank, by_rank, *results)
+        cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
+        evaluate(self._compiled, s, v, self._throughput, batch, 0, count, rank, by_rank, cutoffs, *results)
         return results
 
     def _results(self, count: int) -> Results:
@@ -258,6 +273,10 @@ def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=np.int32)
     return rank, order
+
+
+def _cutoffs(cutoff_s: NDArray[np.float64] | None, count: int) -> NDArray[np.float64]:
+    return np.full(count, np.inf) if cutoff_s is None else cutoff_s
 
 
 def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

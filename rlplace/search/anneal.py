@@ -173,10 +173,11 @@ def anneal_groups(
         temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
         moved = near.propose(np.repeat(current[None], count, axis=0), generator, CHANCES, max_window)
-        moved_s = task.score(grouping.expand(moved))
         draws = generator.exponential(size=count)
+        acceptable_s = current_s * (1.0 + temperature * draws)
+        moved_s = task.score(grouping.expand(moved), acceptable_s)
         if np.isfinite(current_s):
-            accepted = moved_s <= current_s * (1.0 + temperature * draws)
+            accepted = moved_s <= acceptable_s
         elif np.isfinite(moved_s).any():
             accepted = np.isfinite(moved_s)
         else:

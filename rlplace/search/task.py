@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import StepTimer
+from rlplace.measure.measurement import CutoffTimer, StepTimer
 from rlplace.measure.problem import Problem
 
 
@@ -85,8 +85,12 @@ class Task:
         """Whether nothing more may be scored."""
         return self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
 
-    def score(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+    def score(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """(B,) step times of placements (B, N) or (N,); infinite where infeasible, or where the budget ended before.
+
+        Args:
+            placements: what is scored; each one counts.
+            cutoff_s: (B,) above which a step time makes no difference: it may come back as infinite, but sooner.
 
         Raises:
             InvalidValue: a placement that breaks a rule of the problem.
@@ -96,7 +100,10 @@ class Task:
         times = np.full(len(placements), np.inf)
         if count == 0:
             return times
-        times[:count] = self.timer.step_times(placements[:count])
+        if cutoff_s is not None and isinstance(self.timer, CutoffTimer):
+            times[:count] = self.timer.step_times_within(placements[:count], cutoff_s[:count])
+        else:
+            times[:count] = self.timer.step_times(placements[:count])
         self.evaluations += count
         first = int(np.argmin(times))
         if times[first] < self.best_s:

@@ -283,3 +283,12 @@ def test_bad_settings_are_refused() -> None:
     gang = replace(problem.host.devices[1], members=("d9",))
     with pytest.raises(UnknownName, match="d9"):
         Simulator(replace(problem, host=replace(problem.host, devices=(problem.host.devices[0], gang))))
+
+
+def test_a_cutoff_gives_up_what_cannot_end_by_then() -> None:
+    simulator = Simulator(problem_of(op_graph([[], [0], [0], [1, 2]], 100), [1, 2, 3, 1], plain_host(2)), threads=1)
+    placements = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])  # 7, 7 and 9 seconds
+    assert simulator.step_times_within(placements, np.array([7.0, 7.0, 7.0])).tolist() == [7.0, 7.0, np.inf]
+    assert simulator.step_times_within(placements, np.array([6.9, 6.9, 9.0])).tolist() == [np.inf, np.inf, 9.0]
+    with pytest.raises(InvalidValue, match="cutoff_s"):
+        simulator.step_times_within(placements, np.array([7.0]))

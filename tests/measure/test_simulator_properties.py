@@ -188,3 +188,20 @@ def test_a_host_of_hand_overs_needs_no_links() -> None:
     host = Host("two", devices, (), (Route("d0", "d1", ()), Route("d1", "d0", ())))
     problem = Problem(op_graph([[], [0]]), host, Costs(np.ones((2, 2)), "estimated"), Grouping(np.arange(2)))
     assert Simulator(problem).step_times(np.array([[0, 1], [1, 1]])).tolist() == [2, 2]
+
+
+@given(seed=seeds, num_ops=st.integers(1, 60), threads=st.sampled_from([1, 2]), throughput=st.booleans())
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_cutoff_changes_nothing_below_it(seed: int, num_ops: int, threads: int, throughput: bool) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, num_ops)
+    devices = rng.integers(0, problem.host.num_devices, (8, num_ops)).astype(np.int32)
+    simulator = Simulator(problem, objective="throughput" if throughput else "latency", threads=threads)
+    step_s = simulator.step_times(devices)
+    finite_s = step_s[np.isfinite(step_s)]
+    cutoff_s = rng.choice(finite_s, 8) if len(finite_s) else np.ones(8)
+    within_s = simulator.step_times_within(devices, cutoff_s)
+    assert np.array_equal(within_s[step_s <= cutoff_s], step_s[step_s <= cutoff_s])
+    slow = within_s[step_s > cutoff_s]
+    assert np.all(np.isinf(slow) | (slow == step_s[step_s > cutoff_s]))
+    assert np.array_equal(simulator.step_times(devices), step_s)  # nothing is left over from what was given up
