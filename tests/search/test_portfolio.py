@@ -40,15 +40,6 @@ def test_the_portfolio_finds_what_brute_force_finds(seed: int) -> None:
     assert found.step_time_s == brute_force_s(problem)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 1_000_000))
-def test_the_best_of_the_other_searches_does_too(seed: int) -> None:
-    problem = small_problem(seed, num_devices=2)
-    simulator = Simulator(problem, threads=1)
-    found = [find(problem, method, simulator, Budget(200), seed=seed).step_time_s for method in SEARCHES[:-1]]
-    assert min(found) == brute_force_s(problem)
-
-
 @pytest.mark.parametrize("method", SEARCHES)
 def test_every_search_is_deterministic_and_keeps_to_budget_and_devices(method: str) -> None:
     problem = barred(fork_problem(2, 3), {0: (1,), 3: (0, 2), 5: (2,)})
