@@ -68,16 +68,6 @@ def critical_path_s(problem: Problem) -> float:
     return _longest(known, *heads_and_tails(problem.graph, known, with_transfers=False))
 
 
-def total_work_s(problem: Problem) -> float:
-    """Seconds of all work, spread evenly over the devices that are not gangs; a bound on both objectives.
-
-    An op keeps each member of a gang busy, so on a gang of m devices it is m times its time of work; it is counted
-    where it is least work. Devices do at most one second of work a second.
-    """
-    known = _without_launches(problem, figures(problem))
-    return float(work_of_labels_s(known, even_weights(known)).sum())
-
-
 def _without_launches(problem: Problem, known: Figures) -> Figures:
     time_s = np.where(known.is_job[:, None], problem.costs.op_time_s, 0.0)
     return known._replace(work_s=np.where(np.isinf(known.work_s), np.inf, time_s))

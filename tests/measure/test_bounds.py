@@ -16,7 +16,7 @@ from rlplace.graphs import Grouping
 from rlplace.measure.bound_figures import figures
 from rlplace.measure.bound_paths import heads_and_tails
 from rlplace.measure.bound_work import _ascent_weights, best_weights, even_weights, work_of_labels_s
-from rlplace.measure.bounds import critical_path_s, lower_bound_s, lower_bounds, total_work_s
+from rlplace.measure.bounds import critical_path_s, lower_bound_s, lower_bounds
 from rlplace.measure.costs import Costs
 from rlplace.measure.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
@@ -33,6 +33,11 @@ def problem(reads: list[list[int]], costs: list[list[float]], gang: bool = False
     graph = op_graph(reads)
     return Problem(graph, Host("h", tuple(devices), links, routes), Costs(np.array(costs), "estimated"),
                    Grouping(np.arange(len(reads))))  # fmt: skip
+
+
+def total_work_s(drawn: Problem) -> float:
+    """Launches left out."""
+    return lower_bounds(drawn, "throughput")["total work"]
 
 
 def test_a_chain_is_bounded_by_its_path_and_a_fan_by_its_work() -> None:
