@@ -25,6 +25,11 @@ def kernel(function: Function) -> Function:
     return cast(Function, njit(cache=True, nogil=True)(function))
 
 
+def inlined(function: Function) -> Function:
+    """The function, compiled into every kernel that calls it: calls would count references to every array passed."""
+    return cast(Function, njit(cache=True, nogil=True, forceinline=True)(function))
+
+
 if TYPE_CHECKING:
 
     def lowest_bit(word: int) -> int:

@@ -17,7 +17,7 @@ def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) ->
     """A lower bound on the step time; the work of each device and the path from each op are left in the scratch.
 
     A device does its ops one after the other, and no path through the graph is shorter than its ops and the transfers
-    between their devices; queues, launches and co-run slowdown only add to both. In a full pipeline only the work counts.
+    between their devices; queues, launches and co-run slowdown only add to both. In a full pipeline only work counts.
     """
     n, num_devices = p.num_ops, p.num_devices
     op_time_s, is_source, output_offsets = pointer(p.op_time_s), pointer(p.is_source), pointer(p.output_offsets)

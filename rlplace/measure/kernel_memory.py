@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.measure.compiled import HANDOVER, Compiled
-from rlplace.measure.jit import Floats, Ints, Longs, kernel, pointer
+from rlplace.measure.jit import Floats, Ints, Longs, inlined, kernel, pointer
 from rlplace.measure.scratch import KEPT, ORIGINAL, TRANSFERS, Scratch
 
 
@@ -66,7 +66,7 @@ def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
         base[lane + 1] += base[lane]
 
 
-@kernel
+@inlined
 def note(
     time_s: Floats, num_bytes: Longs, base: Longs, count: Longs, account: int, is_free: int, time: float, size: int
 ) -> None:

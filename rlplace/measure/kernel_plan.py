@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.measure.compiled import HANDOVER, Compiled
-from rlplace.measure.jit import Ints, Longs, kernel, lowest_bit, pointer
+from rlplace.measure.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
 from rlplace.measure.kernel_cutoff import forget_ready
 from rlplace.measure.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
@@ -43,7 +43,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(s.slot_tail), pointer(s.slot_next)
     follower, link_free_s, link_last = pointer(s.follower), pointer(s.link_free_s), pointer(s.link_last)
     has_handovers, has_updates, updates = p.has_handovers, p.has_updates, p.updates
-    path_s, work_left_s = pointer(s.path_s), pointer(s.work_left_s)
+    concerned, path_s, work_left_s = pointer(updates.concerned), pointer(s.path_s), pointer(s.work_left_s)
     devices, rank, by_rank = pointer(placement), pointer(ranks), pointer(ops_by_rank)
     one = 1
     never = np.inf
@@ -159,7 +159,9 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
             sort(sequence, starters, position)
         if has_updates:
             for a in range(num_ended):
-                for b in range(waiting_updates(updates, placement, ended[a], found)):
+                for b in range(
+                    waiting_updates(updates, placement, ended[a], found) if updates.concerned[ended[a]] else 0
+                ):
                     op = found[b]
                     waiting[op] -= 1
                     here = int(waiting[op] == 0)
@@ -227,7 +229,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     return now
 
 
-@kernel
+@inlined
 def sort(values: Ints, first: int, last: int) -> None:
     """Sort a few values in place."""
     for a in range(first + 1, last):
@@ -239,7 +241,7 @@ def sort(values: Ints, first: int, last: int) -> None:
         values[b] = value
 
 
-@kernel
+@inlined
 def push(
     leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int, num_top: int, device: int, place: int,
     really: int,
@@ -252,7 +254,7 @@ def push(
     return really << device
 
 
-@kernel
+@inlined
 def peek(leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int, num_top: int, device: int) -> int:
     """Place in order of priority of the best ready op of a device that has one."""
     at = 0
@@ -263,7 +265,7 @@ def peek(leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int,
     return (at << 6) + lowest_bit(leaf[device * num_leaf + at])
 
 
-@kernel
+@inlined
 def drop(
     leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int, num_top: int, device: int, place: int
 ) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.measure.compiled import HANDOVER, JOB, Compiled, Updates
-from rlplace.measure.jit import Floats, Ints, kernel, lowest_bit, pointer
+from rlplace.measure.jit import Floats, Ints, inlined, kernel, lowest_bit, pointer
 from rlplace.measure.kernel_memory import note
 from rlplace.measure.kernel_updates import is_updater, shares_memory
 from rlplace.measure.scratch import ORIGINAL, POSITION, Scratch
@@ -200,7 +200,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     return step_s
 
 
-@kernel
+@inlined
 def note_updates(u: Updates, updated_s: Floats, devices: Ints, op: int, end: float) -> None:
     """Let in-place updates of what the op reads or updates wait for its end."""
     for a in range(u.input_offsets[op], u.input_offsets[op + 1]):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlplace.measure.compiled import HANDOVER, Updates
-from rlplace.measure.jit import Ints, kernel
+from rlplace.measure.jit import Ints, inlined
 
 
-@kernel
+@inlined
 def is_updater(u: Updates, op: int, tensor: int) -> bool:
     """Whether the op updates the tensor in place."""
     updates = False
@@ -15,13 +15,13 @@ def is_updater(u: Updates, op: int, tensor: int) -> bool:
     return updates
 
 
-@kernel
+@inlined
 def shares_memory(u: Updates, source: int, device: int) -> bool:
     """Whether ops on `device` read the tensors of `source` where they are."""
     return source == device or u.route_kind[source * u.num_devices + device] == HANDOVER
 
 
-@kernel
+@inlined
 def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: Ints, devices: Ints) -> None:
     """Add to `waiting` (N,) what in-place updates wait for."""
     for t in range(len(u.updater_offsets) - 1):
@@ -43,7 +43,7 @@ def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: I
             waiting[u.updater_ops[a]] += waits + (a - first)
 
 
-@kernel
+@inlined
 def waiting_updates(u: Updates, devices: Ints, op: int, found: Ints) -> int:
     """Number of updates that the end of `op` brings nearer, left in `found`, once for each tensor they wait on."""
     device = devices[op]
