@@ -6,7 +6,6 @@ pooled device here. Times stay in the file's milliseconds, so that what is saved
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.formats.dnn_fields import FieldReader
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.topological import topological_order
 
 TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
 """What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""
@@ -188,23 +188,10 @@ def _read_edges(
 def _topological_order(
     num_nodes: int, links: list[tuple[int, int]], nodes: list[dict[str, Any]], where: str
 ) -> list[int]:
-    """Places in the file, every source before its readers and otherwise as in the file (Kahn's algorithm)."""
-    readers: list[list[int]] = [[] for _ in range(num_nodes)]
-    waiting = [0] * num_nodes
-    for source, reader in links:
-        readers[source].append(reader)
-        waiting[reader] += 1
-    ready = [node for node in range(num_nodes) if not waiting[node]]
-    order = []
-    while ready:
-        node = heapq.heappop(ready)
-        order.append(node)
-        for reader in readers[node]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
+    """Places in the file, every source before its readers and otherwise as in the file."""
+    order = topological_order(num_nodes, links)
     if len(order) < num_nodes:
-        stuck = next(node for node in range(num_nodes) if waiting[node])
+        stuck = min(set(range(num_nodes)) - set(order))
         raise InvalidValue(
             "edges", f"a cycle that node {nodes[stuck]['id']} is on or behind", "a graph without cycles", where=where
         )

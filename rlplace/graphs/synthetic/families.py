@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from rlplace.graphs.topological import topological_order
 
 MATMUL = "aten.mm.default"
 ADD = "aten.add.Tensor"
@@ -86,7 +87,7 @@ def series_parallel(rng: np.random.Generator, *, ops: int = 60, series: float = 
         else:
             edges.append((source, new))
         edges.append((new, sink))
-    order = _topological(max(ops, 2), edges)
+    order = topological_order(max(ops, 2), edges)
     place_of = {op: place for place, op in enumerate(order)}
     reads: list[set[int]] = [set() for _ in order]
     for source, sink in edges:
@@ -189,25 +190,6 @@ def encoder_decoder(rng: np.random.Generator, *, encoder: int = 6, decoder: int 
         stream = attend(f"decoder.{block}.cross", stream, memory)
         stream = perceptron(f"decoder.{block}.mlp", stream)
     return cells
-
-
-def _topological(num_ops: int, edges: list[tuple[int, int]]) -> list[int]:
-    """Kahn's algorithm, lowest number first."""
-    successors: list[list[int]] = [[] for _ in range(num_ops)]
-    waiting = [0] * num_ops
-    for source, sink in edges:
-        successors[source].append(sink)
-        waiting[sink] += 1
-    ready = [op for op in range(num_ops) if not waiting[op]]
-    order = []
-    while ready:
-        op = heapq.heappop(ready)
-        order.append(op)
-        for sink in successors[op]:
-            waiting[sink] -= 1
-            if not waiting[sink]:
-                heapq.heappush(ready, sink)
-    return order
 
 
 FAMILIES: dict[str, Callable[..., list[Cell]]] = {
