@@ -1,6 +1,9 @@
-"""What the two published objectives share: the workload as a `Problem` with its own host."""
+"""What the two published objectives share: the workload as a `Problem` with its own host, and how values are told."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +48,44 @@ def published_problem(record: DnnPartitioning) -> Problem:
         record.graph, published_host(record), Costs(op_time_s, "profiled"), Grouping(record.units, "published"),
         allowed=record.allowed,
     )  # fmt: skip
+
+
+class PublishedTimer(ABC):
+    """Scores placements of a workload by a published objective; a `StepTimer`.
+
+    Args:
+        record: the workload.
+        memory_limit: whether a placement that does not fit an accelerator's memory has value infinity.
+    """
+
+    def __init__(self, record: DnnPartitioning, *, memory_limit: bool = True) -> None:
+        self.record = record
+        self._capacity = record.capacity_bytes if memory_limit else np.inf
+        self._work_ms = work_ms(record)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The workload as a `Problem`."""
+        return published_problem(self.record)
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds for placements (B, N); infinite where one is not feasible.
+
+        Raises:
+            InvalidValue: a device out of range, a class torn apart, or an op where it cannot run.
+        """
+        return self.values_ms(placements) * 1e-3
+
+    def values_ms(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) milliseconds; see `step_times`."""
+        placements = self.problem.check_placement(np.atleast_2d(placements))
+        values = np.empty(len(placements))
+        self._score(placements, values)
+        return values
+
+    @abstractmethod
+    def _score(self, placements: NDArray[np.int32], values_ms: NDArray[np.float64]) -> None:
+        """Fills `values_ms` (B,) for checked placements (B, N)."""
 
 
 def work_ms(record: DnnPartitioning) -> NDArray[np.float64]:
