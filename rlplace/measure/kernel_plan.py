@@ -159,9 +159,9 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
             sort(sequence, starters, position)
         if has_updates:
             for a in range(num_ended):
-                for b in range(
-                    waiting_updates(updates, placement, ended[a], found) if updates.concerned[ended[a]] else 0
-                ):
+                if not concerned[ended[a]]:
+                    continue
+                for b in range(waiting_updates(updates, placement, ended[a], found)):
                     op = found[b]
                     waiting[op] -= 1
                     here = int(waiting[op] == 0)
