@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from rlplace.measure.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.ranks import upward_ranks
 from rlplace.search.task import Task
@@ -24,15 +25,7 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
     graph, host = problem.graph, problem.host
     ranks = upward_ranks(problem) if priorities is None else priorities
     order = np.lexsort((np.arange(graph.num_ops), -ranks)).astype(np.int64)
-    num_devices = host.num_devices
-    blocks = np.zeros((num_devices, num_devices), dtype=np.bool_)
-    for route in host.routes:
-        if route.links and route.blocks_destination:
-            blocks[host.device_index[route.source], host.device_index[route.destination]] = True
-    occupies = np.eye(num_devices, dtype=np.bool_)
-    for index, device in enumerate(host.devices):
-        for member in device.members:
-            occupies[index, host.device_index[member]] = True
+    blocks, occupies = device_rules(host)
     return np.asarray(
         _schedule(
             order, graph.is_source, graph.colocation, graph.tensor_op, graph.tensor_bytes.astype(np.float64),
@@ -40,6 +33,22 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
             problem.transfer_s_per_byte, blocks, occupies, _allowed(problem),
         )
     )  # fmt: skip
+
+
+def device_rules(host: Host) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(D, D) where a copy from a device keeps the other busy, and (D, D) which devices a device keeps busy.
+
+    A device keeps itself busy, and a gang its members.
+    """
+    blocks = np.zeros((host.num_devices, host.num_devices), dtype=np.bool_)
+    for route in host.routes:
+        if route.links and route.blocks_destination:
+            blocks[host.device_index[route.source], host.device_index[route.destination]] = True
+    occupies = np.eye(host.num_devices, dtype=np.bool_)
+    for index, device in enumerate(host.devices):
+        for member in device.members:
+            occupies[index, host.device_index[member]] = True
+    return blocks, occupies
 
 
 def solve_eft(task: Task) -> None:
