@@ -9,8 +9,7 @@ from typing import Any
 
 from rlplace.compare.row import PUBLISHED, Comparison, Objective, Row, RowStatus
 from rlplace.compare.run import OP_ORDER, CompareConfig, compare
-from rlplace.compare.session import check_save, save_rows, say_row, show
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.compare.session import check_save, method_words, save_rows, say_row, show
 from rlplace.files import read_json
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
 from rlplace.graphs.formats.dnn_split import save_split
@@ -76,12 +75,7 @@ def run_published(
 
 
 def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in methods.split(",") if word.strip())
-    if not words:
-        raise InvalidValue("methods", methods, "`all`, or names with commas between them", where="compare")
-    for word in words:
-        if word != "all" and word not in known:
-            raise UnknownName("method for this file and objective", word, ("all", *known))
+    words = method_words(methods, known, "method for this file and objective")
     return known if "all" in words else words
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +42,26 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         UnknownName: no such method.
         InvalidValue: nothing is named.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise InvalidValue("methods", text, "`all`, or names with commas between them", where="compare")
-    for word in words:
-        if word not in ("all", OP_ORDER) and word not in METHODS and word not in PEOPLE:
-            raise UnknownName("method", word, ("all", OP_ORDER, *METHODS, *PEOPLE))
+    words = method_words(text, (OP_ORDER, *METHODS, *PEOPLE))
     if "all" in words:
         return ("all",), tuple(PEOPLE)
     return tuple(word for word in words if word not in PEOPLE), tuple(word for word in words if word in PEOPLE)
+
+
+def method_words(text: str, known: Collection[str], what: str = "method") -> tuple[str, ...]:
+    """The words of a comma-separated list, each of them `all` or known.
+
+    Raises:
+        UnknownName: one is neither; `what` says what it should have been.
+        InvalidValue: nothing is named.
+    """
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise InvalidValue("methods", text, "`all`, or names with commas between them", where="compare")
+    for word in words:
+        if word != "all" and word not in known:
+            raise UnknownName(what, word, ("all", *known))
+    return words
 
 
 @one_thread_here()
