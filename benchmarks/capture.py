@@ -5,8 +5,6 @@ Times are of the process (`time.process_time`), so that neighbours on the machin
 
 from __future__ import annotations
 
-import datetime
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from record import record
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -93,12 +92,7 @@ def main(out: str) -> None:
         out,
         {
             "schema": 1,
-            "date": datetime.date.today().isoformat(),
-            "hardware": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "command": f"python benchmarks/capture.py {out}",
+            **record("transformers"),
             "rows": rows,
         },
     )

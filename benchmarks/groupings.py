@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
+from record import as_markdown, record
 
 from rlplace.cli.words import finite
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -22,7 +19,7 @@ from rlplace.measure.simulator import Simulator
 from rlplace.search.anneal import AnnealConfig, anneal
 from rlplace.search.registry import Found, find
 from rlplace.search.task import Budget
-from rlplace.training.session import build_for, capture_workload, versions
+from rlplace.training.session import build_for, capture_workload
 from rlplace.workloads import parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"
@@ -73,7 +70,7 @@ def main(workload: str = NMT, host_word: str = "4xV100-pcie", out: str = "groupi
             row[ratio] = float(np.median(row[figure])) / none_s
     result = {
         "schema": 1,
-        "date": datetime.date.today().isoformat(),
+        **record(),
         "workload": workload,
         "host": host_word,
         "num_ops": graph.num_ops,
@@ -82,9 +79,6 @@ def main(workload: str = NMT, host_word: str = "4xV100-pcie", out: str = "groupi
         "evaluations": EVALUATIONS,
         "seeds": list(SEEDS),
         "rows": rows,
-        "hardware": f"{os.cpu_count()} cores, {_cpu()}",
-        "versions": {**versions(), "numpy": np.__version__, "numba": numba.__version__},
-        "command": " ".join(["python benchmarks/groupings.py", *map(repr, sys.argv[1:])]),
     }
     results = Path(__file__).parent / "results"
     write_json_atomic(results / f"{out}.json", finite(result))
@@ -103,10 +97,7 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         f"# Groupings of `{result['workload']}` on `{result['host']}`",
         "",
-        f"{result['date']} · {result['hardware']}, shared with other work · "
-        + ", ".join(f"{name} {version}" for name, version in result["versions"].items()),
-        f"`{result['command']}`",
-        "",
+        as_markdown(result),
         f"{result['num_ops']} ops, {result['num_edges']} edges, estimated costs, simulated: nothing was measured. "
         f"One device takes {result['single_s'] * 1e3:.1f} ms. {result['evaluations']:,} evaluations, "
         f"seeds {', '.join(map(str, result['seeds']))}; ratios are of the median.",
@@ -126,12 +117,6 @@ def markdown(result: dict[str, Any]) -> str:
             f"{steps} | {row['over_single']:.3f} | {row['over_none']:.3f} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def record(*packages: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": f"{len(os.sched_getaffinity(0))} cores of {_processor()}",
         "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}},
-        "command": " ".join(["python", *_relative(sys.argv)]),
+        "command": shlex.join(["python", *_relative(sys.argv)]),
     }
 
 
