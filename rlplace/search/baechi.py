@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.jit import Floats, Longs, kernel
+from rlplace.measure.jit import Floats, Longs, inlined, kernel
 from rlplace.search.list_schedule import Schedule, may_use, new_schedule, place_unit, unit_devices
 from rlplace.search.task import Task
 from rlplace.search.unit_ranks import mean_transfer_s, upward
@@ -210,7 +210,7 @@ def _plain_devices(wires: Wires) -> list[int]:
     return [d for d, first in enumerate(firsts.tolist()) if first == d and offsets[d + 1] - offsets[d] == 1]
 
 
-@kernel
+@inlined
 def _free_s(w: Wires, s: Schedule, device: int) -> float:
     """When the last of what holds `device` ends."""
     free_s = 0.0
@@ -221,7 +221,7 @@ def _free_s(w: Wires, s: Schedule, device: int) -> float:
     return free_s
 
 
-@kernel
+@inlined
 def _arrival_s(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float:
     """When the inputs of `unit` could be on `device` if links were free."""
     arrival_s = 0.0
@@ -237,7 +237,7 @@ def _arrival_s(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float
     return arrival_s
 
 
-@kernel
+@inlined
 def _wait_s(u: Units, transfer_s: Floats, parent: int, child: int) -> float:
     """How long the transfer of what `child` reads of `parent` takes."""
     wait_s = 0.0

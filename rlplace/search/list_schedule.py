@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.jit import Floats, Ints, Longs, kernel
+from rlplace.measure.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.search.units import Bools, Units, Wires
 
 
@@ -64,7 +64,7 @@ def new_schedule(units: Units, wires: Wires, output_share: float) -> Schedule:
     )
 
 
-@kernel
+@inlined
 def _first_gap(
     s: Schedule, holds: Ints, first: int, last: int, ready_s: float, duration_s: float, num_held: int
 ) -> float:
@@ -96,7 +96,7 @@ def _first_gap(
     return time_s
 
 
-@kernel
+@inlined
 def _occupy(s: Schedule, resource: int, start_s: float, end_s: float) -> None:
     """Add a busy interval, merged with those that it touches."""
     if end_s <= start_s:
@@ -126,7 +126,7 @@ def _occupy(s: Schedule, resource: int, start_s: float, end_s: float) -> None:
         s.counts[resource] = count + 1
 
 
-@kernel
+@inlined
 def end_on(u: Units, w: Wires, s: Schedule, unit: int, device: int, is_placed: bool) -> float:
     """When `unit` would end on `device`, its missing inputs sent there one after the other.
 
@@ -168,7 +168,7 @@ def end_on(u: Units, w: Wires, s: Schedule, unit: int, device: int, is_placed: b
     return end_s
 
 
-@kernel
+@inlined
 def shortage_bytes(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float:
     """Bytes that `device` lacks for `unit`, its label and the undecided sources that come with it; 0 if it fits."""
     if s.label_device[u.label[unit]] >= 0:
@@ -183,7 +183,7 @@ def shortage_bytes(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> f
     return shortage
 
 
-@kernel
+@inlined
 def _decide(u: Units, w: Wires, s: Schedule, label: int, device: int) -> None:
     if s.label_device[label] < 0:
         if not u.label_allowed[label, device]:
@@ -195,7 +195,7 @@ def _decide(u: Units, w: Wires, s: Schedule, label: int, device: int) -> None:
         s.used_bytes[w.account[device]] += s.need_bytes[label]
 
 
-@kernel
+@inlined
 def place_unit(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> None:
     """Put `unit` on `device`, with the undecided sources that it reads."""
     _decide(u, w, s, u.label[unit], device)
@@ -204,7 +204,7 @@ def place_unit(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> None:
     end_on(u, w, s, unit, s.label_device[u.label[unit]], True)
 
 
-@kernel
+@inlined
 def may_use(u: Units, w: Wires, s: Schedule, unit: int, usable: Bools) -> None:
     """Sets `usable` (D,): where `unit` may go and fits; where it fits nowhere, the device with the least shortage."""
     label = u.label[unit]
