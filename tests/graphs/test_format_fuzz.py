@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from graph_files import rich_graph
@@ -140,6 +141,13 @@ def test_own_json(data: st.DataObject, folder: Path) -> None:
 @given(data=st.data())
 def test_dnn_partitioning(data: st.DataObject, folder: Path) -> None:
     loads_or_says_why(folder / "d.json", data.draw(mutation(json.dumps(DNN).encode())))
+
+
+@share(160)
+@given(data=st.data())
+def test_node_link_json(data: st.DataObject, folder: Path) -> None:
+    graph = nx.node_link_data(rich_graph().to_networkx(), edges="edges")
+    loads_or_says_why(folder / "n.json", data.draw(mutation(json.dumps(graph).encode())))
 
 
 @cache

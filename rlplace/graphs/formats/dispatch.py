@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json
+from rlplace.graphs.formats.node_link import is_node_link, read_node_link
 from rlplace.graphs.opgraph import OpGraph
 
 Format = Literal["json", "graphml", "onnx", "dot"]
@@ -24,7 +25,7 @@ ENDINGS: dict[str, Format] = {
 
 
 def load_graph(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None) -> OpGraph:
-    """The graph in a file: own JSON, dnn-partitioning JSON, GraphML or ONNX.
+    """The graph in a file: own JSON, dnn-partitioning JSON, node-link JSON of networkx, GraphML or ONNX.
 
     Args:
         path: its ending says the format (`ENDINGS`); with another ending, its first bytes do.
@@ -92,8 +93,9 @@ def format_to_write(path: str | os.PathLike[str]) -> Format:
 
 
 def is_dnn_partitioning(data: object) -> bool:
-    """Whether parsed JSON is a dnn-partitioning workload, not one of our graphs."""
-    return isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data)
+    """Whether parsed JSON is a dnn-partitioning workload, not one of our graphs or of networkx's."""
+    is_graph = isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data)
+    return is_graph and not is_node_link(data)
 
 
 def _load_json(path: Path) -> OpGraph:
@@ -102,6 +104,10 @@ def _load_json(path: Path) -> OpGraph:
         from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 
         return load_dnn_partitioning(path).graph
+    if is_node_link(data):
+        from rlplace.graphs.formats.networkx_graph import from_networkx
+
+        return from_networkx(read_node_link(data, where=str(path)), where=str(path))
     if isinstance(data, dict) and {"cpus", "fpgas"} & set(data):
         raise FileProblem(path, "a split of a dnn-partitioning workload, expected a graph: load the workload itself.")
     from rlplace.graphs.formats.own_json import graph_from_json
