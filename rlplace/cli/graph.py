@@ -42,8 +42,8 @@ def graph(
     """Show what a step is made of: ops, work, memory, critical path, groups.
 
     Costs are estimated by roofline, on the host's devices or, where it has no published figures (this machine), on
-    those of 4xV100-pcie; a dnn-partitioning file brings its own. The output names whose they are. A workload named
-    without a size is the small one.
+    those of 4xV100-pcie; a file that says how long its ops take brings its own. The output names whose they are. A
+    workload named without a size is the small one.
 
     Args:
         workload: a name with an optional size, `package.module:function`, or a graph file
@@ -67,7 +67,7 @@ def graph(
         format_to_write(save)
     found = costs_host(find_host(host))
     captured, capture_s = read_or_capture(spec, sizes, seed)
-    problem = published(spec, captured) or _estimated(captured, found, groups)
+    problem = published(spec, captured) or _on_host(spec, captured, found, groups)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     if dot is not None:
         from rlplace.graphs.formats.dot import save_dot
@@ -120,10 +120,12 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     return published_problem(load_dnn_partitioning(spec.path))
 
 
-def _estimated(graph: OpGraph, host: Host, num_groups: int) -> Problem:
+def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int) -> Problem:
+    from rlplace.measure.costs import Costs
     from rlplace.measure.problem import Problem
+    from rlplace.training.session import given_costs
 
-    return Problem.estimate(graph, host, num_groups=num_groups)
+    return Problem.grouped(graph, host, given_costs(spec, host) or Costs.estimate(graph, host), num_groups)
 
 
 def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tuple[OpGraph, float]:

@@ -91,7 +91,7 @@ def run_compare(
     progress = make_progress(is_quiet=is_quiet)
     graph = graph_for(spec, host, seed)
     progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
-    problem = make_problem(graph, host, num_groups, progress, grouping=grouping, constraints=constraints)
+    problem = make_problem(graph, host, num_groups, progress, spec=spec, grouping=grouping, constraints=constraints)
     if not host.is_simulated:
         problem = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
     with what_people_run(

@@ -12,7 +12,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host import Host
 
-CostSource = Literal["estimated", "profiled"]
+CostSource = Literal["estimated", "profiled", "given"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Costs:
 
     Attributes:
         op_time_s: (N, D) float64, >= 0; launching (`Host.dispatch_s`) not included.
-        source: `estimated` (roofline) or `profiled` (measured).
+        source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
     """
 
     op_time_s: NDArray[np.float64]
@@ -42,6 +42,11 @@ class Costs:
         from rlplace.measure.estimate import estimate_costs
 
         return estimate_costs(graph, host)
+
+    @staticmethod
+    def given(times_s: NDArray[np.float64], host: Host) -> Costs:
+        """The times (N,) that a graph file gives its ops, the same on every device."""
+        return Costs(np.repeat(times_s[:, None], host.num_devices, axis=1), "given")
 
     @staticmethod
     def profile(graph: OpGraph, host: Host) -> Costs:

@@ -15,6 +15,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.capture import capture
 from rlplace.graphs.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs import Costs
 from rlplace.measure.host import Host
 from rlplace.measure.placement import load_placement
 from rlplace.measure.problem import Problem
@@ -108,6 +109,7 @@ def run_training(
             host,
             config.num_groups,
             progress,
+            spec=spec,
             grouping=config.grouping,
             acyclic=config.acyclic,
             constraints=config.constraints,
@@ -128,15 +130,16 @@ def run_training(
 
 
 def make_problem(
-    graph: OpGraph, host: Host, num_groups: int, progress: Progress, *, grouping: str = "heavy-edge",
-    acyclic: bool = False, constraints: Constraints | None = None,
+    graph: OpGraph, host: Host, num_groups: int, progress: Progress, *, spec: WorkloadSpec | None = None,
+    grouping: str = "heavy-edge", acyclic: bool = False, constraints: Constraints | None = None,
 ) -> Problem:  # fmt: skip
-    """The problem: profiled on a host of this machine, estimated on a simulated one."""
+    """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it."""
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
-        problem = Problem.estimate(
-            graph, host, num_groups=num_groups, grouping=grouping, acyclic=acyclic, constraints=constraints
-        )
+        costs = given_costs(spec, host) or Costs.estimate(graph, host)
+        if costs.source == "given":
+            progress.say("times of ops are those that the file gives, in seconds, the same on every device")
+        problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
     else:
         problem = Problem.profile(
             graph, host, num_groups=num_groups, grouping=grouping, acyclic=acyclic, constraints=constraints,
@@ -145,6 +148,20 @@ def make_problem(
     if problem.grouping.dropped:
         progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
     return problem
+
+
+def given_costs(spec: WorkloadSpec | None, host: Host) -> Costs | None:
+    """The costs that a workload's graph file gives; None where it gives none, or the workload is no file.
+
+    Raises:
+        UserError: the file is malformed.
+    """
+    if spec is None or not spec.is_file:
+        return None
+    from rlplace.graphs.formats import load_times_s
+
+    times_s = load_times_s(spec.path)
+    return None if times_s is None else Costs.given(times_s, host)
 
 
 @one_thread_here()

@@ -55,7 +55,7 @@ def time_placement(
     if placement is not None:
         placement.require(graph, host)
         check_plan(graph, host.num_devices, placement.plan)
-    problem = make_problem(graph, host, 256, progress)
+    problem = make_problem(graph, host, 256, progress, spec=spec)
     simulator = Simulator(problem)
     plan = placement.plan if placement is not None else best_single_plan(problem, simulator)
     measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}

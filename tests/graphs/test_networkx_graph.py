@@ -69,7 +69,10 @@ def test_a_graph_of_others_gets_sensible_defaults(tmp_path: Path) -> None:
     assert found.phases.tolist() == [FORWARD, FORWARD, BACKWARD]
     assert found.colocation.tolist() == [0, -1, 0]
     assert found.input_tensors.tolist() == [0, 0, 1]
-    assert given_times_s(graph).tolist() == [0, 0, 0.5]
+    times_s = given_times_s(graph)
+    assert times_s is not None
+    assert times_s.tolist() == [0, 0, 0.5]
+    assert given_times_s(nx.DiGraph([("a", "b")])) is None
     nx.write_graphml(graph, tmp_path / "theirs.graphml")
     assert_same(load_graphml(tmp_path / "theirs.graphml"), found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 from rlplace.cli.main import main
@@ -42,6 +43,29 @@ def test_a_file_is_simulated_like_its_model(file: Path, capsys: pytest.CaptureFi
         results.append(json.loads(capsys.readouterr().out))
     assert results[0] == results[1]
     assert results[0]["kind"] == "simulated"
+
+
+@pytest.mark.parametrize("ending", ["graphml", "json"])
+def test_times_in_a_file_are_its_costs(ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = nx.DiGraph()
+    for i, seconds in enumerate((0.5, 1.25, 2.0)):
+        graph.add_node(str(i), time_s=seconds)
+    graph.add_edges_from([("0", "1"), ("1", "2")])
+    path = tmp_path / f"timed.{ending}"
+    if ending == "json":
+        path.write_text(json.dumps(nx.node_link_data(graph, edges="edges")))
+    else:
+        nx.write_graphml(graph, path)
+    assert main(["simulate", str(path), "--host", "4xV100-pcie", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert "the file gives" in said.err
+    assert found["costs"] == "given"
+    assert found["lower_bound_s"] == pytest.approx(3.75, rel=1e-3)
+    assert main(["compare", str(path), "--host", "4xV100-pcie", "--methods", "single", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["step_time_s"] == found["step_time_s"] >= 3.75
+    assert main(["graph", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["single_device_s"] == 3.75
 
 
 @pytest.mark.parametrize("command", ["train", "measure", "simulate", "fidelity"])

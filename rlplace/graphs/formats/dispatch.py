@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json
 from rlplace.graphs.formats.node_link import is_node_link, read_node_link
 from rlplace.graphs.opgraph import OpGraph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Format = Literal["json", "graphml", "onnx", "dot"]
 
@@ -52,6 +56,26 @@ def load_graph(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None =
 
         return load_onnx(path, dims=dims)
     raise FileProblem(path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx.")
+
+
+def load_times_s(path: str | os.PathLike[str]) -> NDArray[np.float64] | None:
+    """(N,) float64 seconds that the nodes of a GraphML or node-link file give, in the order of `load_graph`.
+
+    None where no node gives any, and for other formats, which hold no times.
+
+    Raises:
+        FileProblem, InvalidValue, UnknownName: as `load_graph`; or a time is negative or no number.
+    """
+    from rlplace.graphs.formats.networkx_graph import given_times_s
+
+    path = Path(path)
+    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
+    if kind == "graphml":
+        from rlplace.graphs.formats.graphml import read_graphml
+
+        return given_times_s(read_graphml(path), where=str(path))
+    data = read_json(path) if kind == "json" else None
+    return given_times_s(read_node_link(data, where=str(path)), where=str(path)) if is_node_link(data) else None
 
 
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:

@@ -133,16 +133,20 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
         raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
 
 
-def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64]:
+def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64] | None:
     """(N,) float64 seconds that the nodes give (`time_s`, `time`, `cost`, ...), in the order of `from_networkx`.
 
-    An `OpGraph` holds no times: make `Costs` of these. A node that says nothing takes 0 s.
+    An `OpGraph` holds no times: make `Costs` of these. A node that says nothing takes 0 s; None where no node says
+    anything.
 
     Raises:
         InvalidValue: the graph is cyclic or undirected, or a time is negative or no number.
     """
     nodes = topological_nodes(graph, where)
-    table = Attributes(nodes, [graph.nodes[node] for node in nodes], where)
+    rows = [graph.nodes[node] for node in nodes]
+    if all(find_attribute(row, "time_s")[1] is None for row in rows):
+        return None
+    table = Attributes(nodes, rows, where)
     return np.array(table.column(lambda row: read_number(row, "time_s", 0.0)), dtype=np.float64)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.fields import shown
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _EDGES = ("edges", "links")
 
 
-def is_node_link(data: object) -> bool:
+def is_node_link(data: object) -> TypeGuard[dict[str, Any]]:
     """Whether parsed JSON is in node-link form: it says `directed` or `multigraph`, which no other form does."""
     return isinstance(data, dict) and "nodes" in data and bool({"directed", "multigraph"} & set(data))
 
