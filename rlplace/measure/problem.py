@@ -172,6 +172,15 @@ class Problem:
         rates = self._over_routes("bandwidth_bytes_per_s", min, np.inf)
         return 1.0 / rates
 
+    @cached_property
+    def _together(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ops of co-location classes but for the first of each, and that first one."""
+        classes = self.graph.colocation
+        members = np.flatnonzero(classes >= 0)
+        _, firsts, place = np.unique(classes[members], return_index=True, return_inverse=True)
+        leaders = members[firsts][place]
+        return members[leaders != members], leaders[leaders != members]
+
     def check_placement(self, devices: NDArray[np.int32]) -> NDArray[np.int32]:
         """`devices` (..., N) as int32, checked.
 
@@ -186,14 +195,11 @@ class Problem:
         if devices.size and (devices.min() < 0 or devices.max() >= self.host.num_devices):
             bad = int(devices.min()) if devices.min() < 0 else int(devices.max())
             raise InvalidValue("device", bad, f"0..{self.host.num_devices - 1}", where="placement")
-        classes = self.graph.colocation
-        members = np.flatnonzero(classes >= 0)
-        leader = np.full(int(classes.max(initial=-1)) + 1, -1, dtype=np.int64)
-        leader[classes[members][::-1]] = members[::-1]
-        wrong = devices[..., members] != devices[..., leader[classes[members]]]
+        members, leaders = self._together
+        wrong = devices[..., members] != devices[..., leaders]
         if np.any(wrong):
-            op = int(members[int(np.argmax(wrong.reshape(-1, len(members)).any(axis=0)))])
-            partner = int(leader[classes[op]])
+            place = int(np.argmax(wrong.reshape(-1, len(members)).any(axis=0)))
+            op, partner = int(members[place]), int(leaders[place])
             raise InvalidValue(
                 "device", f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
                 "one device for ops that live together (a parameter, its gradient and its update)", where="placement",

@@ -58,6 +58,7 @@ class Task:
         self.best_s = math.inf
         self.lower_bound_s = 0.0
         self.history: list[tuple[int, float]] = []
+        self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
         self._begin = time.monotonic()
 
     @property
@@ -100,8 +101,8 @@ class Task:
         times = np.full(len(placements), np.inf)
         if count == 0:
             return times
-        if cutoff_s is not None and isinstance(self.timer, CutoffTimer):
-            times[:count] = self.timer.step_times_within(placements[:count], cutoff_s[:count])
+        if cutoff_s is not None and self._cutoff_timer is not None:
+            times[:count] = self._cutoff_timer.step_times_within(placements[:count], cutoff_s[:count])
         else:
             times[:count] = self.timer.step_times(placements[:count])
         self.evaluations += count
