@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, print_json
+from rlplace.cli.words import check_workload, find_host, parse_constraints, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -76,12 +76,11 @@ def compare(
             )  # fmt: skip
         from rlplace.compare.run import CompareConfig
         from rlplace.compare.session import run_compare, split_methods
-        from rlplace.graphs.constraints import Constraints
 
         searches, people = split_methods(methods)
         config = CompareConfig(searches, evaluations, seconds, seeds, objective)
-        constraints = Constraints.parse(pins=pin, exclusions=exclude, together=together)
         found = find_host(host or "auto", gangs=gangs)
+        constraints = parse_constraints(pin, exclude, together, found)
         result = run_compare(
             spec, found, config, people, seed=seed, num_groups=groups, grouping=grouping, constraints=constraints,
             save=save, is_quiet=quiet,

@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, parse_duration, print_json
+from rlplace.cli.words import check_workload, find_host, parse_constraints, parse_duration, print_json
 
 
 def train(
@@ -56,13 +56,12 @@ def train(
         json: print the result as one JSON object on stdout
         quiet: no progress
     """
-    from rlplace.graphs.constraints import Constraints
     from rlplace.training.config import TrainConfig
 
     spec = check_workload(workload)
     config = TrainConfig(
         budget_s=parse_duration(budget), seed=seed, num_groups=groups, grouping=grouping, acyclic=acyclic,
-        constraints=Constraints.parse(pins=pin, exclusions=exclude, together=together), reward=reward, init=init,
+        constraints=parse_constraints(pin, exclude, together), reward=reward, init=init,
         simulate_share=simulate_share, track=track,
     )  # fmt: skip
     found = find_host(host, gangs=gangs)

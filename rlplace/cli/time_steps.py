@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, print_json, say
+from rlplace.cli.words import check_workload, find_host, parse_constraints, print_json, say
 
 
 def simulate(
@@ -16,6 +16,9 @@ def simulate(
     placement: Path | None = None,
     host: str = "auto",
     seed: int = 0,
+    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     gangs: bool = False,
     timeline: Path | None = None,
     json: bool = False,
@@ -27,6 +30,9 @@ def simulate(
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, a preset, or a host file
         seed: of the workload
+        pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
+        exclude: PATTERN=DEVICE, again and again: these ops never run there
+        together: PATTERN,PATTERN,..., again and again: these ops move as one
         gangs: on CPU hosts, also a device that runs an op on all cores at once
         timeline: write a Chrome trace of the simulated step here
         json: print one JSON object on stdout
@@ -34,7 +40,11 @@ def simulate(
     from rlplace.training.stopwatch import time_placement
 
     spec, found = check_workload(workload), find_host(host, gangs=gangs)
-    _show(time_placement(spec, found, placement, is_measured=False, seed=seed, timeline=timeline), json)
+    constraints = parse_constraints(pin, exclude, together, found)
+    result = time_placement(
+        spec, found, placement, is_measured=False, seed=seed, timeline=timeline, constraints=constraints
+    )
+    _show(result, json)
 
 
 def measure(
@@ -42,6 +52,9 @@ def measure(
     placement: Path | None = None,
     host: str = "auto",
     seed: int = 0,
+    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     gangs: bool = False,
     timeline: Path | None = None,
     json: bool = False,
@@ -53,6 +66,9 @@ def measure(
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores` or `cores:2x4`
         seed: of the workload
+        pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
+        exclude: PATTERN=DEVICE, again and again: these ops never run there
+        together: PATTERN,PATTERN,..., again and again: these ops move as one
         gangs: on CPU hosts, also a device that runs an op on all cores at once
         timeline: write a Chrome trace of a measured and of a simulated step here
         json: print one JSON object on stdout
@@ -60,7 +76,11 @@ def measure(
     from rlplace.training.stopwatch import time_placement
 
     spec, found = check_workload(workload), find_host(host, gangs=gangs)
-    _show(time_placement(spec, found, placement, is_measured=True, seed=seed, timeline=timeline), json)
+    constraints = parse_constraints(pin, exclude, together, found)
+    result = time_placement(
+        spec, found, placement, is_measured=True, seed=seed, timeline=timeline, constraints=constraints
+    )
+    _show(result, json)
 
 
 def fidelity(
@@ -69,6 +89,9 @@ def fidelity(
     placements: int = 40,
     fit: int = 16,
     seed: int = 0,
+    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     gangs: bool = False,
     plot: Path = Path("fidelity.png"),
     json: bool = False,
@@ -81,6 +104,9 @@ def fidelity(
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
         seed: of the workload and of what is drawn
+        pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
+        exclude: PATTERN=DEVICE, again and again: these ops never run there
+        together: PATTERN,PATTERN,..., again and again: these ops move as one
         gangs: on CPU hosts, also a device that runs an op on all cores at once
         plot: where the scatter plot goes
         json: print one JSON object on stdout
@@ -88,7 +114,10 @@ def fidelity(
     from rlplace.training.trust import run_fidelity
 
     spec, found = check_workload(workload), find_host(host, gangs=gangs)
-    result = run_fidelity(spec, found, num_placements=placements, num_fit=fit, seed=seed, plot=plot)
+    constraints = parse_constraints(pin, exclude, together, found)
+    result = run_fidelity(
+        spec, found, num_placements=placements, num_fit=fit, seed=seed, plot=plot, constraints=constraints
+    )
     if json:
         print_json(result)
 

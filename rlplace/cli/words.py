@@ -1,4 +1,4 @@
-"""The words of the command line: durations, JSON on stdout, and what WORKLOAD and HOST stand for."""
+"""The words of the command line: durations, JSON on stdout, and what WORKLOAD, HOST and constraints stand for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlplace.graphs.constraints import Constraints
     from rlplace.measure.host import Host
     from rlplace.workloads import WorkloadSpec
 
@@ -71,3 +74,20 @@ def find_host(text: str, *, gangs: bool = False) -> Host:
     from rlplace.measure.hosts import resolve_host
 
     return resolve_host(text, gangs=gangs)
+
+
+def parse_constraints(
+    pin: Sequence[str], exclude: Sequence[str], together: Sequence[str], host: Host | None = None
+) -> Constraints:
+    """What `--pin`, `--exclude` and `--together` say, checked against the devices of `host` where it is given.
+
+    Raises:
+        InvalidValue: a word of another form.
+        UnknownName: a device that the host does not have.
+    """
+    from rlplace.graphs.constraints import Constraints
+
+    constraints = Constraints.parse(pins=pin, exclusions=exclude, together=together)
+    if host is not None:
+        constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
+    return constraints

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.constraints import Constraints
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.host import Host
 from rlplace.measure.measurement import Timeline
@@ -31,8 +32,9 @@ ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 
 @one_thread_here()
 def time_placement(
-    spec: WorkloadSpec, host: Host, path: Path | None, *, is_measured: bool, seed: int, timeline: Path | None
-) -> dict[str, Any]:
+    spec: WorkloadSpec, host: Host, path: Path | None, *, is_measured: bool, seed: int, timeline: Path | None,
+    constraints: Constraints | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
     Args:
@@ -42,10 +44,12 @@ def time_placement(
         is_measured: run it here, instead of simulating it.
         seed: of the workload.
         timeline: where a Chrome trace goes.
+        constraints: the user's pins and exclusions: the placement must keep them, and the bound counts on them.
 
     Raises:
         FingerprintMismatch: the placement was made for another graph or host.
-        InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine.
+        InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine; or the placement
+            breaks a constraint.
     """
     if is_measured and host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="measure")
@@ -55,7 +59,9 @@ def time_placement(
     if placement is not None:
         placement.require(graph, host)
         check_plan(graph, host.num_devices, placement.plan)
-    problem = make_problem(graph, host, 256, progress, spec=spec)
+    problem = make_problem(graph, host, 256, progress, spec=spec, constraints=constraints)
+    if placement is not None:
+        problem.check_placement(placement.plan.devices)
     simulator = Simulator(problem)
     plan = placement.plan if placement is not None else best_single_plan(problem, simulator)
     measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
@@ -74,10 +80,10 @@ def time_placement(
     if timeline is not None:
         write_chrome_trace(timeline, traces, graph, problem.host)
     bound_s, bound = lower_bound_s(problem)
-    only = problem.host.devices[int(plan.devices[0])].name if placement is None and graph.num_ops else ""
+    most = problem.host.devices[int(np.bincount(plan.devices, minlength=1).argmax())].name
     return {
         "schema": 1,
-        "placement": f"everything on {only}" if path is None else str(path),
+        "placement": f"everything{' that may be' * bool(constraints)} on {most}" if path is None else str(path),
         "kind": "measured" if is_measured else "simulated",
         "status": measurement.status,
         "why": measurement.why,
@@ -91,9 +97,9 @@ def time_placement(
 
 
 def best_single_plan(problem: Problem, simulator: Simulator) -> Plan:
-    """The plan of the single device with the shortest step."""
+    """The plan of the single device with the shortest step, what may not be there on the next where it may."""
     devices = baselines.plain_devices(problem)
-    singles = np.stack([baselines.single(problem, device) for device in devices])
+    singles = np.stack([baselines.nearest_allowed(problem, baselines.single(problem, device)) for device in devices])
     return simulator.plan(singles[int(np.argmin(simulator.step_times(singles)))])
 
 

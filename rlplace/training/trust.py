@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.constraints import Constraints
 from rlplace.measure.calibrate import calibrate
 from rlplace.measure.fidelity import draw_mix, judge_fidelity
 from rlplace.measure.host import Host
@@ -29,8 +30,9 @@ SEARCH = AnnealConfig(evaluations=4000, seconds=30.0)
 
 @one_thread_here()
 def run_fidelity(
-    spec: WorkloadSpec, host: Host, *, num_placements: int, num_fit: int, seed: int, plot: Path
-) -> dict[str, Any]:
+    spec: WorkloadSpec, host: Host, *, num_placements: int, num_fit: int, seed: int, plot: Path,
+    constraints: Constraints | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
     Args:
@@ -40,6 +42,7 @@ def run_fidelity(
         num_fit: other placements, that the simulator is calibrated on.
         seed: of the workload and of what is drawn.
         plot: where the picture goes.
+        constraints: the user's pins and exclusions, which all placements keep.
 
     Raises:
         InvalidValue: a simulated host, a graph file, or too few placements.
@@ -51,7 +54,7 @@ def run_fidelity(
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()
     graph = graph_for(spec, host, seed)
-    problem = make_problem(graph, host, 256, progress)
+    problem = make_problem(graph, host, 256, progress, constraints=constraints)
     simulator = Simulator(problem)
     start = majority(problem, eft(problem))
     best, _ = anneal(problem, simulator, start, dataclasses.replace(SEARCH, seed=seed))
