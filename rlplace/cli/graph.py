@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, print_json
+from rlplace.cli.words import check_workload, find_host, print_json, say
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def graph(
 
         format_to_write(save)
     found = costs_host(find_host(host))
+    say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     captured, capture_s = read_or_capture(spec, sizes, seed)
+    say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
     problem = published(spec, captured) or _on_host(spec, captured, found, groups)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     if dot is not None:
