@@ -1,0 +1,23 @@
+"""Crews of workers, started once a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from placed_steps import GANG_HOST, HOST
+
+from rlplace.measure.workers import Crew
+
+
+@pytest.fixture(scope="module")
+def crews() -> Iterator[dict[str, Crew]]:
+    made = {"plain": Crew(HOST.devices), "gang": Crew(GANG_HOST.devices)}
+    yield made
+    for crew in made.values():
+        crew.stop()
+
+
+@pytest.fixture
+def crew(crews: dict[str, Crew]) -> Crew:
+    return crews["plain"]
