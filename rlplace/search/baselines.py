@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.search.task import Task
 
@@ -25,6 +26,19 @@ def single(problem: Problem, device: int) -> NDArray[np.int32]:
 def plain_devices(problem: Problem) -> list[int]:
     """Indices of devices that are not gangs."""
     return [index for index, device in enumerate(problem.host.devices) if not device.members]
+
+
+def best_single(problem: Problem, timer: StepTimer) -> NDArray[np.int32]:
+    """(N,) int32: everything on the single device with the shortest step; gangs are no single device.
+
+    Where ops may not be on it they are on the next device where they may be.
+    """
+    devices = plain_devices(problem)
+    singles = np.stack([single(problem, device) for device in devices])
+    is_whole = problem.group_allowed[:, devices].all(axis=0)
+    singles = singles[is_whole] if is_whole.any() else nearest_allowed(problem, singles)
+    best: NDArray[np.int32] = singles[int(np.argmin(timer.step_times(singles)))]
+    return best
 
 
 def blocks(problem: Problem) -> NDArray[np.int32]:

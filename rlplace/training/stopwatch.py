@@ -15,8 +15,6 @@ from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.host import Host
 from rlplace.measure.measurement import Timeline
 from rlplace.measure.placement import check_plan, load_placement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
 from rlplace.measure.race import RaceProtocol
 from rlplace.measure.runner import HostRunner
 from rlplace.measure.simulator import Simulator
@@ -63,7 +61,7 @@ def time_placement(
     if placement is not None:
         problem.check_placement(placement.plan.devices)
     simulator = Simulator(problem)
-    plan = placement.plan if placement is not None else best_single_plan(problem, simulator)
+    plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
     measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
     if is_measured:
         runner = HostRunner(problem, simulator)
@@ -80,10 +78,11 @@ def time_placement(
     if timeline is not None:
         write_chrome_trace(timeline, traces, graph, problem.host)
     bound_s, bound = lower_bound_s(problem)
-    most = problem.host.devices[int(np.bincount(plan.devices, minlength=1).argmax())].name
+    counts = np.bincount(plan.devices, minlength=host.num_devices)
+    what = "everything" if np.count_nonzero(counts) == 1 else "everything that may be"
     return {
         "schema": 1,
-        "placement": f"everything{' that may be' * bool(constraints)} on {most}" if path is None else str(path),
+        "placement": f"{what} on {host.devices[int(counts.argmax())].name}" if path is None else str(path),
         "kind": "measured" if is_measured else "simulated",
         "status": measurement.status,
         "why": measurement.why,
@@ -94,13 +93,6 @@ def time_placement(
         "lower_bound": bound,
         "costs": problem.costs.source,
     }
-
-
-def best_single_plan(problem: Problem, simulator: Simulator) -> Plan:
-    """The plan of the single device with the shortest step, what may not be there on the next where it may."""
-    devices = baselines.plain_devices(problem)
-    singles = np.stack([baselines.nearest_allowed(problem, baselines.single(problem, device)) for device in devices])
-    return simulator.plan(singles[int(np.argmin(simulator.step_times(singles)))])
 
 
 def counted_peaks(timeline: Timeline, num_devices: int) -> NDArray[np.int64]:

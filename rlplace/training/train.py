@@ -87,7 +87,7 @@ def train(
     if config.num_calibrated and not problem.host.is_simulated:
         problem = calibrated(problem, config.num_calibrated, seed=config.seed, say=progress.say)
     simulator = Simulator(problem)
-    reference = _best_single(problem, simulator)
+    reference = baselines.best_single(problem, simulator)
     judge = Judge(problem, simulator, reference, seed=config.seed)
     try:
         heuristics = {
@@ -138,19 +138,6 @@ def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
         if name not in known:
             raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
     return dataclasses.replace(config or TrainConfig(), **options)
-
-
-def _best_single(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
-    """The single device with the shortest step; gangs are no single device.
-
-    Where ops may not be on it they are on the next device where they may be.
-    """
-    devices = baselines.plain_devices(problem)
-    singles = np.stack([baselines.single(problem, device) for device in devices])
-    is_whole = problem.group_allowed[:, devices].all(axis=0)
-    singles = singles[is_whole] if is_whole.any() else baselines.nearest_allowed(problem, singles)
-    best: NDArray[np.int32] = singles[int(np.argmin(simulator.step_times(singles)))]
-    return best
 
 
 def _where_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
