@@ -14,7 +14,8 @@ from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.search.levels import nested, split
 from rlplace.search.moves import Neighbourhood
-from rlplace.search.starts import best_start, fullness, held_bytes, project, room_bytes
+from rlplace.search.scheduled import scheduled_start
+from rlplace.search.starts import fullness, held_bytes, project, room_bytes
 from rlplace.search.task import Budget, Task
 
 CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
@@ -79,8 +80,8 @@ def anneal(
 
 
 def solve(task: Task) -> None:
-    """Anneals from the best heuristic, over the problem's groups and ever finer ones."""
-    devices, step_s = best_start(task)
+    """Anneals from the best of heuristics and scheduled placements, over the problem's groups and ever finer ones."""
+    devices, step_s, _ = scheduled_start(task)
     anneal_finer(task, devices, step_s, until=1.0)
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.jit import Bytes, Floats, Ints, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.moves import allowed_devices
+from rlplace.search.moves import allowed_devices, main_modules
 
 CAP_SLACK = 1.5
 """A merged group may cost this many times an even share of the whole."""
@@ -63,6 +63,16 @@ def finer(problem: Problem, grouping: Grouping, num_groups: int) -> Grouping:
     Parts are atoms merged across the heaviest edges within a group of `grouping`.
     """
     return _merge(problem, atoms(problem), grouping, num_groups)
+
+
+def by_module(problem: Problem, num_groups: int) -> Grouping:
+    """Modules, cut into parts of about an even share of the cost for `num_groups` of them where they cost more.
+
+    What is unrolled over steps is one group so, as it would be by hand. Parts are atoms merged across the heaviest
+    edges within a module; there are more than `num_groups` where there are as many small modules.
+    """
+    fine = atoms(problem)
+    return _merge(problem, fine, _numbered(main_modules(problem, fine)[fine.op_group], "modules"), num_groups)
 
 
 def meet(first: Grouping, second: Grouping, rule: str) -> Grouping:

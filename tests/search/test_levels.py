@@ -16,7 +16,7 @@ from rlplace.graphs.grouping import Grouping, group_ops
 from rlplace.measure.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.synthetic import synthetic_problem
-from rlplace.search.levels import atoms, coarser, finer, meet, nested, split
+from rlplace.search.levels import atoms, by_module, coarser, finer, meet, nested, split
 
 
 def test_a_meet_by_hand() -> None:
@@ -53,6 +53,15 @@ def test_the_heaviest_edge_is_merged_first() -> None:
 def test_what_no_device_may_hold_together_is_not_merged() -> None:
     chain = barred(chain_problem(4, 2, output_bytes=[1, 9, 5, 1]), {1: (0,), 2: (1,)})
     assert coarser(chain, chain.grouping, 3).op_group.tolist() == [0, 1, 2, 2]
+
+
+def test_a_module_is_one_group_unless_it_costs_more_than_its_share() -> None:
+    chain = chain_problem(6, 2)
+    modules = ("a", "a", "b", "b", "a", "b")
+    graph = replace(chain.graph, modules=modules)
+    problem = Problem(graph, chain.host, chain.costs, chain.grouping)
+    assert by_module(problem, 2).op_group.tolist() == [0, 0, 1, 1, 2, 3]  # merged over tensors only
+    assert by_module(problem, 6).num_groups == 6
 
 
 def test_a_cut_group_has_parts_of_an_even_share() -> None:
