@@ -120,6 +120,23 @@ def fidelity(
     )
     if json:
         print_json(result)
+    else:
+        say(fidelity_words(result))
+
+
+def fidelity_words(result: dict[str, Any]) -> str:
+    """What `fidelity` tells people, from what it prints as JSON."""
+    return (
+        f"{result['num_placements']} unseen placements, simulated against measured:\n"
+        f"  rank correlation {result['spearman']:.3f} (two measurements of the same placements: "
+        f"{result['spearman_ceiling']:.3f}); among the best quarter {result['spearman_best_quartile']:.2f} "
+        f"({result['spearman_ceiling_best_quartile']:.2f})\n"
+        f"  error of the step time: median {result['median_abs_rel_error']:.1%}, "
+        f"90th percentile {result['p90_abs_rel_error']:.1%}\n"
+        f"  the simulator's favourite is {result['pick_regret']:.1%} slower than the best measured\n"
+        f"  largest error of a device's peak memory {result['peak_bytes_max_rel_error']:.1%}\n"
+        f"  scatter plot: {result['plot']}"
+    )
 
 
 def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:

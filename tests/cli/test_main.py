@@ -11,8 +11,10 @@ import pytest
 
 from rlplace import __version__
 from rlplace.cli.main import main
+from rlplace.cli.time_steps import fidelity_words
 from rlplace.cli.words import finite, parse_duration
 from rlplace.errors import InvalidValue
+from rlplace.measure.fidelity import Fidelity
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -122,3 +124,10 @@ def test_help_names_every_command() -> None:
     assert done.returncode == 0
     for command in ("train", "export", "simulate", "measure", "fidelity", "bench", "hosts", "workloads"):
         assert command in done.stdout
+
+
+def test_fidelity_tells_people_its_figures() -> None:
+    figures = Fidelity(0.978, 0.56, 0.031, 0.069, 0.004, 0.001, 0.943, -0.07, 40)
+    words = fidelity_words({**figures.to_dict(), "plot": "fidelity.png"})
+    assert "40 unseen placements" in words and "0.978" in words and "median 3.1%" in words and "0.4% slower" in words
+    assert words.endswith("scatter plot: fidelity.png")
