@@ -16,6 +16,7 @@ from rlplace.search.levels import nested, split
 from rlplace.search.moves import Neighbourhood
 from rlplace.search.scheduled import scheduled_start
 from rlplace.search.starts import fullness, held_bytes, project, room_bytes
+from rlplace.search.sweep import sweep
 from rlplace.search.task import Budget, Task
 
 CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
@@ -92,7 +93,8 @@ def anneal_finer(
 
     Anneals over the problem's groups, then over about 256, then over atoms, for an equal share each; blocks of all
     coarser levels move too. A budget of less than `SHORT` moves is spent at about 256 groups alone: one is too short to
-    move atoms one by one, and groups of the problem's own may be too coarse.
+    move atoms one by one, and groups of the problem's own may be too coarse. It begins with a descent by blocks, so
+    that a few draws do not decide what is found; with more moves than that, annealing alone gets further.
 
     Args:
         task: scores and counts.
@@ -107,7 +109,8 @@ def anneal_finer(
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= 200), last)
     rungs = sorted({own, middle, last})
     if (until - begin) * task.budget.evaluations < SHORT:
-        rungs = [middle]
+        devices, step_s = sweep(task, devices, step_s, until=until)
+        begin, rungs = task.spent, [middle]
     for count, rung in enumerate(rungs, 1):
         devices, step_s = anneal_split(
             task, levels[rung], devices, step_s, coarse=levels[:rung],
