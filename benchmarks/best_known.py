@@ -1,7 +1,8 @@
 """The best step time known for each problem of a suite: python benchmarks/best_known.py core [--share K/M].
 
-Every problem is searched in passes, 10^6 evaluations in all, each from another seed; what is known already is kept in
-`benchmarks/best_known.json`, so that the command goes on where it was stopped, and several may run side by side.
+Every problem is searched in passes, 1.5 million evaluations in all, each from another seed; what is known already is
+kept in `benchmarks/best_known.json`, so that the command goes on where it was stopped, and several may run at once.
+A placement that annealing gives up, because it can no longer be accepted, counts as an evaluation too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rlplace.search.registry import find
 from rlplace.search.task import Budget
 
 STORE = Path(__file__).parent / "best_known.json"
-PASSES = ((0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000))
+PASSES = ((0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000), (4, 500_000))
 """Seed and evaluations of each pass."""
 METHOD = "portfolio"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -23,6 +23,10 @@ CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
 """How often each kind of move is tried."""
 FEW = 5000
 """Evaluations that are too few to waste any."""
+PATIENCE = 0.5
+"""Moves for each group and device from which on annealing starts hotter, in proportion ..."""
+HOTTEST = 16.0
+"""... but no more than this many times."""
 SHORT = 1000
 """Moves that are too few for more than one level."""
 
@@ -39,10 +43,10 @@ class AnnealConfig:
     """Moves tried at once from the placement at hand: the first that is accepted is taken, so that a few of them are
     wasted, but they keep the cores busy. None for 2 with a budget of less than `FEW`, for 8 otherwise."""
     hot: float | None = None
-    """Temperature at the start, as a share of the step time; None suits it to the number of groups: a tenth of an
-    even share of the step for a group."""
+    """Temperature at the start, as a share of the step time; None suits it to the number of groups, a tenth of an even
+    share of the step for a group, and to the moves there are: up to `HOTTEST` times as hot where there are many."""
     cold: float | None = None
-    """Temperature at the end; None for a tenth of `hot`."""
+    """Temperature at the end; None for a tenth of `hot`, before that is made hotter for many moves."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,10 +56,18 @@ class AnnealConfig:
                 "evaluations >= 1, seconds > 0, batch >= 1, 0 < cold <= hot",
             )  # fmt: skip
 
-    def temperatures(self, num_groups: int) -> tuple[float, float]:
-        """At the start and at the end, over so many groups."""
-        hot = 0.1 / max(num_groups, 1) if self.hot is None else self.hot
-        return hot, hot / 10 if self.cold is None else self.cold
+    def temperatures(self, num_groups: int, moves_each: float = 0.0) -> tuple[float, float]:
+        """At the start and at the end.
+
+        Args:
+            num_groups: groups that are moved.
+            moves_each: moves there will be for each group and device; slow cooling pays from hotter starts.
+        """
+        share = 0.1 / max(num_groups, 1)
+        hot = share * min(max(moves_each / PATIENCE, 1.0), HOTTEST) if self.hot is None else self.hot
+        if self.cold is not None:
+            return hot, self.cold
+        return hot, (share if self.hot is None else self.hot) / 10
 
     def _is_nonsense(self) -> bool:
         hot, cold = self.temperatures(1)
@@ -167,7 +179,10 @@ def anneal_groups(
     config = config or AnnealConfig()
     generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
     held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
-    hot, cold = config.temperatures(grouping.num_groups)
+    moves = task.evaluations_until(until)
+    hot, cold = config.temperatures(
+        grouping.num_groups, moves / max(grouping.num_groups * task.problem.host.num_devices, 1)
+    )
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
     batch = config.batch or (2 if task.budget.evaluations < FEW else 8)

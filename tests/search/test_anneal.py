@@ -10,7 +10,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.simulator import Simulator
 from rlplace.search import AnnealConfig, anneal
 from rlplace.search.registry import find
-from rlplace.search.task import Budget
+from rlplace.search.task import Budget, Task
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,3 +80,22 @@ def test_seconds_end_it_too() -> None:
 def test_nonsense_options_are_refused() -> None:
     with pytest.raises(InvalidValue, match="evaluations"):
         AnnealConfig(evaluations=0)
+
+
+def test_many_moves_start_hotter_and_end_as_cold() -> None:
+    few, many, most = (AnnealConfig().temperatures(100, moves) for moves in (0.1, 2.0, 1e6))
+    assert few == (pytest.approx(1e-3), pytest.approx(1e-4))
+    assert many == (pytest.approx(4e-3), pytest.approx(1e-4))
+    assert most == (pytest.approx(1.6e-2), pytest.approx(1e-4))
+    assert AnnealConfig(hot=0.3).temperatures(100, 1e6) == (0.3, pytest.approx(0.03))
+
+
+def test_moves_to_come_are_those_of_the_share_of_the_budget_that_is_left() -> None:
+    problem = fork_problem(0)
+    task = Task(problem, Simulator(problem, threads=1), Budget(evaluations=100))
+    task.score(np.zeros((20, problem.graph.num_ops), dtype=np.int32))
+    assert task.evaluations_until(0.5) == pytest.approx(30)
+    assert task.evaluations_until(0.1) == 0
+    timed = Task(problem, Simulator(problem, threads=1), Budget(seconds=1e6))
+    timed.score(np.zeros((20, problem.graph.num_ops), dtype=np.int32))
+    assert 0 < timed.evaluations_until(1.0) < np.inf

@@ -97,8 +97,7 @@ def test_all_placements_are_tried_only_where_they_fit_in_the_share() -> None:
     assert task.best_s == brute_force_s(problem)
 
 
-def test_several_runs_share_a_large_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.search.portfolio.RUN", 100)
+def test_what_is_too_much_to_try_all_of_is_tuned_and_annealed() -> None:
     plain = fork_problem(3, 4)
     problem = Problem(plain.graph, plain.host, plain.costs, Grouping(np.arange(6)))
     timer = Counting(problem)
