@@ -1,6 +1,6 @@
 """Every search method on a suite of problems, at equal budgets: python benchmarks/core.py core [--seeds 3].
 
-Writes `results/SUITE.json` and `results/SUITE.md`: step times, gaps to the bound, ratios to the best known.
+Writes `results/NAME.json` and `results/NAME.md`: step times, gaps to the bound, ratios to the best known, spreads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.search.registry import METHODS
 
 Rows = list[dict[str, Any]]
+LEARNED_ON = ("rnnlm", "inception_v3", "gpt2", "clip")
+"""Workloads of the suite that `rlplace.search.scheduled.STARTS` was chosen on ..."""
+LEARNED = ("anneal", "evolve", "portfolio")
+"""... and the methods that start from them."""
 
 
 def run(suite: str, methods: tuple[str, ...], lasting: tuple[str, ...], budgets: list[int], seeds: int) -> Rows:
@@ -86,6 +90,14 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     )
     text.append("|---|---|---|---|---|---|\n")
     text += [f"| {m} | {b or ''} | {r} | {g} | {s} | {n} |\n" for m, b, r, g, s, n in summary(rows)]
+    unseen = [row for row in rows if row["problem"].partition("/")[0] not in LEARNED_ON]
+    text.append(
+        f"\n`anneal`, `evolve` and `portfolio` start from weights chosen on {', '.join(LEARNED_ON)} on these\n"
+        "hosts. On the problems of the other workloads alone:\n\n"
+        "| method | evaluations | ratio to best known | ratio to bound |\n|---|---|---|---|\n"
+    )
+    text += [f"| {m} | {b} | {r} | {g} |\n" for m, b, r, g, *_ in summary(unseen) if m in LEARNED and b]
+    text += spreads(suite, rows)
     text.append(
         "\n| problem | bound, ms | best known, ms | evaluations | best here, ms | by |\n|---|---|---|---|---|---|\n"
     )
@@ -104,6 +116,30 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     return "".join(text)
 
 
+def spreads(suite: str, rows: Rows) -> list[str]:
+    """The spread over seeds, slowest over fastest, of each problem; nothing where there was one seed."""
+    drawn = [row for row in rows if row["method"] in LEARNED and row["budget"] and row["step_time_s"] is not None]
+    seeds = len({row["seed"] for row in drawn})
+    if seeds < 2:
+        return []
+    columns = list(dict.fromkeys((row["budget"], row["method"]) for row in drawn))
+    columns.sort()
+    text = [f"\nSpread over {seeds} seeds, the slowest result over the fastest, less one:\n\n| problem |"]
+    text += [f" {method} {budget:,} |" for budget, method in columns] + ["\n|---|" + "---|" * len(columns) + "\n"]
+    for workload, host in SUITES[suite]:
+        key = key_of(workload, host)
+        text.append(f"| {key} |")
+        for column in columns:
+            times = [
+                row["step_time_s"]
+                for row in drawn
+                if (row["budget"], row["method"]) == column and row["problem"] == key
+            ]
+            text.append(f" {max(times) / min(times) - 1:.1%} |" if times else " – |")
+        text.append("\n")
+    return text
+
+
 def _ms(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1e3:.2f}"
 
@@ -115,18 +151,20 @@ def main() -> None:
     parser.add_argument("--evaluations", default="500,10000", help="budgets, with commas between them")
     parser.add_argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--name", help="of the results' files; the suite's by default")
     parser.add_argument("--render", action="store_true", help="no run: the last one's rows beside the best known now")
     options = parser.parse_args()
+    name = options.name or options.suite
     if options.render:
-        kept = read_json(RESULTS / f"{options.suite}.json")
-        write_text_atomic(RESULTS / f"{options.suite}.md", markdown(options.suite, kept["rows"], kept))
+        kept = read_json(RESULTS / f"{name}.json")
+        write_text_atomic(RESULTS / f"{name}.md", markdown(options.suite, kept["rows"], kept))
         return
     methods = CompareConfig(tuple(options.methods.split(","))).names
     facts = record()
     lasting = CompareConfig(tuple(options.lasting.split(","))).names
     rows = run(options.suite, methods, lasting, [int(part) for part in options.evaluations.split(",")], options.seeds)
-    write_json_atomic(RESULTS / f"{options.suite}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
-    write_text_atomic(RESULTS / f"{options.suite}.md", markdown(options.suite, rows, facts))
+    write_json_atomic(RESULTS / f"{name}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
+    write_text_atomic(RESULTS / f"{name}.md", markdown(options.suite, rows, facts))
 
 
 if __name__ == "__main__":
