@@ -179,7 +179,7 @@ def anneal_groups(
     config = config or AnnealConfig()
     generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
     held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
-    moves = task.evaluations_until(until)
+    moves = task.expected_evaluations(until)
     hot, cold = config.temperatures(
         grouping.num_groups, moves / max(grouping.num_groups * task.problem.host.num_devices, 1)
     )

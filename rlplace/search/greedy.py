@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.grouping import Grouping
 from rlplace.graphs.opgraph import BACKWARD
-from rlplace.measure.jit import Floats, Ints, Longs, kernel
+from rlplace.measure.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
 from rlplace.measure.ranks import upward_ranks
+from rlplace.search.eft import device_rules
 from rlplace.search.moves import allowed_devices, main_modules
 from rlplace.search.starts import held_bytes, room_bytes
 
@@ -62,14 +63,7 @@ class Greedy:
         grouping = problem.grouping if grouping is None else grouping
         graph, host, op_group = problem.graph, problem.host, grouping.op_group
         num_groups, num_devices = grouping.num_groups, host.num_devices
-        blocks = np.zeros((num_devices, num_devices), dtype=np.bool_)
-        for route in host.routes:
-            if route.links and route.blocks_destination:
-                blocks[host.device_index[route.source], host.device_index[route.destination]] = True
-        occupies = np.eye(num_devices, dtype=np.bool_)
-        for index, device in enumerate(host.devices):
-            for member in device.members:
-                occupies[index, host.device_index[member]] = True
+        blocks, occupies = device_rules(host)
         group_time_s = np.zeros((num_groups, num_devices))
         np.add.at(group_time_s, op_group, problem.costs.op_time_s)
         phase_s = np.zeros((num_groups, 2))
@@ -234,7 +228,7 @@ def _place(
                     ready_s[tensor, device] = end_s[tensor_op[tensor]] + transfer_s
 
 
-@kernel
+@inlined
 def _end(
     op: int, device: int, op_group: Ints, placed: Ints, tensor_op: Ints, tensor_bytes: Floats, input_offsets: Ints,
     input_tensors: Ints, op_time_s: Floats, latency_s: Floats, s_per_byte: Floats, blocks: NDArray[np.bool_],

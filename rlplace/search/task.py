@@ -81,7 +81,7 @@ class Task:
         """Share of the budget that is gone, 0 to 1."""
         return min(1.0, max(self.evaluations / self.budget.evaluations, self.elapsed_s / self.budget.seconds))
 
-    def evaluations_until(self, share: float) -> float:
+    def expected_evaluations(self, share: float) -> float:
         """About how many placements may be scored until that share of the budget is spent, at the pace so far."""
         left = max(0.0, share - self.spent)
         pace = self.evaluations / max(self.elapsed_s, 1e-9)

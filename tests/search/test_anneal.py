@@ -94,8 +94,8 @@ def test_moves_to_come_are_those_of_the_share_of_the_budget_that_is_left() -> No
     problem = fork_problem(0)
     task = Task(problem, Simulator(problem, threads=1), Budget(evaluations=100))
     task.score(np.zeros((20, problem.graph.num_ops), dtype=np.int32))
-    assert task.evaluations_until(0.5) == pytest.approx(30)
-    assert task.evaluations_until(0.1) == 0
+    assert task.expected_evaluations(0.5) == pytest.approx(30)
+    assert task.expected_evaluations(0.1) == 0
     timed = Task(problem, Simulator(problem, threads=1), Budget(seconds=1e6))
     timed.score(np.zeros((20, problem.graph.num_ops), dtype=np.int32))
-    assert 0 < timed.evaluations_until(1.0) < np.inf
+    assert 0 < timed.expected_evaluations(1.0) < np.inf
