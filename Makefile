@@ -36,7 +36,9 @@ bench: install
 	$(BIN)/rlplace bench simulator
 	$(BIN)/python benchmarks/graphs.py benchmarks/results
 	$(BIN)/python benchmarks/groupings.py
+	$(BIN)/python benchmarks/evaluations.py
 	$(BIN)/python benchmarks/core.py core-dev --seeds 3
+	$(BIN)/python benchmarks/core.py core-dev --methods anneal,evolve --seeds 10 --name core-dev-seeds
 	$(BIN)/python benchmarks/core.py core
 
 clean:
