@@ -66,7 +66,7 @@ def brute_force_s(problem: Problem) -> float:
 
 
 class Counting:
-    """A timer that counts what it is asked, over the simulator's times."""
+    """A timer that counts what it is asked, over the simulator's times; it gives up what a cutoff lets it."""
 
     def __init__(self, problem: Problem) -> None:
         self.simulator = Simulator(problem, threads=1)
@@ -74,4 +74,18 @@ class Counting:
 
     def step_times(self, placements: np.ndarray) -> np.ndarray:
         self.count += len(placements)
+        return self.simulator.step_times(placements)
+
+    def step_times_within(self, placements: np.ndarray, cutoff_s: np.ndarray) -> np.ndarray:
+        self.count += len(placements)
+        return self.simulator.step_times_within(placements, cutoff_s)
+
+
+class ToTheEnd:
+    """A timer that knows no cutoffs: the simulator as searches saw it without them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.simulator = Simulator(problem, threads=1)
+
+    def step_times(self, placements: np.ndarray) -> np.ndarray:
         return self.simulator.step_times(placements)

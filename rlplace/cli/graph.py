@@ -79,6 +79,8 @@ def graph(
         from rlplace.graphs.formats import save_graph
 
         save_graph(captured, save)
+        if problem.costs.source == "given":
+            say(f"{save} holds no times: those that {spec.path} gives its ops stay there")
     if json:
         print_json(facts)
     else:

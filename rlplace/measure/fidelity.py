@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import InvalidValue
 from rlplace.measure.problem import Problem
 
 KINDS = ("random", "blocks", "near-best", "unbalanced")
+TRIES = 1000
+"""Draws for each placement after which there are too few to draw from."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,22 @@ def draw_mix(
         count: how many.
         generator: draws them.
         unlike: (_, G) placements that are not to be drawn again.
+
+    Raises:
+        InvalidValue: hardly any placement is left to draw.
     """
     seen = set() if unlike is None else {row.tobytes() for row in np.asarray(unlike, dtype=np.int32)}
     groups, devices = problem.grouping.num_groups, problem.host.num_devices
     drawn: list[NDArray[np.int32]] = []
     kinds: list[str] = []
+    tries = 0
     while len(drawn) < count:
+        tries += 1
+        if tries > TRIES * count:
+            raise InvalidValue(
+                "placements", f"{len(drawn)} of {count} that were not drawn before in {tries - 1:,} draws",
+                "fewer of them, or constraints that leave more of them", where="fidelity",
+            )  # fmt: skip
         kind = KINDS[len(drawn) % len(KINDS)]
         if kind == "random":
             row = problem.draw_groups(generator, 1)[0].astype(np.int64)

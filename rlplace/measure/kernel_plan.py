@@ -26,7 +26,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
         placement: (N,) int32, device of each op.
         ranks: (N,) int32, place of each op in order of priority.
         ops_by_rank: (N,) int32, op at each place.
-        cutoff_s: a step that cannot end by then is left at once, infinite; the scratch holds paths and work left.
+        cutoff_s: a step that cannot end by then is left at once, infinite; where finite, after `least_seconds`.
     """
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
     op_time_s, output_offsets = pointer(p.op_time_s), pointer(p.output_offsets)

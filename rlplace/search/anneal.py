@@ -120,7 +120,7 @@ def anneal_finer(
     last = len(levels) - 1
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= 200), last)
     rungs = sorted({own, middle, last})
-    if (until - begin) * task.budget.evaluations < SHORT:
+    if task.expected_evaluations(until) < SHORT:
         devices, step_s = sweep(task, devices, step_s, until=until)
         begin, rungs = task.spent, [middle]
     for count, rung in enumerate(rungs, 1):

@@ -24,7 +24,7 @@ SIGMA = 0.2
 LEADERS = 4
 """Weights, each with its grouping, that are varied: the best so far."""
 VARIED = 64
-"""Most evaluations of variations."""
+"""Evaluations of variations after which no more populations of them are begun."""
 VARIATION = 0.4
 """Standard deviation of a weight that is varied, as a share of it."""
 LEAST = 0.3
@@ -64,7 +64,7 @@ def tuning_share(task: Task, *, until: float) -> float:
 
 
 def vary(task: Task, leaders: Sequence[Scheduled], *, until: float) -> list[Scheduled]:
-    """`leaders` and what up to `VARIED` variations of their weights give, best first.
+    """`leaders` and what about `VARIED` variations of their weights give, best first.
 
     Each varies about half of the weights of one of the best `LEADERS` at that time, whichever its grouping is: weights
     that do well in different ways are worth more than many steps from one of them. The draws are always the same, so
@@ -109,9 +109,8 @@ def tune(task: Task, leader: Scheduled, *, until: float) -> tuple[NDArray[np.int
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # cma warns of flat losses, which groups' devices make often
         strategy = cma.CMAEvolutionStrategy(leader.weights.tolist(), SIGMA, options)
-        while evaluations_until(task, until) >= 1:
+        while (count := int(min(POPULATION, evaluations_until(task, until)))) >= 1:
             weights = strategy.ask()
-            count = int(min(POPULATION, evaluations_until(task, until)))
             groups = greedy.place(np.array(weights[:count]))
             step_s = task.score(grouping.expand(groups))
             first = int(np.argmin(step_s))

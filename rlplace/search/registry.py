@@ -72,7 +72,7 @@ METHODS: dict[str, Method] = {
         Method("multilevel", "multilevel:solve", "search", "annealing over ever finer groups: Walshaw 2004"),
         Method("genetic", "genetic:solve", "search", "biased random keys: Gonçalves & Resende 2011"),
         Method("cem", "cem:solve", "search", "cross-entropy method, a categorical a group: Rubinstein 1999"),
-        Method("portfolio", "portfolio:solve", "search", "heuristics, evolve and anneal, mixed by budget"),
+        Method("portfolio", "portfolio:solve", "search", "all placements where they are few, else evolve"),
     )
 }
 

@@ -60,6 +60,7 @@ class Task:
         self.history: list[tuple[int, float]] = []
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
         self._begin = time.monotonic()
+        self._scoring_s = 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -82,11 +83,15 @@ class Task:
         return min(1.0, max(self.evaluations / self.budget.evaluations, self.elapsed_s / self.budget.seconds))
 
     def expected_evaluations(self, share: float) -> float:
-        """About how many placements may be scored until that share of the budget is spent, at the pace so far."""
+        """How many placements may be scored until that share of the budget is spent.
+
+        Under a budget of seconds alone it is a guess from the pace of scoring so far; one of evaluations is never
+        mixed with the clock, so that the same seed finds the same.
+        """
         left = max(0.0, share - self.spent)
-        pace = self.evaluations / max(self.elapsed_s, 1e-9)
-        by_seconds = math.inf if math.isinf(self.budget.seconds) else left * self.budget.seconds * pace
-        return min(left * self.budget.evaluations if left else 0.0, by_seconds)
+        if math.isfinite(self.budget.evaluations):
+            return left * self.budget.evaluations
+        return left * self.budget.seconds * self.evaluations / max(self._scoring_s, 1e-9)
 
     @property
     def is_spent(self) -> bool:
@@ -108,10 +113,12 @@ class Task:
         times = np.full(len(placements), np.inf)
         if count == 0:
             return times
+        begin = time.monotonic()
         if cutoff_s is not None and self._cutoff_timer is not None:
             times[:count] = self._cutoff_timer.step_times_within(placements[:count], cutoff_s[:count])
         else:
             times[:count] = self.timer.step_times(placements[:count])
+        self._scoring_s += time.monotonic() - begin
         self.evaluations += count
         first = int(np.argmin(times))
         if times[first] < self.best_s:

@@ -57,7 +57,10 @@ def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
         raise _only_simulated(spec)
     from rlplace.graphs.formats import load_graph
 
-    return load_graph(spec.path)
+    graph = load_graph(spec.path)
+    if graph.num_ops == 0:
+        raise InvalidValue("ops", 0, "a graph with an op at least", where=str(spec.path))
+    return graph
 
 
 @one_thread_here()

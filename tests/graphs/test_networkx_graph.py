@@ -55,7 +55,7 @@ def test_a_subgraph_keeps_what_is_left() -> None:
 
 def test_a_graph_of_others_gets_sensible_defaults(tmp_path: Path) -> None:
     graph = nx.DiGraph()
-    graph.add_node("c", op="matmul", flops=7, time=0.5, phase="backward", color="red")
+    graph.add_node("c", op="matmul", flops=7, time_s=0.5, phase="backward", color="red")
     graph.add_node("a", bytes=10, color="red")
     graph.add_node("b", memory=3.2, parameter_bytes=5, bytes_moved=99)
     graph.add_edges_from([("a", "c"), ("b", "c", {"bytes": 8}), ("a", "b")])
@@ -137,13 +137,13 @@ def test_what_is_no_dag_is_refused() -> None:
     graph["a"]["b"]["bytes"] = -4
     with pytest.raises(InvalidValue, match=r"a -> b: bytes is -4"):
         OpGraph.from_networkx(graph)
-    with pytest.raises(InvalidValue, match="time is -1"):
+    with pytest.raises(InvalidValue, match="time_s is -1"):
         given_times_s(timed(-1))
 
 
 def timed(seconds: float) -> nx.DiGraph[Any]:
     graph: nx.DiGraph[Any] = nx.DiGraph()
-    graph.add_node("a", time=seconds)
+    graph.add_node("a", time_s=seconds)
     return graph
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from micrographs import op_graph
 
+from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure.costs import Costs
 from rlplace.measure.fidelity import KINDS, draw_mix, judge_fidelity
@@ -45,3 +46,15 @@ def test_the_mix_is_a_quarter_each_and_avoids_what_was_seen() -> None:
     assert not {row.tobytes() for row in fit} & {row.tobytes() for row in test}
     again, _ = draw_mix(problem, best, 20, np.random.default_rng(0))
     assert np.array_equal(test, again)
+
+
+def test_constraints_that_leave_nothing_to_draw_are_said() -> None:
+    host = Host("h", tuple(Device(f"d{k}", "k", "simulated", 1) for k in range(2)), (Link("a", 1.0), Link("b", 1.0)),
+                (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))))  # fmt: skip
+    pinned = Problem(
+        op_graph([[] for _ in range(3)]), host, Costs(np.ones((3, 2)), "estimated"), Grouping(np.arange(3)),
+        allowed=np.array([[True, False]] * 3),
+    )  # fmt: skip
+    only = np.zeros((1, 3), dtype=np.int32)
+    with pytest.raises(InvalidValue, match="0 of 4 that were not drawn before"):
+        draw_mix(pinned, only[0], 4, np.random.default_rng(1), unlike=only)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import random_host, random_problem
-from search_problems import Counting, barred, brute_force_s, fork_problem, tight_problem
+from search_problems import Counting, ToTheEnd, barred, brute_force_s, fork_problem, tight_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import Grouping
@@ -51,6 +51,19 @@ def test_every_search_is_deterministic_and_keeps_to_budget_and_devices(method: s
     again = find(problem, method, Counting(problem), Budget(83), seed=4)
     assert again.history == found.history
     assert np.array_equal(again.devices, found.devices)
+
+
+@pytest.mark.parametrize("method", ["anneal", "evolve", "portfolio"])
+@pytest.mark.parametrize("evaluations", [60, 1500])
+def test_a_search_that_gives_up_early_finds_the_same(method: str, evaluations: int) -> None:
+    for seed in range(4):
+        problem = random_problem(np.random.default_rng(seed), 40)
+        early, late = (
+            find(problem, method, timer, Budget(evaluations), seed=seed)
+            for timer in (Counting(problem), ToTheEnd(problem))
+        )
+        assert (early.history, early.evaluations) == (late.history, late.evaluations)
+        assert np.array_equal(early.devices, late.devices)
 
 
 @pytest.mark.parametrize("method", SEARCHES)

@@ -11,6 +11,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulator import Simulator
 from rlplace.measure.synthetic import synthetic_problem
 from rlplace.search.greedy import Greedy
+from rlplace.search.moves import allowed_devices
 from rlplace.search.scheduled import STARTS, evaluations_until, groupings, scheduled_start, score_scheduled
 from rlplace.search.starts import best_start
 from rlplace.search.task import Budget, Task
@@ -77,3 +78,6 @@ def test_groupings_are_the_problems_own_the_next_ones_and_modules() -> None:
     single = fork_problem(0, 2)
     whole = Problem(single.graph, single.host, single.costs, Grouping(np.zeros(single.graph.num_ops, dtype=np.int32)))
     assert groupings(whole)[0].num_groups == 1
+    for grouping in groupings(whole):
+        assert len(grouping.op_group) == whole.graph.num_ops
+        assert allowed_devices(whole, grouping).any(axis=1).all()

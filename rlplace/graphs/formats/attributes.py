@@ -23,7 +23,7 @@ ALIASES = {
     "flops": ("flops", "flop", "num_flops"),
     "output_bytes": ("output_bytes", "bytes", "size_bytes", "size", "memory", "mem"),
     "bytes": ("bytes", "size_bytes", "size", "volume"),
-    "time_s": ("time_s", "time", "cost", "weight", "latency", "duration"),
+    "time_s": ("time_s",),
     "colocation": ("colocation", "color", "colour", "colorClass", "color_class"),
 }
 """Attributes of graphs of others, by what they stand for; the first that is there counts."""
