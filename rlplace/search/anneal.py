@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ from rlplace.search.task import Budget, Task
 
 CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
 """How often each kind of move is tried."""
-FEW = 5000
-"""Evaluations that are too few to waste any."""
+BATCH = 8
+"""Moves tried at once where time is what counts."""
 PATIENCE = 0.5
 """Moves for each group and device from which on annealing starts hotter, in proportion ..."""
 HOTTEST = 16.0
@@ -41,7 +42,8 @@ class AnnealConfig:
     """Wall time."""
     batch: int | None = None
     """Moves tried at once from the placement at hand: the first that is accepted is taken, so that a few of them are
-    wasted, but they keep the cores busy. None for 2 with a budget of less than `FEW`, for 8 otherwise."""
+    wasted, but they keep the cores busy. None for 1 under a budget of evaluations, for `BATCH` under one of seconds
+    alone."""
     hot: float | None = None
     """Temperature at the start, as a share of the step time; None suits it to the number of groups, a tenth of an even
     share of the step for a group, and to the moves there are: up to `HOTTEST` times as hot where there are many."""
@@ -185,7 +187,7 @@ def anneal_groups(
     )
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
-    batch = config.batch or (2 if task.budget.evaluations < FEW else 8)
+    batch = config.batch or (1 if math.isfinite(task.budget.evaluations) else BATCH)
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
