@@ -122,7 +122,10 @@ def score_weights(
 
 
 def evaluations_until(task: Task, until: float) -> float:
-    """Evaluations left until a share of the budget; 0 once that share of its seconds is gone too."""
+    """Evaluations that the budget leaves until a share of it, infinite under one of seconds alone; 0 once it is gone.
+
+    What is left in fact, where `Task.expected_evaluations` guesses from the pace what seconds will allow.
+    """
     if task.is_spent or task.spent >= until:
         return 0.0
     return min(until * task.budget.evaluations - task.evaluations, task.evaluations_left)
