@@ -126,11 +126,14 @@ def fidelity(
 
 def fidelity_words(result: dict[str, Any]) -> str:
     """What `fidelity` tells people, from what it prints as JSON."""
+    overall, ceiling, best, best_ceiling = (
+        "none" if result[f"spearman{which}"] is None else f"{result[f'spearman{which}']:.{digits}f}"
+        for which, digits in (("", 3), ("_ceiling", 3), ("_best_quartile", 2), ("_ceiling_best_quartile", 2))
+    )
     return (
         f"{result['num_placements']} unseen placements, simulated against measured:\n"
-        f"  rank correlation {result['spearman']:.3f} (two measurements of the same placements: "
-        f"{result['spearman_ceiling']:.3f}); among the best quarter {result['spearman_best_quartile']:.2f} "
-        f"({result['spearman_ceiling_best_quartile']:.2f})\n"
+        f"  rank correlation {overall} (two measurements of the same placements: {ceiling}); "
+        f"among the best quarter {best} ({best_ceiling})\n"
         f"  error of the step time: median {result['median_abs_rel_error']:.1%}, "
         f"90th percentile {result['p90_abs_rel_error']:.1%}\n"
         f"  the simulator's favourite is {result['pick_regret']:.1%} slower than the best measured\n"

@@ -21,6 +21,9 @@ TRIES = 1000
 class Fidelity:
     """Simulated against measured step times of unseen placements.
 
+    A rank correlation is None where there is none: all times of one side are equal, as those of the three placements in
+    the best quarter of a few may be.
+
     Attributes:
         spearman: rank correlation over all.
         spearman_best_quartile: among the quarter that measured best.
@@ -33,14 +36,14 @@ class Fidelity:
         num_placements: how many.
     """
 
-    spearman: float
-    spearman_best_quartile: float
+    spearman: float | None
+    spearman_best_quartile: float | None
     median_abs_rel_error: float
     p90_abs_rel_error: float
     pick_regret: float
     peak_bytes_max_rel_error: float
-    spearman_ceiling: float
-    spearman_ceiling_best_quartile: float
+    spearman_ceiling: float | None
+    spearman_ceiling_best_quartile: float | None
     num_placements: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +144,9 @@ def judge_fidelity(
     )
 
 
-def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
     from scipy.stats import spearmanr
 
+    if np.ptp(a) == 0.0 or np.ptp(b) == 0.0:
+        return None
     return float(spearmanr(a, b).statistic)

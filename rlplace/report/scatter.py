@@ -32,7 +32,7 @@ def save_fidelity_png(
     simulated_s: ArrayLike,
     measured_s: ArrayLike,
     kinds: Sequence[str],
-    metrics: Mapping[str, float],
+    metrics: Mapping[str, float | None],
     title: str = "Simulated and measured step times",
 ) -> None:
     """Writes a scatter plot of simulated over measured step times, with the line y = x and a band of ±10 %.
@@ -65,7 +65,7 @@ def save_fidelity_png(
 
 def _draw(
     simulated_ms: NDArray[np.float64], measured_ms: NDArray[np.float64], kinds: list[str],
-    metrics: Mapping[str, float], title: str,
+    metrics: Mapping[str, float | None], title: str,
 ) -> Figure:  # fmt: skip
     figure = Figure(figsize=_SIZE_IN, dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -104,7 +104,7 @@ def _log_axes(axes: Axes) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float], title: str, num_left_out: int) -> None:
+def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float | None], title: str, num_left_out: int) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -125,7 +125,7 @@ def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float], title: str
               bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 3.0})  # fmt: skip
 
 
-def _figure_text(name: str, value: float) -> str:
-    if not math.isfinite(value):
+def _figure_text(name: str, value: float | None) -> str:
+    if value is None or not math.isfinite(value):
         return "–"
     return f"{value:.1%}".replace("%", " %") if name.endswith(("_error", "_regret")) else f"{value:.3f}"

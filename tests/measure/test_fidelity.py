@@ -32,6 +32,17 @@ def test_errors_regret_and_ranks_by_hand() -> None:
     assert figures.peak_bytes_max_rel_error == pytest.approx(0.25)
 
 
+def test_equal_times_have_no_rank_correlation() -> None:
+    peaks = np.ones((8, 1))
+    simulated = [1.0, 1.0, 1.0, 4.0, 5.0, 6.0, 7.0, 8.0]  # the three that measured best are all one to the simulator
+    times = [1.0, 1.1, 1.2, 4.0, 5.0, 6.0, 7.0, 8.0]
+    figures = judge_fidelity(simulated, times, times, peaks, peaks)
+    assert figures.spearman_best_quartile is None
+    assert figures.spearman is not None
+    assert 0.9 < figures.spearman < 1.0
+    assert figures.spearman_ceiling_best_quartile == pytest.approx(1.0)
+
+
 def test_the_mix_is_a_quarter_each_and_avoids_what_was_seen() -> None:
     graph = op_graph([[] for _ in range(12)])
     host = Host("h", tuple(Device(f"d{k}", "k", "simulated", 1) for k in range(2)), (Link("a", 1.0), Link("b", 1.0)),
