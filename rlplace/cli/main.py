@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -19,6 +23,9 @@ COMMANDS = {
     name: command for room in (learn, compare, time_steps, look, graph) for name, command in room.COMMANDS.items()
 }
 
+AGAIN_S = 0.05
+"""After how long a Ctrl-C that was lost comes again."""
+
 app = SubcommandApp()
 for name, command in COMMANDS.items():
     app.command(command, name=name)
@@ -31,17 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlplace {__version__}")
         return 0
     try:
-        app.cli(
-            prog="rlplace",
-            description=DESCRIPTION,
-            args=arguments or ["--help"],
-            use_underscores=False,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        with _no_interrupt_lost():
+            app.cli(
+                prog="rlplace",
+                description=DESCRIPTION,
+                args=arguments or ["--help"],
+                use_underscores=False,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
     except UserError as error:
         print(f"rlplace: error: {error}", file=sys.stderr)
         return 2
-    except RlplaceError as error:
+    except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
         print(f"rlplace: failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -51,6 +59,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """While active, a Ctrl-C that arrives where Python cannot raise it comes again a moment later.
+
+    In a finaliser or a weak reference's callback it is only reported, and compiling a kernel runs many of those.
+    """
+    before, main_thread, is_over = sys.unraisablehook, _thread.get_ident(), False
+
+    def interrupt_again() -> None:
+        time.sleep(AGAIN_S)
+        if not is_over:
+            signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a sleep or a wait
+
+    def catch(lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_type is KeyboardInterrupt:
+            _thread.start_new_thread(interrupt_again, ())  # `threading` takes locks that the main thread may hold
+        else:
+            before(lost)
+
+    sys.unraisablehook = catch
+    try:
+        yield
+    finally:
+        is_over = True
+        sys.unraisablehook = before
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,42 @@ def test_a_model_that_cannot_be_captured_names_op_and_line(
 def test_json_is_one_object_on_stdout(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1
+
+
+INTERRUPTED = """
+import signal, sys, time, weakref
+from rlplace.cli import main as cli
+
+class Thing: ...
+
+def interrupted(_):
+    signal.raise_signal(signal.SIGINT)
+
+def command(**_):
+    thing = Thing()
+    watch = weakref.ref(thing, interrupted)
+    del thing
+    time.sleep(600)
+
+cli.app.cli = command
+sys.exit(cli.main(["hosts"]))
+"""
+
+
+def test_ctrl_c_where_it_cannot_be_raised_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rlplace: interrupted\n")
+
+
+def test_a_step_that_does_not_end_in_time_is_a_failure_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(**_: object) -> None:
+        raise TimeoutError("device cpu:0 did not end its part within 120 s")
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=late))
+    assert main(["hosts"]) == 1
+    assert capsys.readouterr().err == "rlplace: failed: device cpu:0 did not end its part within 120 s\n"
 
 
 def test_help_names_every_command() -> None:

@@ -19,13 +19,13 @@ def test_ctrl_c_keeps_the_best_placement_so_far(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rlplace.cli.main", "train", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
                "--host", "cores:2", "--budget", "10m", "--run", str(folder)]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        for _ in range(1200):
+        for _ in range(4000):  # its kernels may have to be compiled first, on a busy machine
             if (folder / "placement.json").exists() or process.poll() is not None:
                 break
             time.sleep(0.1)
         time.sleep(1.0)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=400)
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
