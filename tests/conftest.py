@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run, however slow the machine: a change must not fail for an example that nobody has seen
+# before. `pytest --hypothesis-profile=random` looks for new ones.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", settings.get_profile("random"), derandomize=True, database=None)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -66,7 +66,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
 
 def loaded_by(statement: str) -> set[str]:
     code = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     return set(done.stdout.split())
 
 

@@ -82,7 +82,7 @@ def test_a_thread_computes_the_same_whatever_its_count() -> None:
 def test_keeping_freed_memory_answers_whether_it_could() -> None:
     """In a process of its own: it holds for as long as that lives."""
     code = "from rlplace.measure.threads import keep_freed_memory as k; print(k(), k())"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert answer.stdout in ("True True\n", "False False\n")
 
 

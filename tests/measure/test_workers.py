@@ -13,7 +13,7 @@ from core_hosts import core_device
 from rlplace.errors import RunnerError
 from rlplace.measure import workers
 from rlplace.measure.threads import usable_cores
-from rlplace.measure.workers import Crew, Job
+from rlplace.measure.workers import Crew, Job, Worker
 
 
 @pytest.fixture
@@ -99,12 +99,27 @@ def test_an_assertion_of_a_job_is_a_cause_like_any_other(crew: Crew) -> None:
         run(crew, fails, lambda _: None)
 
 
-def test_a_stuck_job_is_a_timeout_and_its_thread_is_left_behind(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_waited_for(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that `worker` has is up at once; the others have all of theirs, however busy the machine."""
+    monkeypatch.setattr(worker, "wait", lambda timeout_s: False)
+
+
+def test_when_the_time_is_up_the_first_that_has_not_ended_is_named(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "GRACE_S", 0.01)
+    stuck = threading.Event()
+    before = list(crew.workers)
+    with pytest.raises(TimeoutError, match=r"device cpu:0 did not end its part within 0\.05 s"):
+        run(crew, lambda _: stuck.wait() and None, lambda _: stuck.wait() and None, deadline_s=0.05)
+    assert not set(before) & set(crew.workers)
+    stuck.set()
+
+
+def test_a_stuck_job_is_a_timeout_and_its_thread_is_left_behind(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, ended, calls = threading.Event(), [], []
     before = list(crew.workers)
-    with pytest.raises(TimeoutError, match=r"device cpu:1 did not end its part within 0\.05 s"):
-        run(crew, ended.append, lambda _: stuck.wait() and None, on_error=lambda: calls.append(1), deadline_s=0.05)
+    never_waited_for(before[1], monkeypatch)
+    with pytest.raises(TimeoutError, match=r"device cpu:1 did not end its part within 20 s"):
+        run(crew, ended.append, lambda _: stuck.wait() and None, on_error=lambda: calls.append(1))
     assert crew.workers[0] is before[0]
     assert crew.workers[1] is not before[1]
     assert calls == [1]
@@ -115,7 +130,8 @@ def test_a_stuck_job_is_a_timeout_and_its_thread_is_left_behind(crew: Crew, monk
     assert not before[1]._thread.is_alive(), "it ends once it gets free"
 
 
-def test_a_job_that_gives_up_in_time_keeps_its_thread(crew: Crew) -> None:
+def test_a_job_that_gives_up_in_time_keeps_its_thread(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "GRACE_S", 20.0)
     woken = threading.Event()
     before = list(crew.workers)
     with pytest.raises(TimeoutError):
@@ -124,14 +140,14 @@ def test_a_job_that_gives_up_in_time_keeps_its_thread(crew: Crew) -> None:
 
 
 def test_a_failure_beside_a_stuck_job_is_the_cause(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "GRACE_S", 0.01)
     stuck = threading.Event()
+    never_waited_for(crew.workers[1], monkeypatch)
 
     def fails(_: int) -> None:
         raise ValueError("boom")
 
     with pytest.raises(RunnerError, match="boom"):
-        run(crew, fails, lambda _: stuck.wait() and None, deadline_s=0.05)
+        run(crew, fails, lambda _: stuck.wait() and None)
     stuck.set()
 
 

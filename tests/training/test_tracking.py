@@ -40,7 +40,7 @@ def test_disabled_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
         "import sys; from rlplace.training.tracking import make_tracker\n"
         "make_tracker('disabled', '.', {}); assert 'wandb' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_an_unknown_mode_is_refused_with_the_nearest() -> None:
@@ -92,7 +92,7 @@ def run_apart(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "XDG_"))}
     environment |= {"HOME": str(home), "MPLCONFIGDIR": str(home / "matplotlib")}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment, timeout=120,
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment, timeout=600,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
