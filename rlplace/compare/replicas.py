@@ -142,8 +142,11 @@ class ReplicaTeam:
             RunnerError: a replica failed, or did not answer.
         """
         begin = time.perf_counter()
-        for pipe in self._pipes:
-            pipe.send("step")
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send("step")
+            except OSError as error:
+                raise RunnerError(f"replica {rank} ended: {error}") from error
         self._collect(STEP_TIMEOUT_S)
         return time.perf_counter() - begin
 
@@ -158,6 +161,7 @@ class ReplicaTeam:
             process.join(timeout=10.0)
             if process.is_alive():
                 process.kill()
+                process.join()
         self._folder.cleanup()
 
     def _collect(self, timeout_s: float) -> None:

@@ -13,6 +13,9 @@ from rlplace.errors import InvalidValue
 Timer = Callable[[], float]
 """Runs one step and returns its seconds; raises what went wrong."""
 
+SHORTEST_S = 1e-9
+"""What a step takes at least: a clock too coarse to see one must not make ratios of nothing."""
+
 
 @dataclass(frozen=True)
 class RaceProtocol:
@@ -96,7 +99,7 @@ def race(
         running = [k for k, lane in enumerate(lanes) if lane.error is None and not lane.dropped]
         if not running or (clock() > deadline_s and done > 0):
             break
-        reference_s = reference() if reference is not None else 1.0
+        reference_s = max(reference(), SHORTEST_S) if reference is not None else 1.0
         for k in generator.permutation(running):
             sample = _run(contenders[k], lanes[k])
             if sample is not None:
@@ -108,7 +111,7 @@ def race(
 
 def _run(timer: Timer, lane: Lane) -> float | None:
     try:
-        return timer()
+        return max(timer(), SHORTEST_S)
     except Exception as error:
         lane.error = error
         return None

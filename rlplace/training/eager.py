@@ -19,6 +19,9 @@ from rlplace.measure.host import Host
 from rlplace.measure.threads import set_intra_op_threads, usable_cores
 from rlplace.measure.workers import Worker
 
+LONGEST_S = 600.0
+"""How long a step on another thread may take."""
+
 
 class EagerStep:
     """The captured model's own step, eagerly, with every core on every op (or on the first GPU).
@@ -70,6 +73,7 @@ class EagerStep:
 
         Raises:
             RunnerError: the step failed.
+            TimeoutError: it did not end within ten minutes on another thread.
         """
         if self.worker is not None:
             return self._on_worker(self.worker)
@@ -92,7 +96,8 @@ class EagerStep:
         errors: list[BaseException] = []
         begin = time.perf_counter()
         worker.start(job, 0, errors.append)
-        worker.wait(600.0)
+        if not worker.wait(LONGEST_S):
+            raise TimeoutError(f"the eager step did not end within {LONGEST_S:g} s")
         seconds = time.perf_counter() - begin
         if errors:
             raise RunnerError(f"the eager step failed: {errors[0]}") from errors[0]

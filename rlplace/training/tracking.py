@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TRACKING_MODES = ("disabled", "offline", "online")
 PROJECT = "rlplace"
+SERVICE_WAIT_S = 300.0
+"""How long wandb's own process may take to start; its default of 30 s is too little on a machine that is full."""
 
 
 class Tracker(Protocol):
@@ -112,7 +114,7 @@ class WandbTracker:
                     config=_config(config),
                     settings=wandb.Settings(
                         mode="online" if is_online else "offline", silent=True, console="off", disable_git=True,
-                        save_code=False, x_disable_stats=True, reinit="create_new",
+                        save_code=False, x_disable_stats=True, reinit="create_new", x_service_wait=SERVICE_WAIT_S,
                     ),
                 )  # fmt: skip
         except (wandb.errors.Error, OSError, TimeoutError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.measurement import Timeline
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
@@ -81,6 +81,7 @@ def train(
 
     Raises:
         InvalidValue: an unknown option, or one out of range.
+        RunnerError: no placement could be run, or the reference failed.
     """
     config = _config(config, options)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
@@ -117,7 +118,9 @@ def train(
         entries.append(_entry("learned", learned, {"init": policy.init}))
         progress.say("measuring the final table")
         table = _table(problem, judge, entries, config)
-        plan = table.plans[table.best] if table.best else simulator.plan(reference)
+        if not table.best:
+            raise RunnerError(f"no placement could be run to its end: {_reasons(table)}")
+        plan = table.plans[table.best]
         timeline = judge.timeline(plan)
         placement = Placement.of(problem, plan, table.best)
         result = TrainResult(placement, table, timeline, judge.is_measured)
@@ -165,6 +168,11 @@ def _entry(method: str, found: Found, facts: dict[str, Any]) -> Entry:
         method, found.plan, found.num_measured or found.num_proposed,
         {"simulated": found.num_proposed, **facts}, why="" if found.plan is not None else "found no feasible placement",
     )  # fmt: skip
+
+
+def _reasons(table: Table) -> str:
+    rows = (row for row in table.rows if row["placement"] and row["status"] != "ok")
+    return "; ".join(f"{row['method']}: {row['status']}: {row.get('why', '')}" for row in rows)
 
 
 class _Keeper:

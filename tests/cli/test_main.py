@@ -124,6 +124,8 @@ INTERRUPTED = """
 import signal, sys, time, weakref
 from rlplace.cli import main as cli
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore it
+
 class Thing: ...
 
 def interrupted(_):

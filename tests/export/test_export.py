@@ -136,6 +136,7 @@ def test_placed_inference_returns_what_the_model_returns() -> None:
 
 
 def test_place_does_it_all_in_one_call() -> None:
+    torch.manual_seed(0)
     model, x = Net(), torch.randn(5, 6)
     step = rlplace.place(model, x, square, "sgd", budget_s=1.0)
     assert float(step(x)) == pytest.approx(square(model(x)).item(), rel=1e-5)

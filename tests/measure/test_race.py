@@ -92,6 +92,12 @@ def test_a_drift_of_the_machine_cancels_in_the_ratios() -> None:
     assert lanes[0].ratios == [0.5] * 10
 
 
+def test_a_clock_that_sees_no_step_makes_no_ratio_of_nothing() -> None:
+    (lane,) = race([lambda: 0.0], lambda: 0.0, PROTOCOL)
+    assert lane.samples_s == lane.references_s == [1e-9] * 10
+    assert lane.ratios == [1.0] * 10
+
+
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_who_raises_stops_and_the_race_goes_on(after: int) -> None:
     machine, error = Machine(), ValueError("boom")

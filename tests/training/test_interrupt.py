@@ -12,11 +12,19 @@ import pytest
 
 from rlplace.measure import load_placement
 
+PROGRAM = """
+import signal, sys
+from rlplace.cli.main import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests in the background start would ignore it
+sys.exit(main())
+"""
+
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_best_placement_so_far(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "rlplace.cli.main", "train", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
+    command = [sys.executable, "-c", PROGRAM, "train", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
                "--host", "cores:2", "--budget", "10m", "--run", str(folder)]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for _ in range(4000):  # its kernels may have to be compiled first, on a busy machine
@@ -25,7 +33,10 @@ def test_ctrl_c_keeps_the_best_placement_so_far(tmp_path: Path) -> None:
             time.sleep(0.1)
         time.sleep(1.0)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=400)
+        try:
+            out, err = process.communicate(timeout=400)
+        finally:
+            process.kill()
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err

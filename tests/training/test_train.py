@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ import torch
 from micrographs import fork_join
 from torch import nn
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import Grouping, capture
 from rlplace.graphs.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
+from rlplace.measure.measurement import Measurement
 from rlplace.training import TrainConfig, train
+from rlplace.training.judge import Judge
 from rlplace.training.tracking import make_tracker
 
 
@@ -29,7 +32,11 @@ def simulated_problem() -> Problem:
     return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
 
 
-def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing() -> None:
+def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: 0.01 * next(ticks))  # so many rounds on a machine of any speed
+    for module in ("search_loop", "learner", "random_search"):
+        monkeypatch.setattr(f"rlplace.training.{module}.time", clock)
     problem = simulated_problem()
     every = np.array(list(itertools.product(range(2), repeat=problem.graph.num_ops)), dtype=np.int32)
     optimum_s = Simulator(problem).step_times(every).min()
@@ -38,6 +45,13 @@ def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing() -> None
     assert result.step_time_s == pytest.approx(optimum_s, rel=1e-12)
     assert result.table.row("eager")["status"] == "skipped"
     result.placement.require(problem.graph, problem.host)
+
+
+def test_when_nothing_runs_to_its_end_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Measurement("timeout", float("inf"), why="it did not end within 120 s")
+    monkeypatch.setattr(Judge, "judge", lambda self, plans, protocol, others: [late] * (len(plans) + len(others)))
+    with pytest.raises(RunnerError, match="single: timeout: it did not end within 120 s; blocks: timeout"):
+        train(simulated_problem(), budget_s=0.05, seed=0, num_envs=4)
 
 
 def test_unknown_options_are_refused() -> None:

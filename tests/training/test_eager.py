@@ -1,0 +1,34 @@
+"""Plain PyTorch on a thread of the host: how long it may take."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from core_hosts import core_device, core_host
+from torch import nn
+
+from rlplace.graphs import capture
+from rlplace.measure.race import RaceProtocol, race
+from rlplace.measure.workers import Worker
+from rlplace.training import eager
+from rlplace.training.eager import EagerStep
+
+
+def test_a_step_that_does_not_end_on_another_thread_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "LONGEST_S", 0.01)
+    released = threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    worker = Worker(core_device("cpu:0"))
+    step = EagerStep(
+        capture(Slow(), torch.ones(3)), core_host(1), worker=worker, transform=lambda _: lambda _: released.wait()
+    )
+    (lane,) = race([step], protocol=RaceProtocol(warmup=0))
+    assert isinstance(lane.error, TimeoutError)
+    released.set()
+    worker.stop()
