@@ -194,6 +194,9 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
 
 
 def _row(simulator: Simulator, name: str, seed: int, found: Found) -> Row:
+    if found.devices is None and found.evaluations == 0:
+        return Row(name, seed, "timeout", plan_s=found.plan_s, why="its time was up before its first placement",
+                   proved_s=found.lower_bound_s)  # fmt: skip
     if found.devices is None:
         return Row(name, seed, "oom", evaluations=found.evaluations, plan_s=found.plan_s,
                    why="found no placement that fits into memory", proved_s=found.lower_bound_s)  # fmt: skip

@@ -105,6 +105,13 @@ def test_seconds_are_shared_and_not_exceeded(monkeypatch: pytest.MonkeyPatch) ->
     assert given == pytest.approx([8 / 4, 7.5 / 3, 4.5 / 2, 0.05])
 
 
+def test_a_method_that_scored_nothing_was_too_slow_and_is_not_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.search.baselines.solve_random", lambda task: None)
+    single, random = compare(two_chains(), CompareConfig(("single", "random"), seconds=1.0)).rows
+    assert (single.status, random.status, random.value_s) == ("ok", "timeout", math.inf)
+    assert "time was up" in random.why
+
+
 def test_a_missing_extra_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(task: Task) -> None:
         raise MissingExtra("ortools", "exact")
