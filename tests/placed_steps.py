@@ -43,7 +43,7 @@ def run_placed(
     step = PlacedStep(graph, host, plan, residents, crew, seed=seed, is_traced=is_traced)
     run = Run()
     for number in range(NUM_STEPS):
-        step.run(number, deadline_s=60.0)
+        step.run(number)
         run.losses.append(step.result.clone().reshape(()))
     for op, source in require_program(graph).sources.items():
         if source.kind in ("parameter", "buffer"):

@@ -169,7 +169,7 @@ def _transfer_s(size: int, source: Device, destination: Device, repeats: int) ->
 
     crew = Crew((source, destination))
     try:
-        crew.run([throw, catch], 0, on_error=give_up, deadline_s=60.0)
+        crew.run([throw, catch], 0, on_error=give_up, deadline_s=600.0)
     finally:
         crew.stop()
     return float(np.median(samples[3:]))

@@ -129,5 +129,5 @@ def start(*functions: Callable[[], object]) -> list[threading.Thread]:
 
 def join(threads: list[threading.Thread]) -> None:
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
         assert not thread.is_alive()

@@ -21,7 +21,7 @@ def in_a_thread(function: Callable[[], T]) -> T:
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=600)
     return found[0]
 
 

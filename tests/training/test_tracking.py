@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
+import matplotlib.font_manager  # makes the list of fonts where there is none yet
 import pytest
 
 from rlplace.errors import UnknownName, UserError
@@ -71,8 +73,7 @@ def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_pa
     done = run_apart(OFFLINE_RUN, folder)
     assert (done.stdout, done.stderr) == ("", "")
     assert sorted(entry.name for entry in folder.iterdir()) == ["placement.json", "timeline.png", "wandb"]
-    written = [path for path in (tmp_path / "home").rglob("*") if path.is_file() and "matplotlib" not in str(path)]
-    assert not written
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     (record,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     content = record.read_bytes()
     for text in ("place/step_time_ms", "place/speedup", "place/infeasible_rate", "train/value_loss", "budget_s",
@@ -90,7 +91,8 @@ def run_apart(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     home = folder.parent / "home"
     home.mkdir(exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "XDG_"))}
-    environment |= {"HOME": str(home), "MPLCONFIGDIR": str(home / "matplotlib")}
+    # an empty folder would make matplotlib look for fonts, which it says on stderr where that takes long
+    environment |= {"HOME": str(home), "MPLCONFIGDIR": matplotlib.get_cachedir()}
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment, timeout=600,
         stdin=subprocess.DEVNULL, check=False,
