@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from measure.reference_simulator import Item, Reference
 from micrographs import op_graph
@@ -40,6 +40,7 @@ def times_of(timeline: Timeline) -> dict[Item, tuple[float, float]]:
 
 
 @given(seed=seeds, num_ops=st.integers(1, 60))
+@example(seed=1242, num_ops=58)
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_agrees_with_the_reference(seed: int, num_ops: int) -> None:
     rng = np.random.default_rng(seed)
@@ -53,7 +54,8 @@ def test_agrees_with_the_reference(seed: int, num_ops: int) -> None:
     planned_s = dict(reference.start_s), dict(reference.end_s)
     reference.follow(items_of(plan))
     if problem.host.dispatch_s == problem.host.copy_dispatch_s == 0:
-        assert planned_s == (reference.start_s, reference.end_s)
+        for planned, followed in zip(planned_s, (reference.start_s, reference.end_s), strict=True):
+            assert planned == pytest.approx(followed, rel=1e-12, abs=1e-12)  # rates add up in another order
     times = times_of(simulator.timeline(plan))
     assert times.keys() == reference.start_s.keys()
     for item, (start_s, end_s) in times.items():
