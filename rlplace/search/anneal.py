@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-from rlplace.search.levels import nested, split
+from rlplace.search.levels import by_module, by_role, nested, split
 from rlplace.search.moves import Neighbourhood
 from rlplace.search.scheduled import scheduled_start
 from rlplace.search.starts import fullness, held_bytes, project, room_bytes
@@ -30,6 +31,26 @@ HOTTEST = 16.0
 """... but no more than this many times."""
 SHORT = 1000
 """Moves that are too few for more than one level."""
+REPEATS = 4
+"""Atoms for each role, on average, from which on ops repeat."""
+ROLES = 256
+"""Groups that roles are cut into, about."""
+BRANCHES = 8
+"""Short annealings of which the best goes on, where ops repeat ..."""
+BRANCHES_SHARE = 0.6
+"""... and the share of the budget that goes into them."""
+
+
+class Rung(NamedTuple):
+    """One step of annealing over finer and finer groups."""
+
+    grouping: Grouping
+    share: float
+    """Of the budget, in proportion to the other rungs' shares."""
+    blocks: Sequence[Grouping] = ()
+    """Groupings whose groups move as blocks too."""
+    reheat: bool = True
+    """Whether many moves start hotter."""
 
 
 @dataclass(frozen=True)
@@ -101,41 +122,70 @@ def solve(task: Task) -> None:
 
 
 def anneal_finer(
-    task: Task, devices: NDArray[np.int32], step_s: float, *, until: float
-) -> tuple[NDArray[np.int32], float]:
+    task: Task, devices: NDArray[np.int32], step_s: float, *, until: float,
+    others: Sequence[tuple[NDArray[np.int32], float]] = (),
+) -> tuple[NDArray[np.int32], float]:  # fmt: skip
     """The best devices (N,) int32 of ops found from `devices`, and their step time.
 
     Anneals over the problem's groups, then over about 256, then over atoms, for an equal share each; blocks of all
-    coarser levels move too. A budget of less than `SHORT` moves is spent at about 256 groups alone: one is too short to
-    move atoms one by one, and groups of the problem's own may be too coarse. It begins with a descent by blocks, so
-    that a few draws do not decide what is found; with more moves than that, annealing alone gets further.
+    coarser levels move too. Where ops repeat, as in a layer that is unrolled over steps, many valleys are nearly as
+    deep, and one annealing is lucky or not: `BRANCHES` short ones go over the problem's groups and then over roles
+    (`by_role`), with whole modules as blocks, and the best of them goes on, without being made hot again.
+
+    A budget of less than `SHORT` moves is spent at about 256 groups alone: one is too short to move atoms one by one,
+    and groups of the problem's own may be too coarse. It begins with a descent by blocks, so that a few draws do not
+    decide what is found; with more moves than that, annealing alone gets further.
 
     Args:
         task: scores and counts.
         devices: (N,) where to start from.
         step_s: their step time.
         until: share of the task's budget at which to stop.
+        others: devices (N,) and step times that branches start from in turn with it.
     """
-    problem, begin = task.problem, task.spent
+    problem = task.problem
     levels = nested(problem)
-    own = next(rung for rung, level in enumerate(levels) if level is problem.grouping)
-    last = len(levels) - 1
+    own, last = next(rung for rung, level in enumerate(levels) if level is problem.grouping), len(levels) - 1
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= 200), last)
-    rungs = sorted({own, middle, last})
+    is_repeating = levels[last].num_groups >= REPEATS * by_role(problem, 1).num_groups
+    modules = [by_module(problem, 1)]
     if task.expected_evaluations(until) < SHORT:
         devices, step_s = sweep(task, devices, step_s, until=until)
-        begin, rungs = task.spent, [middle]
-    for count, rung in enumerate(rungs, 1):
+        rungs = [Rung(levels[middle], 1.0, modules if is_repeating else levels[:middle])]
+        return _descend(task, devices, step_s, rungs, until=until)
+    if not is_repeating:
+        rungs = [Rung(levels[rung], 1.0, levels[:rung]) for rung in sorted({own, middle, last})]
+        return _descend(task, devices, step_s, rungs, until=until)
+    roles, starts, begin, found = by_role(problem, ROLES), [(devices, step_s), *others], task.spent, []
+    rungs = [Rung(problem.grouping, 0.4, modules), Rung(roles, 0.6, [*modules, problem.grouping])]
+    for branch in range(BRANCHES):
+        stop = begin + (until - begin) * BRANCHES_SHARE * (branch + 1) / BRANCHES
+        found.append(_descend(task, *starts[branch % len(starts)], rungs, until=stop))
+    rungs = [
+        Rung(roles, 0.4, modules, reheat=False),
+        Rung(levels[middle], 0.35, [*modules, roles], reheat=False),
+        Rung(levels[last], 0.25, [*modules, roles, levels[middle]], reheat=False),
+    ]
+    return _descend(task, *min(found, key=lambda one: one[1]), rungs, until=until)
+
+
+def _descend(
+    task: Task, devices: NDArray[np.int32], step_s: float, rungs: Sequence[Rung], *, until: float
+) -> tuple[NDArray[np.int32], float]:
+    """`anneal_split` over one rung after the other."""
+    begin, done, whole = task.spent, 0.0, sum(rung.share for rung in rungs)
+    for rung in rungs:
+        done += rung.share
         devices, step_s = anneal_split(
-            task, levels[rung], devices, step_s, coarse=levels[:rung],
-            until=begin + (until - begin) * count / len(rungs),
+            task, rung.grouping, devices, step_s, coarse=rung.blocks, reheat=rung.reheat,
+            until=begin + (until - begin) * done / whole,
         )  # fmt: skip
     return devices, step_s
 
 
 def anneal_split(
     task: Task, grouping: Grouping, devices: NDArray[np.int32], step_s: float, *, until: float,
-    coarse: Sequence[Grouping] = (),
+    coarse: Sequence[Grouping] = (), reheat: bool = True,
 ) -> tuple[NDArray[np.int32], float]:  # fmt: skip
     """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
 
@@ -149,19 +199,20 @@ def anneal_split(
         step_s: their step time.
         until: share of the task's budget at which to stop.
         coarse: groupings whose groups are moved as blocks.
+        reheat: whether many moves start hotter; what is annealed already would be lost by that.
     """
     parts = split(grouping, devices)
     if parts.num_groups > grouping.num_groups:
         coarse = [*coarse, grouping]
     groups, step_s = anneal_groups(
-        task, parts, project(task.problem, parts, devices), step_s, until=until, coarse=coarse
+        task, parts, project(task.problem, parts, devices), step_s, until=until, coarse=coarse, reheat=reheat
     )  # fmt: skip
     return parts.expand(groups), step_s
 
 
 def anneal_groups(
     task: Task, grouping: Grouping, start: NDArray[np.int32], start_s: float, *, until: float,
-    config: AnnealConfig | None = None, coarse: Sequence[Grouping] = (),
+    config: AnnealConfig | None = None, coarse: Sequence[Grouping] = (), reheat: bool = True,
 ) -> tuple[NDArray[np.int32], float]:  # fmt: skip
     """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
 
@@ -177,14 +228,14 @@ def anneal_groups(
         until: share of the task's budget at which to stop.
         config: temperatures and batch; its budget and seed are the task's own.
         coarse: groupings whose groups are moved as blocks.
+        reheat: whether many moves start hotter.
     """
     config = config or AnnealConfig()
     generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
     held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
-    moves = task.expected_evaluations(until)
-    hot, cold = config.temperatures(
-        grouping.num_groups, moves / max(grouping.num_groups * task.problem.host.num_devices, 1)
-    )
+    choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
+    moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
+    hot, cold = config.temperatures(grouping.num_groups, moves_each)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
     batch = config.batch or (1 if math.isfinite(task.budget.evaluations) else BATCH)

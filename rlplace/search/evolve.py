@@ -34,7 +34,9 @@ _TRIES = 2000
 
 def solve(task: Task) -> None:
     """Tunes the scheduler for a share of the budget, at most `TUNING` evaluations, then anneals what it found."""
-    anneal_finer(task, *tuned_start(task, *scheduled_start(task), until=1.0), until=1.0)
+    devices, step_s, leaders = scheduled_start(task)
+    tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
+    anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
 
 
 def tuned_start(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping import Grouping
 from rlplace.measure.jit import Bytes, Floats, Ints, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.moves import allowed_devices, main_modules
+from rlplace.search.moves import allowed_devices, main_labels, main_modules
 
 CAP_SLACK = 1.5
 """A merged group may cost this many times an even share of the whole."""
@@ -73,6 +73,31 @@ def by_module(problem: Problem, num_groups: int) -> Grouping:
     """
     fine = atoms(problem)
     return _merge(problem, fine, _numbered(main_modules(problem, fine)[fine.op_group], "modules"), num_groups)
+
+
+def by_role(problem: Problem, num_groups: int) -> Grouping:
+    """Ops that play one role in a module, cut into parts of an even share of the cost for about `num_groups` of them.
+
+    Ops of one module, phase and target that give as many bytes play one role: what computes the gradients of a layer's
+    weights at every step that it is unrolled over, say, which no tensors join. A part is atoms of a role that follow
+    each other; there are more than `num_groups` where there are as many roles.
+    """
+    graph, fine = problem.graph, atoms(problem)
+    traits = (graph.modules, graph.phases, graph.targets, graph.output_bytes)
+    numbers = np.stack([np.unique(np.asarray(trait), return_inverse=True)[1] for trait in traits])
+    role = main_labels(problem, fine, np.unique(numbers, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64))
+    rules, rule = np.unique(allowed_devices(problem, fine), axis=0, return_inverse=True)
+    role = role * len(rules) + rule.reshape(-1)
+    cost_s = np.bincount(fine.op_group, weights=problem.costs.op_time_s.mean(axis=1))
+    whole_s = np.bincount(role, weights=cost_s)
+    parts = np.maximum(np.rint(whole_s * num_groups / max(float(whole_s.sum()), 1e-30)), 1.0)
+    order = np.argsort(role, kind="stable")
+    before_s = np.cumsum(cost_s[order]) - cost_s[order]
+    _, first, place = np.unique(role[order], return_index=True, return_inverse=True)
+    part = np.empty(fine.num_groups, dtype=np.int64)
+    part[order] = (before_s - before_s[first][place]) / np.maximum(whole_s / parts, 1e-30)[role[order]] + 1e-9
+    part = np.minimum(part, parts[role].astype(np.int64) - 1)
+    return _numbered((role * (int(parts.max()) + 1) + part)[fine.op_group], f"roles cut to {num_groups}")
 
 
 def meet(first: Grouping, second: Grouping, rule: str) -> Grouping:

@@ -104,14 +104,25 @@ def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
 def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
     """(G,) int64: the module that most of each group's mean time is in, numbered in order of first appearance."""
     number: dict[str, int] = {}
-    module_N = np.array([number.setdefault(name, len(number)) for name in problem.graph.modules], dtype=np.int64)
-    key = grouping.op_group.astype(np.int64) * len(number) + module_N
-    keys, place = np.unique(key, return_inverse=True)
+    modules = [number.setdefault(name, len(number)) for name in problem.graph.modules]
+    return main_labels(problem, grouping, np.array(modules, dtype=np.int64))
+
+
+def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(G,) int64: the label that most of each group's mean time has; the smallest where several have as much.
+
+    Args:
+        problem: what is placed.
+        grouping: its groups, or finer or coarser ones.
+        label_N: (N,) a label of each op, 0 or more.
+    """
+    count = int(label_N.max(initial=0)) + 1
+    keys, place = np.unique(grouping.op_group.astype(np.int64) * count + label_N, return_inverse=True)
     time_s = np.bincount(place, weights=problem.costs.op_time_s.mean(axis=1))
-    heaviest_last = np.lexsort((-keys, time_s, keys // len(number)))
-    modules = np.zeros(grouping.num_groups, dtype=np.int64)
-    modules[keys[heaviest_last] // len(number)] = keys[heaviest_last] % len(number)
-    return modules
+    heaviest_last = np.lexsort((-keys, time_s, keys // count))
+    labels = np.zeros(grouping.num_groups, dtype=np.int64)
+    labels[keys[heaviest_last] // count] = keys[heaviest_last] % count
+    return labels
 
 
 @kernel

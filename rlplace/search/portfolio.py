@@ -19,6 +19,7 @@ def solve(task: Task) -> None:
     """
     devices, step_s, leaders = scheduled_start(task)
     if not try_all(task, share=0.5):
-        anneal_finer(task, *tuned_start(task, devices, step_s, leaders, until=1.0), until=1.0)
+        tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
+        anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
     elif atoms(task.problem).num_groups > task.problem.grouping.num_groups and task.best_devices is not None:
         anneal_finer(task, task.best_devices, task.best_s, until=1.0)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from search_problems import Counting, barred, brute_force_s, fork_problem, tight_problem
+from search_problems import Counting, barred, brute_force_s, chain_problem, fork_problem, tight_problem
 
 from rlplace.errors import InvalidValue
+from rlplace.measure.costs import Costs
+from rlplace.measure.problem import Problem
 from rlplace.measure.simulator import Simulator
 from rlplace.search import AnnealConfig, anneal
+from rlplace.search.levels import by_role
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 
@@ -68,6 +73,22 @@ def test_the_method_keeps_to_its_budget_and_to_allowed_devices() -> None:
     again = find(problem, "anneal", Counting(problem), Budget(301), seed=4)
     assert again.history == found.history
     assert np.array_equal(again.devices, found.devices)
+
+
+def test_ops_that_repeat_are_annealed_in_branches_within_the_budget() -> None:
+    steps = 12  # of a cell of two ops
+    chain = chain_problem(2 * steps, 2, output_bytes=[8, 4] * steps)
+    costs = Costs(np.tile([[1.0, 1.0], [3.0, 2.0]], (steps, 1)), "estimated")
+    problem = Problem(replace(chain.graph, modules=("cell",) * 2 * steps), chain.host, costs, chain.grouping)
+    assert by_role(problem, 1).num_groups == 2
+    timer = Counting(problem)
+    found = find(problem, "anneal", timer, Budget(1500), seed=1)
+    assert found.evaluations == timer.count == 1500
+    again = find(problem, "anneal", Counting(problem), Budget(1500), seed=1)
+    assert again.history == found.history
+    devices = problem.grouping.expand(found.devices[None])
+    assert Simulator(problem, threads=1).step_times(devices)[0] == found.step_time_s
+    assert found.step_time_s == pytest.approx(3.0 * steps)  # a chain has nothing to gain from a second device
 
 
 def test_seconds_end_it_too() -> None:

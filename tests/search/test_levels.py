@@ -16,7 +16,7 @@ from rlplace.graphs.grouping import Grouping, group_ops
 from rlplace.measure.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.synthetic import synthetic_problem
-from rlplace.search.levels import atoms, by_module, coarser, finer, meet, nested, split
+from rlplace.search.levels import atoms, by_module, by_role, coarser, finer, meet, nested, split
 
 
 def test_a_meet_by_hand() -> None:
@@ -62,6 +62,23 @@ def test_a_module_is_one_group_unless_it_costs_more_than_its_share() -> None:
     problem = Problem(graph, chain.host, chain.costs, chain.grouping)
     assert by_module(problem, 2).op_group.tolist() == [0, 0, 1, 1, 2, 3]  # merged over tensors only
     assert by_module(problem, 6).num_groups == 6
+
+
+def test_a_role_is_what_repeats_in_a_module_cut_into_even_parts() -> None:
+    chain = chain_problem(8, 2, output_bytes=[8, 4, 8, 4, 8, 4, 8, 4])  # two ops a step, over four steps, of one second
+    problem = Problem(replace(chain.graph, modules=("cell",) * 8), chain.host, chain.costs, chain.grouping)
+    assert by_role(problem, 1).op_group.tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert by_role(problem, 4).op_group.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert by_role(problem, 8).num_groups == 8
+    apart = Problem(replace(chain.graph, modules=("a",) * 4 + ("b",) * 4), chain.host, chain.costs, chain.grouping)
+    assert by_role(apart, 1).op_group.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_a_role_is_cut_where_no_device_may_hold_all_of_it() -> None:
+    chain = chain_problem(4, 2, output_bytes=[4, 4, 4, 4])
+    problem = Problem(replace(chain.graph, modules=("cell",) * 4), chain.host, chain.costs, chain.grouping)
+    assert by_role(problem, 1).num_groups == 1
+    assert by_role(barred(problem, {1: (0,), 2: (1,)}), 1).op_group.tolist() == [0, 1, 2, 0]
 
 
 def test_a_cut_group_has_parts_of_an_even_share() -> None:
