@@ -80,9 +80,11 @@ def solve_round_robin(task: Task) -> None:
 
 
 def solve_random(task: Task) -> None:
-    """Scores placements drawn uniformly until the budget ends."""
-    while not task.is_spent:
+    """Scores placements drawn uniformly until the budget ends, one batch at least however little time there is."""
+    while True:
         task.score(random(task.problem, task.generator, 64))
+        if task.is_spent:
+            return
 
 
 def nearest_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -10,7 +10,10 @@ from rlplace.graphs import Grouping
 from rlplace.measure.costs import Costs
 from rlplace.measure.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulator import Simulator
 from rlplace.search import baselines, eft
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
 
 
 def host(num_devices: int, *, bytes_per_s: float = 1.0, blocks: bool = False) -> Host:
@@ -46,6 +49,13 @@ def test_random_draws_the_same_from_the_same_seed_and_keeps_groups_together() ->
     assert first.shape == (10, 5)
     assert np.array_equal(first[:, 0], first[:, 1])
     assert len(np.unique(first, axis=0)) > 1
+
+
+def test_random_scores_a_batch_however_little_time_there_is() -> None:
+    work = problem([[], [0]], [1.0, 1.0], host(2))
+    found = find(work, "random", Simulator(work, threads=1), Budget(seconds=1e-9))
+    assert found.evaluations == 64
+    assert found.step_time_s == 2.0
 
 
 def test_eft_spreads_what_is_independent_when_copies_are_cheap() -> None:
