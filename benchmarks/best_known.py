@@ -28,9 +28,12 @@ from rlplace.search.registry import find
 from rlplace.search.task import Budget
 
 STORE = Path(__file__).parent / "best_known.json"
-PASSES = ((0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000), (4, 500_000), (5, 300_000))
+PASSES = (
+    (0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000), (4, 500_000),
+    (5, 300_000), (6, 30_000), (7, 30_000), (8, 30_000), (9, 30_000),
+)  # fmt: skip
 """Seed and evaluations of each pass ..."""
-ONLY = {5: ("rnnlm", "nmt")}
+ONLY = dict.fromkeys(range(5, len(PASSES)), ("rnnlm", "nmt"))
 """... and the workloads of those passes that are not for all: when searches learned to see ops that repeat."""
 METHOD = "portfolio"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

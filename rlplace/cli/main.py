@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlplace: error: {error}", file=sys.stderr)
         return 2
     except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
-        print(f"rlplace: failed: {error}", file=sys.stderr)
+        print(f"rlplace: failed: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("rlplace: interrupted", file=sys.stderr)

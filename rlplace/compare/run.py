@@ -190,12 +190,14 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
         return Row(name, seed, "skipped", why=str(error))
     except (RunnerError, MemoryError) as error:  # a program or a solver that failed is one row, not the table
         return Row(name, seed, "error", plan_s=time.monotonic() - begin, why=str(error) or "out of memory")
-    return _row(simulator, name, seed, found)
+    return _row(simulator, name, seed, found, budget)
 
 
-def _row(simulator: Simulator, name: str, seed: int, found: Found) -> Row:
+def _row(simulator: Simulator, name: str, seed: int, found: Found, budget: Budget) -> Row:
     if found.devices is None and found.evaluations == 0:
-        return Row(name, seed, "timeout", plan_s=found.plan_s, why="its time was up before its first placement",
+        is_late = found.plan_s >= budget.seconds
+        why = "its time was up before its first placement" if is_late else "pins and exclusions leave it no placement"
+        return Row(name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why,
                    proved_s=found.lower_bound_s)  # fmt: skip
     if found.devices is None:
         return Row(name, seed, "oom", evaluations=found.evaluations, plan_s=found.plan_s,

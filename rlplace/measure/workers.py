@@ -22,10 +22,16 @@ GRACE_S = 1.0
 
 
 class Worker:
-    """The thread of one device."""
+    """The thread of one device.
+
+    Attributes:
+        device: where it runs.
+        is_busy: whether it was given a job whose end nobody has seen.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.is_busy = False
         self._job: Job | None = None
         self._report: Report | None = None
         self._step = 0
@@ -36,13 +42,22 @@ class Worker:
         self._thread.start()
 
     def start(self, job: Job, step: int, report: Report) -> None:
-        """Starts `job(step)`; `report` is called on the worker's thread with what it raises."""
+        """Starts `job(step)`; `report` is called on the worker's thread with what it raises.
+
+        Raises:
+            RunnerError: the last job has not ended.
+        """
+        if self.is_busy:
+            raise RunnerError(f"the thread of {self.device.name} is still busy with a step that did not end in time")
+        self.is_busy = True
         self._job, self._step, self._report = job, step, report
         self._go.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the job ended within `timeout_s`."""
-        return self._done.acquire(timeout=max(timeout_s, 0.0))
+        has_ended = self._done.acquire(timeout=max(timeout_s, 0.0))
+        self.is_busy = self.is_busy and not has_ended
+        return has_ended
 
     def stop(self) -> None:
         """Ends the thread once it is idle."""
@@ -97,6 +112,7 @@ class Crew:
         """
         if self._is_stopped:
             raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+        self._leave_behind([worker for worker in self.workers if worker.is_busy])
         failure = _Failure(on_error)
         until_s = time.monotonic() + deadline_s
         running = list(self.workers)

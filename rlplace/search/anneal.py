@@ -36,7 +36,7 @@ REPEATS = 4
 ROLES = 256
 """Groups that roles are cut into, about."""
 BRANCHES = 8
-"""Short annealings of which the best goes on, where ops repeat ..."""
+"""Most short annealings of which the best goes on, where ops repeat ..."""
 BRANCHES_SHARE = 0.6
 """... and the share of the budget that goes into them."""
 
@@ -129,37 +129,41 @@ def anneal_finer(
 
     Anneals over the problem's groups, then over about 256, then over atoms, for an equal share each; blocks of all
     coarser levels move too. Where ops repeat, as in a layer that is unrolled over steps, many valleys are nearly as
-    deep, and one annealing is lucky or not: `BRANCHES` short ones go over the problem's groups and then over roles
-    (`by_role`), with whole modules as blocks, and the best of them goes on, without being made hot again.
+    deep, and one annealing is lucky or not: short ones, a branch for every `SHORT` moves up to `BRANCHES`, go over the
+    problem's groups and then over roles (`by_role`), with whole modules as blocks; the best of them goes on over roles,
+    about 256 groups and atoms, without being made hot again.
 
     A budget of less than `SHORT` moves is spent at about 256 groups alone: one is too short to move atoms one by one,
     and groups of the problem's own may be too coarse. It begins with a descent by blocks, so that a few draws do not
-    decide what is found; with more moves than that, annealing alone gets further.
+    decide what is found; with more moves than that, annealing alone gets further. Graphs whose ops have no modules are
+    taken for ones that do not repeat.
 
     Args:
         task: scores and counts.
         devices: (N,) where to start from.
         step_s: their step time.
         until: share of the task's budget at which to stop.
-        others: devices (N,) and step times that branches start from in turn with it.
+        others: devices (N,) and step times that branches start from in turn with it, where they are feasible.
     """
     problem = task.problem
     levels = nested(problem)
     own, last = next(rung for rung, level in enumerate(levels) if level is problem.grouping), len(levels) - 1
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= 200), last)
-    is_repeating = levels[last].num_groups >= REPEATS * by_role(problem, 1).num_groups
-    modules = [by_module(problem, 1)]
-    if task.expected_evaluations(until) < SHORT:
+    is_repeating = any(problem.graph.modules) and levels[last].num_groups >= REPEATS * by_role(problem, 1).num_groups
+    modules, moves = [by_module(problem, 1)], task.expected_evaluations(until)
+    if moves < SHORT:
         devices, step_s = sweep(task, devices, step_s, until=until)
         rungs = [Rung(levels[middle], 1.0, modules if is_repeating else levels[:middle])]
         return _descend(task, devices, step_s, rungs, until=until)
     if not is_repeating:
         rungs = [Rung(levels[rung], 1.0, levels[:rung]) for rung in sorted({own, middle, last})]
         return _descend(task, devices, step_s, rungs, until=until)
-    roles, starts, begin, found = by_role(problem, ROLES), [(devices, step_s), *others], task.spent, []
+    roles, begin, found = by_role(problem, ROLES), task.spent, []
+    starts = [(devices, step_s), *(other for other in others if other[1] < math.inf or math.isinf(step_s))]
+    branches = int(min(max(moves // SHORT, 2), BRANCHES))
     rungs = [Rung(problem.grouping, 0.4, modules), Rung(roles, 0.6, [*modules, problem.grouping])]
-    for branch in range(BRANCHES):
-        stop = begin + (until - begin) * BRANCHES_SHARE * (branch + 1) / BRANCHES
+    for branch in range(branches):
+        stop = begin + (until - begin) * BRANCHES_SHARE * (branch + 1) / branches
         found.append(_descend(task, *starts[branch % len(starts)], rungs, until=stop))
     rungs = [
         Rung(roles, 0.4, modules, reheat=False),

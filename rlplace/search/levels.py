@@ -80,7 +80,7 @@ def by_role(problem: Problem, num_groups: int) -> Grouping:
 
     Ops of one module, phase and target that give as many bytes play one role: what computes the gradients of a layer's
     weights at every step that it is unrolled over, say, which no tensors join. A part is atoms of a role that follow
-    each other; there are more than `num_groups` where there are as many roles.
+    each other and may be on the same devices; there are more than `num_groups` where there are as many roles.
     """
     graph, fine = problem.graph, atoms(problem)
     traits = (graph.modules, graph.phases, graph.targets, graph.output_bytes)

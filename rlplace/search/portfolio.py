@@ -14,8 +14,9 @@ def solve(task: Task) -> None:
     """All placements of groups where they are few; else heuristics, tuned list scheduling, then annealing over ever
     finer groups.
 
-    At 200,000 evaluations one long annealing that starts hotter and cools more slowly found as much as several short
-    ones of which the best went on; at 500, `genetic`, `cem`, `multilevel` and `local-search` found less over `core`.
+    Where ops do not repeat, one long annealing that starts hotter and cools more slowly found as much in 200,000
+    evaluations as several short ones of which the best went on. At 500, `genetic`, `cem`, `multilevel` and
+    `local-search` found less over `core`.
     """
     devices, step_s, leaders = scheduled_start(task)
     if not try_all(task, share=0.5):

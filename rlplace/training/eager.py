@@ -72,7 +72,7 @@ class EagerStep:
         """Seconds of one eager step.
 
         Raises:
-            RunnerError: the step failed.
+            RunnerError: the step failed, or the other thread is still busy with one that came too late.
             TimeoutError: it did not end within ten minutes on another thread.
         """
         if self.worker is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from core_hosts import core_host
 from micrographs import op_graph
+from search_problems import barred, fork_problem
 
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import CompareConfig, compare
@@ -106,10 +108,17 @@ def test_seconds_are_shared_and_not_exceeded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_method_that_scored_nothing_was_too_slow_and_is_not_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.search.baselines.solve_random", lambda task: None)
-    single, random = compare(two_chains(), CompareConfig(("single", "random"), seconds=1.0)).rows
+    monkeypatch.setattr("rlplace.search.baselines.solve_random", lambda task: time.sleep(task.budget.seconds))
+    single, random = compare(two_chains(), CompareConfig(("single", "random"), seconds=0.2)).rows
     assert (single.status, random.status, random.value_s) == ("ok", "timeout", math.inf)
     assert "time was up" in random.why
+
+
+def test_one_device_is_skipped_where_pins_leave_none() -> None:
+    pinned = barred(fork_problem(0), {0: (0,), 3: (1,)})
+    (single,) = compare(pinned, CompareConfig(("single",), evaluations=400)).rows
+    assert (single.status, single.evaluations) == ("skipped", 0)
+    assert "pins" in single.why
 
 
 def test_a_missing_extra_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,12 @@ from rlplace.measure.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulator import Simulator
 from rlplace.search import AnnealConfig, anneal
+from rlplace.search.anneal import Rung
 from rlplace.search.levels import by_role
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
+
+anneal_module = importlib.import_module("rlplace.search.anneal")  # the package's `anneal` is the function
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,20 +79,64 @@ def test_the_method_keeps_to_its_budget_and_to_allowed_devices() -> None:
     assert np.array_equal(again.devices, found.devices)
 
 
-def test_ops_that_repeat_are_annealed_in_branches_within_the_budget() -> None:
-    steps = 12  # of a cell of two ops
+def unrolled(steps: int, module: str = "cell") -> Problem:
+    """A chain of a cell of two ops, over so many steps; the second op runs faster on the second device."""
     chain = chain_problem(2 * steps, 2, output_bytes=[8, 4] * steps)
     costs = Costs(np.tile([[1.0, 1.0], [3.0, 2.0]], (steps, 1)), "estimated")
-    problem = Problem(replace(chain.graph, modules=("cell",) * 2 * steps), chain.host, costs, chain.grouping)
+    return Problem(replace(chain.graph, modules=(module,) * 2 * steps), chain.host, costs, chain.grouping)
+
+
+@pytest.mark.parametrize(("evaluations", "branches"), [(3000, 2), (9000, 4), (40_000, 8)])
+def test_where_ops_repeat_the_best_of_short_annealings_goes_on(
+    evaluations: int, branches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = unrolled(12)
     assert by_role(problem, 1).num_groups == 2
+    calls: list[tuple[float, float, list[tuple[int, bool]]]] = []
+    times = iter([*(5.0, 4.0, 7.0, 3.0, 6.0, 9.0, 8.0, 4.0)[:branches], 2.5])
+
+    def descend(task: Task, devices: np.ndarray, step_s: float, rungs: list[Rung], *, until: float) -> object:
+        calls.append((step_s, until, [(rung.grouping.num_groups, rung.reheat) for rung in rungs]))
+        task.score(np.repeat(devices[None], int(until * evaluations) - task.evaluations, axis=0))
+        return devices, next(times)
+
+    monkeypatch.setattr(anneal_module, "_descend", descend)
+    task = Task(problem, Counting(problem), Budget(evaluations))
+    task.score(np.zeros((100, 24), dtype=np.int32))
+    first, second, unfit = (np.full(24, device, dtype=np.int32) for device in (0, 1, 0))
+    found = anneal_module.anneal_finer(task, first, 10.0, until=0.5, others=[(second, 11.0), (unfit, np.inf)])
+    assert found[1] == 2.5
+    assert [step_s for step_s, *_ in calls[:-1]] == [10.0, 11.0] * (branches // 2)
+    begin = 100 / evaluations
+    shares = [(until - begin) / (0.5 - begin) for _, until, _ in calls]
+    assert shares == pytest.approx([*(0.6 * (k + 1) / branches for k in range(branches)), 1.0])
+    assert calls[-1][0] == (4.0 if branches < 4 else 3.0)
+    assert not any(reheat for _, reheat in calls[-1][2])
+    assert calls[0][2] == [(24, True), (24, True)]  # roles of one op a part: there are only 24 ops
+
+
+@pytest.mark.parametrize("problem", [unrolled(12, ""), fork_problem(3)], ids=["no modules", "no repeats"])
+def test_elsewhere_it_goes_on_from_where_it_is(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[float] = []
+
+    def descend(task: Task, devices: np.ndarray, step_s: float, rungs: object, *, until: float) -> object:
+        starts.append(step_s)
+        return devices, step_s
+
+    monkeypatch.setattr(anneal_module, "_descend", descend)
+    task = Task(problem, Counting(problem), Budget(5000))
+    anneal_module.anneal_finer(task, np.zeros(problem.graph.num_ops, dtype=np.int32), 10.0, until=1.0)
+    assert starts == [10.0]
+
+
+def test_branches_keep_to_the_budget_and_draw_the_same_from_the_same_seed() -> None:
+    problem = unrolled(12)
     timer = Counting(problem)
-    found = find(problem, "anneal", timer, Budget(1500), seed=1)
-    assert found.evaluations == timer.count == 1500
-    again = find(problem, "anneal", Counting(problem), Budget(1500), seed=1)
-    assert again.history == found.history
-    devices = problem.grouping.expand(found.devices[None])
-    assert Simulator(problem, threads=1).step_times(devices)[0] == found.step_time_s
-    assert found.step_time_s == pytest.approx(3.0 * steps)  # a chain has nothing to gain from a second device
+    found = find(problem, "anneal", timer, Budget(2500), seed=1)
+    assert found.evaluations == timer.count == 2500
+    assert find(problem, "anneal", Counting(problem), Budget(2500), seed=1).history == found.history
+    assert found.devices is not None
+    assert Simulator(problem, threads=1).step_times(found.devices[None])[0] == found.step_time_s
 
 
 def test_seconds_end_it_too() -> None:

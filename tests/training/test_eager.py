@@ -9,9 +9,10 @@ import torch
 from core_hosts import core_device, core_host
 from torch import nn
 
+from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.measure.race import RaceProtocol, race
-from rlplace.measure.workers import Worker
+from rlplace.measure.workers import Crew
 from rlplace.training import eager
 from rlplace.training.eager import EagerStep
 
@@ -24,11 +25,17 @@ def test_a_step_that_does_not_end_on_another_thread_is_late(monkeypatch: pytest.
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
 
-    worker = Worker(core_device("cpu:0"))
-    step = EagerStep(
-        capture(Slow(), torch.ones(3)), core_host(1), worker=worker, transform=lambda _: lambda _: released.wait()
-    )
+    graph, host = capture(Slow(), torch.ones(3)), core_host(1)
+    crew = Crew((core_device("cpu:0"),))
+    (worker,) = crew.workers
+    step = EagerStep(graph, host, worker=worker, transform=lambda _: lambda _: released.wait())
     (lane,) = race([step], protocol=RaceProtocol(warmup=0))
     assert isinstance(lane.error, TimeoutError)
+    with pytest.raises(RunnerError, match="still busy"):  # another step does not take the late one's end for its own
+        EagerStep(graph, host, worker=worker)()
+    ran: list[int] = []
+    crew.run([ran.append], 7, on_error=lambda: None, deadline_s=60.0)  # on a fresh thread
+    assert ran == [7]
+    assert crew.workers != [worker]
     released.set()
-    worker.stop()
+    crew.stop()
