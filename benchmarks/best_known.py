@@ -30,10 +30,10 @@ from rlplace.search.task import Budget
 STORE = Path(__file__).parent / "best_known.json"
 PASSES = (
     (0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000), (4, 500_000),
-    (5, 300_000), (6, 30_000), (7, 30_000), (8, 30_000), (9, 30_000),
+    (0, 10_000), (5, 300_000), (6, 30_000), (7, 30_000), (8, 30_000), (9, 30_000),
 )  # fmt: skip
-"""Seed and evaluations of each pass ..."""
-ONLY = dict.fromkeys(range(5, len(PASSES)), ("rnnlm", "nmt"))
+"""Seed and evaluations of each pass; one of them is what `core.py` runs, so that no table beats the yardstick ..."""
+ONLY = dict.fromkeys(range(6, len(PASSES)), ("rnnlm", "nmt"))
 """... and the workloads of those passes that are not for all: when searches learned to see ops that repeat."""
 METHOD = "portfolio"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -89,7 +89,9 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
     fresh = fresh_entry(problem, workload, host)
     entry = known().get(key, fresh)
     is_same = all(entry[name] == fresh[name] for name in ("graph_fingerprint", "host_fingerprint"))
-    if is_same and any(run["seed"] == seed and run["method"] == METHOD for run in entry["runs"]):
+    if is_same and (METHOD, seed, evaluations) in {
+        (run["method"], run["seed"], run["evaluations"]) for run in entry["runs"]
+    }:
         return
     begin = time.monotonic()
     found = find(problem, METHOD, Simulator(problem, threads=threads), Budget(evaluations=evaluations), seed=seed)
