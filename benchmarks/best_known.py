@@ -1,9 +1,8 @@
 """The best step time known for each problem of a suite: python benchmarks/best_known.py core [--share K/M].
 
-Every problem is searched in passes, at least 1.5 million evaluations in all, each from another seed; what is known
-already is kept in `benchmarks/best_known.json`, so that the command goes on where it was stopped, and several may run
-at once.
-A placement that annealing gives up, because it can no longer be accepted, counts as an evaluation too.
+Every problem is searched in passes, at least 1.5 million evaluations in all, each of another seed or length; what is
+known already is kept in `benchmarks/best_known.json`, so that the command goes on where it was stopped, and several may
+run at once. A placement that annealing gives up, because it can no longer be accepted, counts as an evaluation too.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PASSES = (
     (0, 50_000), (3, 50_000), (1, 200_000), (2, 700_000), (4, 500_000),
     (0, 10_000), (5, 300_000), (6, 30_000), (7, 30_000), (8, 30_000), (9, 30_000),
 )  # fmt: skip
-"""Seed and evaluations of each pass; one of them is what `core.py` runs, so that no table beats the yardstick ..."""
+"""Seed and evaluations of each pass; one is what `core.py` runs of `portfolio` ..."""
 ONLY = dict.fromkeys(range(6, len(PASSES)), ("rnnlm", "nmt"))
 """... and the workloads of those passes that are not for all: when searches learned to see ops that repeat."""
 METHOD = "portfolio"

@@ -150,10 +150,10 @@ def anneal_finer(
     own, last = next(rung for rung, level in enumerate(levels) if level is problem.grouping), len(levels) - 1
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= 200), last)
     is_repeating = any(problem.graph.modules) and levels[last].num_groups >= REPEATS * by_role(problem, 1).num_groups
-    modules, moves = [by_module(problem, 1)], task.expected_evaluations(until)
+    modules, moves = [by_module(problem, 1)] if is_repeating else [], task.expected_evaluations(until)
     if moves < SHORT:
         devices, step_s = sweep(task, devices, step_s, until=until)
-        rungs = [Rung(levels[middle], 1.0, modules if is_repeating else levels[:middle])]
+        rungs = [Rung(levels[middle], 1.0, modules or levels[:middle])]
         return _descend(task, devices, step_s, rungs, until=until)
     if not is_repeating:
         rungs = [Rung(levels[rung], 1.0, levels[:rung]) for rung in sorted({own, middle, last})]
