@@ -95,13 +95,18 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
     begin = time.monotonic()
     found = find(problem, METHOD, Simulator(problem, threads=threads), Budget(evaluations=evaluations), seed=seed)
     seconds = time.monotonic() - begin
-    print(f"{key} seed {seed}: {found.step_time_s * 1e3:.3f} ms, {found.evaluations:,} evaluations, {seconds:.0f} s",
-          flush=True)  # fmt: skip
+    print(
+        f"{key} seed {seed}: {found.step_time_s * 1e3:.3f} ms, {found.evaluations:,} evaluations, {seconds:.0f} s",
+        flush=True,
+    )
     run = {
-        "method": METHOD, "seed": seed, "evaluations": found.evaluations, "seconds": round(seconds, 1),
+        "method": METHOD,
+        "seed": seed,
+        "evaluations": found.evaluations,
+        "seconds": round(seconds, 1),
         "step_time_s": found.step_time_s if found.devices is not None else None,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }  # fmt: skip
+    }
     with locked() as problems:
         entry = problems.get(key, fresh)
         if any(entry[name] != fresh[name] for name in ("graph_fingerprint", "host_fingerprint")):

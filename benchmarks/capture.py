@@ -77,16 +77,18 @@ def main(out: str) -> None:
         graph = capture(model, inputs, loss_fn, "adam")
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
         runs = [module for module, is_source in zip(graph.modules, graph.is_source, strict=True) if not is_source]
-        rows.append({
-            "step": name,
-            "aten_calls": num_calls,
-            "ops": graph.num_ops,
-            "parameter_bytes": int(graph.parameter_bytes.sum()),
-            "cpu_s": round(cpu_s, 2),
-            "wall_s": round(wall_s, 2),
-            "aten_calls_per_cpu_s": round(num_calls / cpu_s),
-            "share_of_ops_below_root": round(sum(map(bool, runs)) / len(runs), 4),
-        })  # fmt: skip
+        rows.append(
+            {
+                "step": name,
+                "aten_calls": num_calls,
+                "ops": graph.num_ops,
+                "parameter_bytes": int(graph.parameter_bytes.sum()),
+                "cpu_s": round(cpu_s, 2),
+                "wall_s": round(wall_s, 2),
+                "aten_calls_per_cpu_s": round(num_calls / cpu_s),
+                "share_of_ops_below_root": round(sum(map(bool, runs)) / len(runs), 4),
+            }
+        )
         print(rows[-1], flush=True)
     write_json_atomic(
         out,

@@ -37,8 +37,11 @@ def run(suite: str, methods: tuple[str, ...], lasting: tuple[str, ...], budgets:
             names = methods if evaluations == budgets[0] else lasting
             begin = time.monotonic()
             told = compare(problem, CompareConfig(names, evaluations=evaluations, seeds=seeds)).to_dict()
-            print(f"{key_of(workload, host)}, {evaluations:,} evaluations: {time.monotonic() - begin:.0f} s",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"{key_of(workload, host)}, {evaluations:,} evaluations: {time.monotonic() - begin:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             for row in told["rows"]:
                 facts = {"problem": key_of(workload, host), "budget": evaluations if _draws(row["method"]) else 0}
                 kept = ("method", "seed", "step_time_s", "gap_to_bound", "evaluations", "plan_s", "status", "why")
@@ -69,8 +72,16 @@ def summary(rows: Rows) -> list[tuple[str, int, str, str, str, str]]:
             spreads.append(max(times) / min(times) - 1)
         solved = f"{len(ratios)} of {len(by_problem)}"
         if ratios:
-            lines.append((method, budget, str(mean_ratio(ratios, names)), str(mean_ratio(gaps, names)),
-                          f"{max(spreads):.1%}", solved))  # fmt: skip
+            lines.append(
+                (
+                    method,
+                    budget,
+                    str(mean_ratio(ratios, names)),
+                    str(mean_ratio(gaps, names)),
+                    f"{max(spreads):.1%}",
+                    solved,
+                )
+            )
         else:
             lines.append((method, budget, "–", "–", "–", solved))
     return sorted(lines, key=lambda line: (line[1], line[2]))
@@ -108,9 +119,12 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
         best = min(solved, key=lambda row: row["step_time_s"]) if solved else None
         entry = entries.get(key, {})
         cells = (
-            _ms(entry.get("lower_bound_s")), _ms(entry.get("step_time_s")), f"{entry.get('evaluations', 0):,}",
-            _ms(best["step_time_s"] if best else None), f"{best['method']}, {best['budget']:,}" if best else "",
-        )  # fmt: skip
+            _ms(entry.get("lower_bound_s")),
+            _ms(entry.get("step_time_s")),
+            f"{entry.get('evaluations', 0):,}",
+            _ms(best["step_time_s"] if best else None),
+            f"{best['method']}, {best['budget']:,}" if best else "",
+        )
         text.append(f"| {key} | {' | '.join(cells)} |\n")
     text.append("\nWorkloads: " + "; ".join(f"`{name}` is `{spec}`" for name, spec in WORKLOADS.items()) + ".\n")
     return "".join(text)

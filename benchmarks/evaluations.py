@@ -55,21 +55,27 @@ def measure(workload: str, host: str) -> dict[str, Any]:
     with_s, without_s = (statistics.median(run[way][0] for run in runs) / EVALUATIONS for way in range(2))
     size = problem.graph.num_ops + problem.graph.num_edges
     return {
-        "problem": key, "ops": problem.graph.num_ops, "edges": problem.graph.num_edges,
-        "us_with_cutoff": with_s * 1e6, "us_without": without_s * 1e6, "ns_per_op_edge_without": without_s / size * 1e9,
-        "times_as_fast": without_s / with_s, "per_second": 1 / with_s,
-    }  # fmt: skip
+        "problem": key,
+        "ops": problem.graph.num_ops,
+        "edges": problem.graph.num_edges,
+        "us_with_cutoff": with_s * 1e6,
+        "us_without": without_s * 1e6,
+        "ns_per_op_edge_without": without_s / size * 1e9,
+        "times_as_fast": without_s / with_s,
+        "per_second": 1 / with_s,
+    }
 
 
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
     text = [
-        "# Placements scored in a second\n", as_markdown(facts),
+        "# Placements scored in a second\n",
+        as_markdown(facts),
         "\nAnnealing near the best known placement, one core, CPU time: proposing a move and simulating it, with\n"
         "planning, launches and memory. With a cutoff a placement is given up once it can no longer be accepted.\n\n",
         "| problem | ops | edges | us each | ns per (op + edge) | us each, with cutoff | times as fast | per second |\n"
         "|---|---|---|---|---|---|---|---|\n",
-    ]  # fmt: skip
+    ]
     text += [
         f"| {row['problem']} | {row['ops']:,} | {row['edges']:,} | {row['us_without']:.0f} | "
         f"{row['ns_per_op_edge_without']:.0f} | {row['us_with_cutoff']:.0f} | {row['times_as_fast']:.1f} | "

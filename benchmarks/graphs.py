@@ -56,11 +56,20 @@ def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
     group_ops(synthetic("layered"), np.ones(synthetic("layered").num_ops))  # compiles its kernels
     grouping, group_s = timed(lambda: group_ops(graph, graph.flops / 1e13 + 1e-6, NUM_GROUPS))
     row = {
-        "graph": name, "num_ops": graph.num_ops, "num_edges": graph.num_edges, "build_s": build_s,
-        "validate_s": validate_s, "fingerprint_s": fingerprint_s, "save_s": save_s, "load_s": load_s,
-        "group_s": group_s, "num_groups": grouping.num_groups, "build_validate_group_s": build_s + validate_s + group_s,
-        "memory_bytes_per_op": bytes_per_op, "file_bytes_per_op": size / graph.num_ops,
-    }  # fmt: skip
+        "graph": name,
+        "num_ops": graph.num_ops,
+        "num_edges": graph.num_edges,
+        "build_s": build_s,
+        "validate_s": validate_s,
+        "fingerprint_s": fingerprint_s,
+        "save_s": save_s,
+        "load_s": load_s,
+        "group_s": group_s,
+        "num_groups": grouping.num_groups,
+        "build_validate_group_s": build_s + validate_s + group_s,
+        "memory_bytes_per_op": bytes_per_op,
+        "file_bytes_per_op": size / graph.num_ops,
+    }
     print(row)
     return row
 

@@ -54,11 +54,16 @@ def run(path: Path, values: dict[str, Any], seconds: float) -> dict[str, Any]:
         "wall_s": time.monotonic() - wall_s,
         "cpu_s": time.process_time() - cpu_s,
         "methods": {
-            row.method: {"value_ms": row.value_ms, "plan_s": row.plan_s, "evaluations": row.evaluations,
-                         "status": row.status, "why": row.why}
+            row.method: {
+                "value_ms": row.value_ms,
+                "plan_s": row.plan_s,
+                "evaluations": row.evaluations,
+                "status": row.status,
+                "why": row.why,
+            }
             for row in result.rows
         },
-    }  # fmt: skip
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -72,11 +77,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         found = [row["methods"][method]["value_ms"] for method in (*shown, "portfolio")]
         cells = [
-            row["objective"], f"`{row['workload']}`", f"{row['value_ms']:.4f}", row["method"],
-            f"{row['published_ms']:.4f}", row["published_by"], f"{row['ratio']:.4f}", f"{row['lower_bound_ms']:.3f}",
-            *(f"{value:.4g}" if value < float("inf") else "–" for value in found), f"{row['wall_s']:.0f}",
+            row["objective"],
+            f"`{row['workload']}`",
+            f"{row['value_ms']:.4f}",
+            row["method"],
+            f"{row['published_ms']:.4f}",
+            row["published_by"],
+            f"{row['ratio']:.4f}",
+            f"{row['lower_bound_ms']:.3f}",
+            *(f"{value:.4g}" if value < float("inf") else "–" for value in found),
+            f"{row['wall_s']:.0f}",
             f"{row['cpu_s']:.0f}",
-        ]  # fmt: skip
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

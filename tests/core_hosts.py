@@ -27,6 +27,12 @@ def core_device(name: str, *, members: tuple[str, ...] = (), cores: tuple[int, .
     """One device of the CPU, unpinned by default."""
     kind = "cpu-gang" if members else "cpu-core"
     return Device(
-        name, kind, "cpu", memory_bytes=1 << 34, memory_pool="ram", dispatcher="interpreter", cores=cores,
+        name,
+        kind,
+        "cpu",
+        memory_bytes=1 << 34,
+        memory_pool="ram",
+        dispatcher="interpreter",
+        cores=cores,
         members=members,
-    )  # fmt: skip
+    )

@@ -31,12 +31,21 @@ def test_the_readmes_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
     known = set(COMMANDS)
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    shown = {line.split()[2] for page in pages for block in blocks(page, "console") for line in block.splitlines()
-             if line.startswith("$ rlplace ")}  # fmt: skip
+    shown = {
+        line.split()[2]
+        for page in pages
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith("$ rlplace ")
+    }
     assert shown
     assert shown <= known
-    targets = {line.split()[2] for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()
-               if line.startswith("$ make ")}  # fmt: skip
+    targets = {
+        line.split()[2]
+        for block in blocks(ROOT / "README.md", "console")
+        for line in block.splitlines()
+        if line.startswith("$ make ")
+    }
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 

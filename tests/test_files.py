@@ -52,8 +52,13 @@ def test_a_new_file_has_the_permissions_that_open_would_give(tmp_path: Path) -> 
 
 
 def test_nan_and_infinity_become_null_at_any_depth(tmp_path: Path) -> None:
-    data = {"a": math.nan, "b": [math.inf, (-math.inf, 1.0)], "c": np.array([1.0, np.nan]), "d": np.float32(2.5),
-            "e": np.int64(3)}  # fmt: skip
+    data = {
+        "a": math.nan,
+        "b": [math.inf, (-math.inf, 1.0)],
+        "c": np.array([1.0, np.nan]),
+        "d": np.float32(2.5),
+        "e": np.int64(3),
+    }
     expected = {"a": None, "b": [None, [None, 1.0]], "c": [1.0, None], "d": 2.5, "e": 3}
     assert jsonable(data) == expected
     write_json_atomic(tmp_path / "a.json", data)

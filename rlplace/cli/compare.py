@@ -65,15 +65,24 @@ def compare(
                 "host", host, "none", where="compare", hint="A dnn-partitioning file carries its own host."
             )
         result = run_published(
-            spec.path, objective, methods, evaluations=evaluations, seconds=seconds, seeds=seeds, save=save,
+            spec.path,
+            objective,
+            methods,
+            evaluations=evaluations,
+            seconds=seconds,
+            seeds=seeds,
+            save=save,
             is_quiet=quiet,
-        )  # fmt: skip
+        )
     else:
         if objective not in ("latency", "throughput"):
             raise InvalidValue(
-                "objective", objective, "latency or throughput", where="compare",
+                "objective",
+                objective,
+                "latency or throughput",
+                where="compare",
                 hint="max-load and piece-latency are for files of the published benchmark.",
-            )  # fmt: skip
+            )
         from rlplace.compare.run import CompareConfig
         from rlplace.compare.session import run_compare, split_methods
 
@@ -82,9 +91,17 @@ def compare(
         found = find_host(host or "auto", gangs=gangs)
         constraints = parse_constraints(pin, exclude, together, found)
         result = run_compare(
-            spec, found, config, people, seed=seed, num_groups=groups, grouping=grouping, constraints=constraints,
-            save=save, is_quiet=quiet,
-        )  # fmt: skip
+            spec,
+            found,
+            config,
+            people,
+            seed=seed,
+            num_groups=groups,
+            grouping=grouping,
+            constraints=constraints,
+            save=save,
+            is_quiet=quiet,
+        )
     if json:
         print_json(result)
     if result["interrupted"]:

@@ -60,10 +60,17 @@ def train(
 
     spec = check_workload(workload)
     config = TrainConfig(
-        budget_s=parse_duration(budget), seed=seed, num_groups=groups, grouping=grouping, acyclic=acyclic,
-        constraints=parse_constraints(pin, exclude, together), reward=reward, init=init,
-        simulate_share=simulate_share, track=track,
-    )  # fmt: skip
+        budget_s=parse_duration(budget),
+        seed=seed,
+        num_groups=groups,
+        grouping=grouping,
+        acyclic=acyclic,
+        constraints=parse_constraints(pin, exclude, together),
+        reward=reward,
+        init=init,
+        simulate_share=simulate_share,
+        track=track,
+    )
     found = find_host(host, gangs=gangs)
     from rlplace.training.session import run_training
 

@@ -31,9 +31,14 @@ Entry = tuple[Row, Timer | None]
 
 @contextmanager
 def what_people_run(
-    problem: Problem, spec: WorkloadSpec | None, names: tuple[str, ...], *, default_size: Size, seed: int,
+    problem: Problem,
+    spec: WorkloadSpec | None,
+    names: tuple[str, ...],
+    *,
+    default_size: Size,
+    seed: int,
     say: Callable[[str], None],
-) -> Iterator[list[Entry]]:  # fmt: skip
+) -> Iterator[list[Entry]]:
     """One row for each of `names`, with a timer where it can run here; replicas end when the context does.
 
     Args:
@@ -51,8 +56,12 @@ def what_people_run(
                 entries.append((_simulated(problem, spec, name, default_size, seed), None))
                 continue
             try:
-                entries.append((Row(name, 0, "ok", is_placement=False),
-                                _timer(problem, spec, name, default_size, seed, say, stack)))  # fmt: skip
+                entries.append(
+                    (
+                        Row(name, 0, "ok", is_placement=False),
+                        _timer(problem, spec, name, default_size, seed, say, stack),
+                    )
+                )
             except (RlplaceError, _CannotRun) as error:
                 entries.append((Row(name, 0, "skipped", is_placement=False, why=str(error)), None))
         yield entries
@@ -63,9 +72,14 @@ class _CannotRun(Exception):
 
 
 def _timer(
-    problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int, say: Callable[[str], None],
+    problem: Problem,
+    spec: WorkloadSpec | None,
+    name: str,
+    default_size: Size,
+    seed: int,
+    say: Callable[[str], None],
     stack: ExitStack,
-) -> Timer:  # fmt: skip
+) -> Timer:
     has_gpu = any(device.backend == "cuda" for device in problem.host.devices)
     if name == "eager":
         return EagerStep(problem.graph, problem.host, num_threads=1)
@@ -82,8 +96,9 @@ def _timer(
     devices = [problem.host.devices[index] for index in plain_devices(problem)]
     share = _share(spec, len(devices), default_size)
     say(f"starting {len(devices)} data-parallel replicas")
-    team = ReplicaTeam(share, [device.cores for device in devices], default_size=default_size, seed=seed,
-                       is_cuda=has_gpu)  # fmt: skip
+    team = ReplicaTeam(
+        share, [device.cores for device in devices], default_size=default_size, seed=seed, is_cuda=has_gpu
+    )
     stack.callback(team.close)
     return team
 

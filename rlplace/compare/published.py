@@ -37,9 +37,16 @@ def is_published_file(path: Path) -> bool:
 
 
 def run_published(
-    path: Path, objective: Objective, methods: str, *, evaluations: int | None, seconds: float | None, seeds: int,
-    save: Path | None, is_quiet: bool,
-) -> dict[str, Any]:  # fmt: skip
+    path: Path,
+    objective: Objective,
+    methods: str,
+    *,
+    evaluations: int | None,
+    seconds: float | None,
+    seeds: int,
+    save: Path | None,
+    is_quiet: bool,
+) -> dict[str, Any]:
     """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
 
     Under `max-load` and `piece-latency` values are the benchmark's own; under `latency` and `throughput` the workload's
@@ -102,6 +109,12 @@ def _solved(record: DnnPartitioning, workload: str, names: tuple[str, ...], conf
 def _row(found: PublishedRow, seed: int) -> Row:
     why = "; ".join(part for part in ("optimal" if found.status == "optimal" else "", found.why) if part)
     return Row(
-        found.method, seed, STATUSES[found.status], found.value_ms * 1e-3, found.evaluations, found.plan_s, why=why,
+        found.method,
+        seed,
+        STATUSES[found.status],
+        found.value_ms * 1e-3,
+        found.evaluations,
+        found.plan_s,
+        why=why,
         devices=found.placement,
-    )  # fmt: skip
+    )

@@ -95,9 +95,16 @@ def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: S
         update_s = outcome.step_time_s - forward_s - backward_s
         slowest_s = max(slowest_s, forward_s + max(backward_s, all_reduce_s) + update_s)
     return Row(
-        "data-parallel", 0, "ok", slowest_s, 1, time.monotonic() - begin, tuple(peaks),
-        "ring all-reduce behind the backward", is_placement=False,
-    )  # fmt: skip
+        "data-parallel",
+        0,
+        "ok",
+        slowest_s,
+        1,
+        time.monotonic() - begin,
+        tuple(peaks),
+        "ring all-reduce behind the backward",
+        is_placement=False,
+    )
 
 
 class ReplicaTeam:
@@ -178,9 +185,16 @@ class ReplicaTeam:
 
 
 def _replica(
-    pipe: Connection, meeting: str, rank: int, count: int, share: WorkloadSpec, cores: tuple[int, ...],
-    default_size: Size, seed: int, is_cuda: bool,
-) -> None:  # fmt: skip
+    pipe: Connection,
+    meeting: str,
+    rank: int,
+    count: int,
+    share: WorkloadSpec,
+    cores: tuple[int, ...],
+    default_size: Size,
+    seed: int,
+    is_cuda: bool,
+) -> None:
     """A replica's process: builds its share, then steps whenever it is told."""
     import torch
     import torch.distributed as dist
@@ -194,9 +208,12 @@ def _replica(
         torch.set_num_threads(max(len(cores), 1))
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
-            "nccl" if is_cuda else "gloo", init_method=meeting, rank=rank, world_size=count,
+            "nccl" if is_cuda else "gloo",
+            init_method=meeting,
+            rank=rank,
+            world_size=count,
             timeout=timedelta(seconds=START_TIMEOUT_S),
-        )  # fmt: skip
+        )
         place = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
         work = build(share, default_size=default_size, seed=seed)
         inputs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), work.inputs)

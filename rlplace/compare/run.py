@@ -94,16 +94,22 @@ class CompareConfig:
         kinds = {name: METHODS[name].kind for name in self.names}
         quick = [(name, 0) for name in self.names if kinds[name] in ("baseline", "scheduler")]
         spent = [
-            (name, seed) for seed in range(self.seeds) for name in self.names
+            (name, seed)
+            for seed in range(self.seeds)
+            for name in self.names
             if kinds[name] == "search" or (kinds[name] == "exact" and seed == 0)
-        ]  # fmt: skip
+        ]
         return (*quick, *spent)
 
 
 def compare(
-    problem: Problem, config: CompareConfig | None = None, *, workload: str = "",
-    others: Sequence[tuple[Row, Timer | None]] = (), on_row: Callable[[Row], None] | None = None,
-) -> Comparison:  # fmt: skip
+    problem: Problem,
+    config: CompareConfig | None = None,
+    *,
+    workload: str = "",
+    others: Sequence[tuple[Row, Timer | None]] = (),
+    on_row: Callable[[Row], None] | None = None,
+) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
     Methods search on the simulator. A method that lacks its extra, or fails, gives a row that says so. Ctrl-C ends the
@@ -122,9 +128,12 @@ def compare(
     config = config or CompareConfig()
     if config.objective not in ("latency", "throughput"):
         raise InvalidValue(
-            "objective", config.objective, "latency or throughput", where="compare",
+            "objective",
+            config.objective,
+            "latency or throughput",
+            where="compare",
             hint="max-load and piece-latency are for files of the published benchmark.",
-        )  # fmt: skip
+        )
     simulator = Simulator(problem, objective=config.objective, threads=config.threads)
     rows: list[Row] = []
     is_interrupted = False
@@ -147,9 +156,16 @@ def compare(
     if bound_s * (1 - ROUNDING) <= reached < bound_s:  # a bound that is reached, summed up in another order
         bound_s = reached
     return Comparison(
-        workload, problem.host.name, config.objective, tuple(rows), bound_s, bound,
-        config.budget, is_measured, is_interrupted,
-    )  # fmt: skip
+        workload,
+        problem.host.name,
+        config.objective,
+        tuple(rows),
+        bound_s,
+        bound,
+        config.budget,
+        is_measured,
+        is_interrupted,
+    )
 
 
 def _searched(problem: Problem, simulator: Simulator, config: CompareConfig, before: Sequence[Row]) -> Iterator[Row]:
@@ -171,9 +187,17 @@ def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int
     order = shorten(problem, best.devices, evaluations=evaluations)
     plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
     return Row(
-        OP_ORDER, best.seed, outcome.status, outcome.step_time_s, evaluations, time.monotonic() - begin,
-        outcome.peak_bytes, f"the placement of {best.method}, ordered by {order.rule}", devices=best.devices, plan=plan,
-    )  # fmt: skip
+        OP_ORDER,
+        best.seed,
+        outcome.status,
+        outcome.step_time_s,
+        evaluations,
+        time.monotonic() - begin,
+        outcome.peak_bytes,
+        f"the placement of {best.method}, ordered by {order.rule}",
+        devices=best.devices,
+        plan=plan,
+    )
 
 
 def _budget(config: CompareConfig, deadline_s: float, left: int) -> Budget:
@@ -197,16 +221,33 @@ def _row(simulator: Simulator, name: str, seed: int, found: Found, budget: Budge
     if found.devices is None and found.evaluations == 0:
         is_late = found.plan_s >= budget.seconds
         why = "its time was up before its first placement" if is_late else "pins and exclusions leave it no placement"
-        return Row(name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why,
-                   proved_s=found.lower_bound_s)  # fmt: skip
+        return Row(
+            name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why, proved_s=found.lower_bound_s
+        )
     if found.devices is None:
-        return Row(name, seed, "oom", evaluations=found.evaluations, plan_s=found.plan_s,
-                   why="found no placement that fits into memory", proved_s=found.lower_bound_s)  # fmt: skip
+        return Row(
+            name,
+            seed,
+            "oom",
+            evaluations=found.evaluations,
+            plan_s=found.plan_s,
+            why="found no placement that fits into memory",
+            proved_s=found.lower_bound_s,
+        )
     plan, outcome = simulator.plan_and_time(found.devices)
     return Row(
-        name, seed, outcome.status, outcome.step_time_s, found.evaluations, found.plan_s, outcome.peak_bytes,
-        outcome.why, proved_s=found.lower_bound_s, devices=found.devices, plan=plan,
-    )  # fmt: skip
+        name,
+        seed,
+        outcome.status,
+        outcome.step_time_s,
+        found.evaluations,
+        found.plan_s,
+        outcome.peak_bytes,
+        outcome.why,
+        proved_s=found.lower_bound_s,
+        devices=found.devices,
+        plan=plan,
+    )
 
 
 def _measured(
@@ -238,9 +279,13 @@ def _measured(
 
 def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> Row:
     return dataclasses.replace(
-        row, status=outcome.status, value_s=outcome.step_time_s, spread_s=outcome.spread_s,
-        why=outcome.why or row.why, simulated_s=simulated_s,
-    )  # fmt: skip
+        row,
+        status=outcome.status,
+        value_s=outcome.step_time_s,
+        spread_s=outcome.spread_s,
+        why=outcome.why or row.why,
+        simulated_s=simulated_s,
+    )
 
 
 def _key(plan: Plan) -> bytes:

@@ -66,10 +66,18 @@ def method_words(text: str, known: Collection[str], what: str = "method") -> tup
 
 @one_thread_here()
 def run_compare(
-    spec: WorkloadSpec, host: Host, config: CompareConfig, people: tuple[str, ...], *, seed: int = 0,
-    num_groups: int = 256, grouping: str = "heavy-edge", constraints: Constraints | None = None,
-    save: Path | None = None, is_quiet: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    spec: WorkloadSpec,
+    host: Host,
+    config: CompareConfig,
+    people: tuple[str, ...],
+    *,
+    seed: int = 0,
+    num_groups: int = 256,
+    grouping: str = "heavy-edge",
+    constraints: Constraints | None = None,
+    save: Path | None = None,
+    is_quiet: bool = False,
+) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
 
     Args:

@@ -79,9 +79,12 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         raise InvalidValue("targets", "other ops in float64", "the ops of the placed graph", where="export check")
     if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
         raise InvalidValue(
-            "model", "random ops (dropout)", "a step without random ops", where="export check",
+            "model",
+            "random ops (dropout)",
+            "a step without random ops",
+            where="export check",
             hint="Set dropout to 0, or put the model in eval mode.",
-        )  # fmt: skip
+        )
     placed = PlacedModel(double, host, plan)
     eager = EagerStep(double, host, num_threads=max(len(host.devices[0].cores), 1))
     loss_difference = 0.0

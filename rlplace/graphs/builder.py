@@ -40,9 +40,17 @@ class GraphBuilder:
         self.colocated: list[tuple[int, ...]] = []
 
     def add_op(
-        self, name: str, target: str, module: str, phase: int, signature: str, op_facts: Facts,
-        reads: tuple[int, ...] = (), parameter_bytes: int = 0, state: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        name: str,
+        target: str,
+        module: str,
+        phase: int,
+        signature: str,
+        op_facts: Facts,
+        reads: tuple[int, ...] = (),
+        parameter_bytes: int = 0,
+        state: int = 0,
+    ) -> int:
         """Adds an op that reads tensors `reads`; what comes back is its index."""
         self.names.append(name)
         self.targets.append(target)

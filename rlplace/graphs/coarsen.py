@@ -33,9 +33,16 @@ class Coarsening:
     """
 
     def __init__(
-        self, graph: OpGraph, cost_s: Floats, allowed: Bools, *, latency_s: float, s_per_byte: float,
-        cap_bytes: float = np.inf, is_acyclic: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        graph: OpGraph,
+        cost_s: Floats,
+        allowed: Bools,
+        *,
+        latency_s: float,
+        s_per_byte: float,
+        cap_bytes: float = np.inf,
+        is_acyclic: bool = False,
+    ) -> None:
         self.graph = graph
         self.cap_bytes = cap_bytes
         self._op_cost_s, self._op_allowed = cost_s, allowed
@@ -91,10 +98,12 @@ class Coarsening:
             op = int(np.argmax(lost))
             between = " and what is between them" if self._is_acyclic else ""
             raise InvalidValue(
-                "allowed", f"no device for op {self.graph.names[op]!r} and what lives with it{between}",
-                "a device where all of them may be", where="grouping",
+                "allowed",
+                f"no device for op {self.graph.names[op]!r} and what lives with it{between}",
+                "a device where all of them may be",
+                where="grouping",
                 hint="Pins and exclusions contradict each other.",
-            )  # fmt: skip
+            )
 
     def join_alike(self, labels: Longs) -> bool:
         """Merges the groups of ops with one label >= 0 that may be on the same devices, under the cap of bytes."""
@@ -152,9 +161,13 @@ class Coarsening:
             strong = strong[np.lexsort((strong, -weight_s[strong], -ratio[strong]))]
             before = self.num_groups
             self._merge(
-                (first[strong], second[strong]), weight_s[strong], least_ratio=least_ratio, cap_s=cap_s,
-                num_groups=num_groups, growth=merging.PAIRWISE if rounds < PAIRED_ROUNDS else merging.BY_HUBS,
-            )  # fmt: skip
+                (first[strong], second[strong]),
+                weight_s[strong],
+                least_ratio=least_ratio,
+                cap_s=cap_s,
+                num_groups=num_groups,
+                growth=merging.PAIRWISE if rounds < PAIRED_ROUNDS else merging.BY_HUBS,
+            )
             if self.num_groups == before:
                 return
             rounds += 1
@@ -165,9 +178,12 @@ class Coarsening:
         order = np.argsort(-weight_s, kind="stable")
         before = self.num_groups
         self._merge(
-            (first[order], second[order]), weight_s[order], cap_s=cap_s, num_groups=num_groups,
+            (first[order], second[order]),
+            weight_s[order],
+            cap_s=cap_s,
+            num_groups=num_groups,
             growth=merging.PAIRWISE if self._is_acyclic else merging.FREELY,
-        )  # fmt: skip
+        )
         return self.num_groups < before
 
     def merge_leftovers(self, num_groups: int) -> None:
@@ -180,9 +196,14 @@ class Coarsening:
             return
         roots = np.unique(self.roots())
         merging.merge_cheapest(
-            self._parent, self._cost_s, self._load_bytes, self._allowed, roots, self.cap_bytes,
+            self._parent,
+            self._cost_s,
+            self._load_bytes,
+            self._allowed,
+            roots,
+            self.cap_bytes,
             max(len(roots) - num_groups, 0),
-        )  # fmt: skip
+        )
 
     def lightest_pair_s(self) -> float:
         """Least cost of two groups that an edge joins; the total where there is no edge."""
@@ -221,17 +242,33 @@ class Coarsening:
         return pairs // n, pairs % n, np.bincount(inverse, weights=weight_s, minlength=len(pairs)).astype(np.float64)
 
     def _merge(
-        self, pairs: Pairs, weight_s: Floats | None = None, *, least_ratio: float = 0.0, cap_s: float = np.inf,
-        num_groups: int = 1, growth: int = merging.FREELY, is_rule: bool = False,
-    ) -> bool:  # fmt: skip
+        self,
+        pairs: Pairs,
+        weight_s: Floats | None = None,
+        *,
+        least_ratio: float = 0.0,
+        cap_s: float = np.inf,
+        num_groups: int = 1,
+        growth: int = merging.FREELY,
+        is_rule: bool = False,
+    ) -> bool:
         """Merges pairs in order; False if some were undone to avoid a cycle."""
         before = self.roots()
         weight_s = np.zeros(len(pairs[0])) if weight_s is None else weight_s
         merging.merge_along(
-            self._parent, self._cost_s, self._load_bytes, self._allowed, pairs[0].astype(np.int64),
-            pairs[1].astype(np.int64), weight_s, least_ratio, cap_s, self.cap_bytes,
-            len(before) if is_rule else max(self.num_groups - num_groups, 0), growth,
-        )  # fmt: skip
+            self._parent,
+            self._cost_s,
+            self._load_bytes,
+            self._allowed,
+            pairs[0].astype(np.int64),
+            pairs[1].astype(np.int64),
+            weight_s,
+            least_ratio,
+            cap_s,
+            self.cap_bytes,
+            len(before) if is_rule else max(self.num_groups - num_groups, 0),
+            growth,
+        )
         return self._undo_cycles(before)
 
     def _merge_neighbours(self, num_groups: int) -> None:
@@ -269,9 +306,19 @@ class Coarsening:
         _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
         anywhere = np.ones((len(labels), 1), dtype=np.bool_)
         merging.merge_along(
-            self._parent, self._cost_s, self._load_bytes, anywhere, members[leader][inverse], members,
-            np.zeros(len(members)), 0.0, np.inf, np.inf, len(members), merging.FREELY,
-        )  # fmt: skip
+            self._parent,
+            self._cost_s,
+            self._load_bytes,
+            anywhere,
+            members[leader][inverse],
+            members,
+            np.zeros(len(members)),
+            0.0,
+            np.inf,
+            np.inf,
+            len(members),
+            merging.FREELY,
+        )
         self._add_up()
 
     def _components(self) -> Longs:

@@ -124,9 +124,11 @@ def _matching(graph: OpGraph, pattern: str, field: str) -> NDArray[np.int64]:
     if not len(ops):
         near = nearest_modules(graph, pattern)
         raise InvalidValue(
-            field, pattern, "a glob that matches a module path, an op name or a target of this graph",
+            field,
+            pattern,
+            "a glob that matches a module path, an op name or a target of this graph",
             hint=f"Did you mean {' or '.join(near)}?" if near else "It matches nothing.",
-        )  # fmt: skip
+        )
     return ops
 
 
@@ -171,6 +173,8 @@ def _contradiction(graph: OpGraph, ops: NDArray[np.bool_], because: Sequence[tup
     first = graph.names[int(np.argmax(ops))]
     tied = f" (tied to {int(ops.sum()) - 1} other ops)" if ops.sum() > 1 else ""
     raise InvalidValue(
-        "constraints", f"no device for op {first!r}{tied}", "at least one device where all of them may be",
+        "constraints",
+        f"no device for op {first!r}{tied}",
+        "at least one device where all of them may be",
         hint=f"Together these rule out every device: {'; '.join(reasons)}.",
-    )  # fmt: skip
+    )

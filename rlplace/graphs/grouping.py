@@ -175,9 +175,17 @@ def _twins(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     module = _modules(graph, 0, is_apart=False)
     offsets, readers = graph.readers
     twin = mirrored_twins(
-        module, runs & (graph.phases == FORWARD), runs & (graph.phases == BACKWARD), graph.is_source, graph.tensor_op,
-        graph.input_offsets, graph.input_tensors, offsets, readers, int(module.max(initial=-1)) + 1,
-    )  # fmt: skip
+        module,
+        runs & (graph.phases == FORWARD),
+        runs & (graph.phases == BACKWARD),
+        graph.is_source,
+        graph.tensor_op,
+        graph.input_offsets,
+        graph.input_tensors,
+        offsets,
+        readers,
+        int(module.max(initial=-1)) + 1,
+    )
     backward = np.flatnonzero(twin >= 0)
     return twin[backward], backward
 

@@ -75,9 +75,12 @@ def require_program(graph: OpGraph) -> Program:
     """
     if graph.program is None:
         raise InvalidValue(
-            "program", None, "a captured program", where="graph",
+            "program",
+            None,
+            "a captured program",
+            where="graph",
             hint="A graph file alone can be simulated, not run: capture it again from the model.",
-        )  # fmt: skip
+        )
     return graph.program
 
 

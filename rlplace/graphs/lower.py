@@ -107,8 +107,15 @@ class _Lowering:
             return self._final(ref, num_tensors)
 
         if isinstance(item, Call):
-            return Call(item.target, map_refs(final, item.args), map_refs(final, item.kwargs), item.outputs,
-                        item.returns_tuple, item.is_random, item.takes_device)  # fmt: skip
+            return Call(
+                item.target,
+                map_refs(final, item.args),
+                map_refs(final, item.kwargs),
+                item.outputs,
+                item.returns_tuple,
+                item.is_random,
+                item.takes_device,
+            )
         if isinstance(item, View):
             return View(item.base, item.target, map_refs(final, item.args), map_refs(final, item.kwargs))
         return Update(final(item.parameter), final(item.gradient))
@@ -184,9 +191,14 @@ class _Lowering:
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
         op = self.built.add_op(
-            node.name, str(target), module_of(node), phase,
-            facts.signature(str(target), *values), facts.call_facts(target, *values, output), reads,
-        )  # fmt: skip
+            node.name,
+            str(target),
+            module_of(node),
+            phase,
+            facts.signature(str(target), *values),
+            facts.call_facts(target, *values, output),
+            reads,
+        )
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
@@ -233,11 +245,15 @@ class _Lowering:
             parameter, gradient = Ref(position), self._ref(node)
             value = self.built.tensor_values[position]
             op = self.built.add_op(
-                f"update_{name}", f"update.{optimizer.name}", name.rpartition(".")[0], UPDATE,
+                f"update_{name}",
+                f"update.{optimizer.name}",
+                name.rpartition(".")[0],
+                UPDATE,
                 facts.signature(f"update.{optimizer.name}", (value, self._value(gradient)), {}),
                 facts.update_facts(optimizer, value, self._value(gradient)),
-                (parameter.id, self._base(gradient)), state=state_bytes(optimizer, value),
-            )  # fmt: skip
+                (parameter.id, self._base(gradient)),
+                state=state_bytes(optimizer, value),
+            )
             self.calls[op] = Update(parameter, gradient)
             self.built.mutations.append((op, parameter.id))
             self.built.colocated.append((op, self.built.tensor_op[parameter.id], self._producer(gradient)))

@@ -35,9 +35,19 @@ def find(parent: Longs, op: int) -> int:
 
 @_kernel
 def merge_along(
-    parent: Longs, cost_s: Floats, load_bytes: Floats, allowed: Bools, first: Longs, second: Longs, weight_s: Floats,
-    least_ratio: float, cap_s: float, cap_bytes: float, limit: int, growth: int,
-) -> int:  # fmt: skip
+    parent: Longs,
+    cost_s: Floats,
+    load_bytes: Floats,
+    allowed: Bools,
+    first: Longs,
+    second: Longs,
+    weight_s: Floats,
+    least_ratio: float,
+    cap_s: float,
+    cap_bytes: float,
+    limit: int,
+    growth: int,
+) -> int:
     """How many of the pairs `first[k]`, `second[k]` were merged, in order; the root of a group is its first op.
 
     A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when no device is allowed for both, when
@@ -137,10 +147,17 @@ def topological_order(num_nodes: int, offsets: Longs, targets: Longs) -> tuple[L
 
 @_kernel
 def mirrored_twins(
-    module: Longs, is_forward: Bools, is_backward: Bools, is_source: Bools, tensor_op: NDArray[np.int32],
-    input_offsets: NDArray[np.int32], input_tensors: NDArray[np.int32], reader_offsets: NDArray[np.int32],
-    readers: NDArray[np.int32], num_modules: int,
-) -> Longs:  # fmt: skip
+    module: Longs,
+    is_forward: Bools,
+    is_backward: Bools,
+    is_source: Bools,
+    tensor_op: NDArray[np.int32],
+    input_offsets: NDArray[np.int32],
+    input_tensors: NDArray[np.int32],
+    reader_offsets: NDArray[np.int32],
+    readers: NDArray[np.int32],
+    num_modules: int,
+) -> Longs:
     """(N,) the forward op whose gradient each backward op computes; -1 for other ops, and where a module has none.
 
     Within a module the backward runs the forward in reverse. Of k forward ops and m backward ones, backward op j

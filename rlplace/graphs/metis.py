@@ -38,9 +38,13 @@ def check_installed() -> None:
 
 
 def run_metis(
-    num_parts: int, offsets: NDArray[np.int64], neighbours: NDArray[np.int64], node_weights: list[int],
-    edge_weights: list[int], shares: NDArray[np.float64] | None = None,
-) -> NDArray[np.int64]:  # fmt: skip
+    num_parts: int,
+    offsets: NDArray[np.int64],
+    neighbours: NDArray[np.int64],
+    node_weights: list[int],
+    edge_weights: list[int],
+    shares: NDArray[np.float64] | None = None,
+) -> NDArray[np.int64]:
     """(V,) int64: the part of each node; some parts may be empty. Always the same for the same graph.
 
     Args:
@@ -77,9 +81,13 @@ def run_metis(
 
 
 def metis_parts(
-    num_nodes: int, source: NDArray[np.int64], target: NDArray[np.int64], edge_weight: NDArray[np.float64],
-    node_weight: NDArray[np.float64], num_parts: int,
-) -> NDArray[np.int64]:  # fmt: skip
+    num_nodes: int,
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
+    edge_weight: NDArray[np.float64],
+    node_weight: NDArray[np.float64],
+    num_parts: int,
+) -> NDArray[np.int64]:
     """(num_nodes,) int64: the part of each node of an undirected graph; some parts may be empty.
 
     Args:

@@ -44,9 +44,12 @@ class OpCost:
             value = function(*args, **kwargs, output=output)
         except Exception as error:
             raise InvalidValue(
-                name, f"a function that raised {type(error).__name__}: {error}", expected, where=where,
+                name,
+                f"a function that raised {type(error).__name__}: {error}",
+                expected,
+                where=where,
                 hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
-            ) from error  # fmt: skip
+            ) from error
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise InvalidValue(name, value, expected, where=where)
         return float(value)

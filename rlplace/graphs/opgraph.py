@@ -147,8 +147,15 @@ class OpGraph:
         digest = hashlib.sha256()
         for part in (self.targets, self.tensor_shapes, self.tensor_dtypes):
             digest.update(repr(part).encode())
-        for array in (self.tensor_op, self.tensor_output, self.input_offsets, self.input_tensors, self.mutation_op,
-                      self.mutation_tensor, self.output_tensors):  # fmt: skip
+        for array in (
+            self.tensor_op,
+            self.tensor_output,
+            self.input_offsets,
+            self.input_tensors,
+            self.mutation_op,
+            self.mutation_tensor,
+            self.output_tensors,
+        ):
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
@@ -175,28 +182,57 @@ class OpGraph:
 
     def _validate(self) -> None:
         n, t = self.num_ops, self.num_tensors
-        for name, length in (("targets", n), ("modules", n), ("signatures", n), ("phases", n), ("flops", n),
-                             ("bytes_moved", n), ("parameter_bytes", n), ("gradient_bytes", n), ("state_bytes", n),
-                             ("workspace_bytes", n), ("colocation", n), ("tensor_output", t), ("tensor_bytes", t),
-                             ("tensor_shapes", t), ("tensor_dtypes", t), ("input_offsets", n + 1),
-                             ("mutation_tensor", len(self.mutation_op))):  # fmt: skip
+        for name, length in (
+            ("targets", n),
+            ("modules", n),
+            ("signatures", n),
+            ("phases", n),
+            ("flops", n),
+            ("bytes_moved", n),
+            ("parameter_bytes", n),
+            ("gradient_bytes", n),
+            ("state_bytes", n),
+            ("workspace_bytes", n),
+            ("colocation", n),
+            ("tensor_output", t),
+            ("tensor_bytes", t),
+            ("tensor_shapes", t),
+            ("tensor_dtypes", t),
+            ("input_offsets", n + 1),
+            ("mutation_tensor", len(self.mutation_op)),
+        ):
             if len(getattr(self, name)) != length:
                 raise InvalidValue(name, len(getattr(self, name)), f"{length} entries", where="graph")
         if len(set(self.names)) != n:
             repeated = next(name for name, count in Counter(self.names).items() if count > 1)
             raise InvalidValue("names", f"{repeated[:60]!r} more than once", "unique op names", where="graph")
-        for name, low, high in (("phases", 0, len(PHASES) - 1), ("colocation", -1, n - 1),
-                                ("tensor_output", 0, np.iinfo(np.int32).max)):  # fmt: skip
+        for name, low, high in (
+            ("phases", 0, len(PHASES) - 1),
+            ("colocation", -1, n - 1),
+            ("tensor_output", 0, np.iinfo(np.int32).max),
+        ):
             array = getattr(self, name)
             if len(array) and (array.min() < low or array.max() > high):
                 raise InvalidValue(name, f"{array.min()}..{array.max()}", f"entries in {low}..{high}", where="graph")
-        for name, bound in (("tensor_op", n), ("input_tensors", t), ("mutation_op", n), ("mutation_tensor", t),
-                            ("output_tensors", t)):  # fmt: skip
+        for name, bound in (
+            ("tensor_op", n),
+            ("input_tensors", t),
+            ("mutation_op", n),
+            ("mutation_tensor", t),
+            ("output_tensors", t),
+        ):
             array = getattr(self, name)
             if len(array) and (array.min() < 0 or array.max() >= bound):
                 raise InvalidValue(name, f"{array.min()}..{array.max()}", f"indices in 0..{bound - 1}", where="graph")
-        for name in ("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes",
-                     "tensor_bytes"):  # fmt: skip
+        for name in (
+            "flops",
+            "bytes_moved",
+            "parameter_bytes",
+            "gradient_bytes",
+            "state_bytes",
+            "workspace_bytes",
+            "tensor_bytes",
+        ):
             array = getattr(self, name)
             if not np.all(np.isfinite(array)) or np.any(array < 0):
                 raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
@@ -212,14 +248,20 @@ class OpGraph:
             edge = int(np.argmax(late))
             reader, producer = int(self.edge_op[edge]), int(self.tensor_op[self.input_tensors[edge]])
             raise InvalidValue(
-                "input_tensors", f"op {reader} reads op {producer}",
-                "op indices in topological order (the graph is cyclic, or out of order)", where="graph")  # fmt: skip
+                "input_tensors",
+                f"op {reader} reads op {producer}",
+                "op indices in topological order (the graph is cyclic, or out of order)",
+                where="graph",
+            )
         unsorted = (np.diff(self.input_tensors) <= 0) & (np.diff(self.edge_op) == 0)
         if np.any(unsorted):
             reader = int(self.edge_op[int(np.argmax(unsorted))])
             raise InvalidValue(
-                "input_tensors", f"not ascending at op {reader}", "each tensor once, ascending within an op",
-                where="graph")  # fmt: skip
+                "input_tensors",
+                f"not ascending at op {reader}",
+                "each tensor once, ascending within an op",
+                where="graph",
+            )
 
 
 _ARRAY_DTYPES: dict[str, type[np.generic]] = {

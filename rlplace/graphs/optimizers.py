@@ -86,9 +86,20 @@ class UpdateState:
             def adam(gradient: torch.Tensor) -> None:
                 torch._foreach_add_(steps, 1)
                 fused(
-                    parameters, [laid_out(gradient)], firsts, seconds, [], steps, lr=spec.lr, beta1=beta1, beta2=beta2,
-                    weight_decay=spec.weight_decay, eps=spec.eps, amsgrad=False, maximize=False,
-                )  # fmt: skip
+                    parameters,
+                    [laid_out(gradient)],
+                    firsts,
+                    seconds,
+                    [],
+                    steps,
+                    lr=spec.lr,
+                    beta1=beta1,
+                    beta2=beta2,
+                    weight_decay=spec.weight_decay,
+                    eps=spec.eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
 
             return adam
 
@@ -96,9 +107,17 @@ class UpdateState:
 
         def sgd(gradient: torch.Tensor) -> None:
             torch._fused_sgd_(
-                parameters, [laid_out(gradient)], momenta, weight_decay=spec.weight_decay, momentum=spec.momentum,
-                lr=spec.lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=self._is_first,
-            )  # fmt: skip
+                parameters,
+                [laid_out(gradient)],
+                momenta,
+                weight_decay=spec.weight_decay,
+                momentum=spec.momentum,
+                lr=spec.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=self._is_first,
+            )
             self._is_first = False
 
         return sgd
@@ -108,9 +127,5 @@ def torch_optimizer(spec: OptimizerSpec, parameters: list[torch.nn.Parameter]) -
     """The same optimizer as PyTorch offers it, with its fused kernels: what `eager` runs."""
     if spec.name in ("adam", "adamw"):
         cls = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-        return cls(
-            parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
-        )  # fmt: skip
-    return torch.optim.SGD(
-        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True
-    )  # fmt: skip
+        return cls(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

@@ -46,8 +46,13 @@ def modules_matching(graph: OpGraph, pattern: str) -> NDArray[np.int64]:
 
 def nearest_modules(graph: OpGraph, pattern: str) -> list[str]:
     """At most three modules whose path comes close to `pattern`."""
-    known = {".".join(names[: depth + 1]) for path in set(graph.modules) if path for names in [path.split(".")]
-             for depth in range(len(names))}  # fmt: skip
+    known = {
+        ".".join(names[: depth + 1])
+        for path in set(graph.modules)
+        if path
+        for names in [path.split(".")]
+        for depth in range(len(names))
+    }
     return difflib.get_close_matches(pattern, sorted(known), n=3, cutoff=0.5)
 
 

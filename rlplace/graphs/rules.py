@@ -59,6 +59,7 @@ class GroupingRule:
         elif not options:
             return cls(name)
         raise InvalidValue(
-            "grouping rule", word, "heavy-edge, colocation, colocation:PATTERN,..., module, module:DEPTH, "
-            "module:DEPTH:apart, metis or none",
-        )  # fmt: skip
+            "grouping rule",
+            word,
+            "heavy-edge, colocation, colocation:PATTERN,..., module, module:DEPTH, module:DEPTH:apart, metis or none",
+        )

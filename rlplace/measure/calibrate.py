@@ -113,9 +113,12 @@ def apply(problem: Problem, figures: Figures) -> Problem:
         for link in host.links
     )
     fitted_host = dataclasses.replace(
-        host, links=links, corun_slowdown=slowdown if figures.corun > 0 else (), dispatch_s=figures.dispatch_s,
+        host,
+        links=links,
+        corun_slowdown=slowdown if figures.corun > 0 else (),
+        dispatch_s=figures.dispatch_s,
         copy_dispatch_s=figures.dispatch_s,
-    )  # fmt: skip
+    )
     return dataclasses.replace(problem, host=fitted_host, costs=Costs(op_time_s, problem.costs.source))
 
 
@@ -137,8 +140,12 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
         return float(np.mean(np.abs(errors)) + 0.5 * np.sqrt(np.mean(errors**2)) + pull)
 
     start = _START.copy()
-    best = minimize(loss, start, method="Nelder-Mead", options={
-        "maxfev": 300, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": _simplex(start)})  # fmt: skip
+    best = minimize(
+        loss,
+        start,
+        method="Nelder-Mead",
+        options={"maxfev": 300, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": _simplex(start)},
+    )
     return figures_of(best.x)
 
 

@@ -30,9 +30,13 @@ class Channel(Protocol):
 
 
 def make_channel(
-    source: Device, destination: Device, *, is_copy: bool = True, is_traced: bool = False,
+    source: Device,
+    destination: Device,
+    *,
+    is_copy: bool = True,
+    is_traced: bool = False,
     stream: torch.cuda.Stream | None = None,
-) -> Channel:  # fmt: skip
+) -> Channel:
     """The channel that fits two devices.
 
     Args:

@@ -291,8 +291,9 @@ def _offsets(keys: Longs, count: int) -> Ints:
 
 def _come_last(graph: OpGraph, ops: Longs, tensors: Longs) -> bool:
     """Whether every update has a higher index than each op that reads its tensor and does not update it."""
-    is_update = np.isin(graph.edge_op.astype(np.int64) * graph.num_tensors + graph.input_tensors,
-                        ops * graph.num_tensors + tensors)  # fmt: skip
+    is_update = np.isin(
+        graph.edge_op.astype(np.int64) * graph.num_tensors + graph.input_tensors, ops * graph.num_tensors + tensors
+    )
     last_reader = np.full(graph.num_tensors, -1, dtype=np.int64)
     np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
     return bool(np.all(last_reader[tensors] < ops))
@@ -327,5 +328,8 @@ def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
     if len(free) < graph.num_ops:
         stuck = next(op for op in sorted(set(ops.tolist())) if missing[op])
         raise InvalidValue(
-            "mutation_op", f"op {graph.names[stuck]!r} waits for a reader that waits for it",
-            "in-place updates after every other reader of their tensor", where="graph")  # fmt: skip
+            "mutation_op",
+            f"op {graph.names[stuck]!r} waits for a reader that waits for it",
+            "in-place updates after every other reader of their tensor",
+            where="graph",
+        )

@@ -51,9 +51,11 @@ def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -
         num_devices = max(1, min(MAX_CORE_DEVICES, len(cores) // cores_per_device))
     if num_devices < 1 or cores_per_device < 1 or num_devices * cores_per_device > len(cores):
         raise InvalidValue(
-            "host", f"cores:{num_devices}x{cores_per_device}", f"at most {len(cores)} cores in all",
+            "host",
+            f"cores:{num_devices}x{cores_per_device}",
+            f"at most {len(cores)} cores in all",
             hint="Ask for fewer devices or fewer cores a device.",
-        )  # fmt: skip
+        )
     total_bytes = _ram_bytes()
     kind = "cpu-core" if cores_per_device == 1 else f"cpu-{cores_per_device}cores"
     devices = [
@@ -81,17 +83,27 @@ def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -
             routes.append(Route(source.name, destination.name, (link.name,), blocks_destination=True))
     return Host(
         name="cores" if cores_per_device == 1 else f"cores:{num_devices}x{cores_per_device}",
-        devices=tuple(devices), links=tuple(links), routes=tuple(routes), dispatch_order="request", run_ahead=1,
-    )  # fmt: skip
+        devices=tuple(devices),
+        links=tuple(links),
+        routes=tuple(routes),
+        dispatch_order="request",
+        run_ahead=1,
+    )
 
 
 def _core_device(
     name: str, kind: str, cores: tuple[int, ...], memory_bytes: int, members: tuple[str, ...] = ()
 ) -> Device:
     return Device(
-        name=name, kind=kind, backend="cpu", memory_bytes=memory_bytes, memory_pool="ram", dispatcher="interpreter",
-        cores=tuple(cores), members=members,
-    )  # fmt: skip
+        name=name,
+        kind=kind,
+        backend="cpu",
+        memory_bytes=memory_bytes,
+        memory_pool="ram",
+        dispatcher="interpreter",
+        cores=tuple(cores),
+        members=members,
+    )
 
 
 def _gpu_host(*, with_cpu: bool) -> Host:

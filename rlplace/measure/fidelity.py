@@ -84,9 +84,11 @@ def draw_mix(
         tries += 1
         if tries > TRIES * count:
             raise InvalidValue(
-                "placements", f"{len(drawn)} of {count} that were not drawn before in {tries - 1:,} draws",
-                "fewer of them, or constraints that leave more of them", where="fidelity",
-            )  # fmt: skip
+                "placements",
+                f"{len(drawn)} of {count} that were not drawn before in {tries - 1:,} draws",
+                "fewer of them, or constraints that leave more of them",
+                where="fidelity",
+            )
         kind = KINDS[len(drawn) % len(KINDS)]
         if kind == "random":
             row = problem.draw_groups(generator, 1)[0].astype(np.int64)

@@ -18,9 +18,19 @@ from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 @kernel
 def evaluate(
-    p: Compiled, s: Scratch, v: EventScratch, throughput: bool, batch: PlanBatch, first: int, last: int, rank: Ints,
-    by_rank: Ints, cutoff_s: Floats, step_s: Floats, peak_bytes: Longs,
-) -> None:  # fmt: skip
+    p: Compiled,
+    s: Scratch,
+    v: EventScratch,
+    throughput: bool,
+    batch: PlanBatch,
+    first: int,
+    last: int,
+    rank: Ints,
+    by_rank: Ints,
+    cutoff_s: Floats,
+    step_s: Floats,
+    peak_bytes: Longs,
+) -> None:
     """Fill places `first` up to `last` of `step_s` (B,) and `peak_bytes` (B, accounts).
 
     Placements that come without a plan are planned. The step time is infinite where memory does not suffice, and may be

@@ -16,8 +16,11 @@ def check(p: Compiled, s: Scratch, devices: Ints) -> int:
     """
     n, num_devices = p.num_ops, p.num_devices
     input_offsets, input_tensors, output_offsets, tensor_op = (
-        p.input_offsets, p.input_tensors, p.output_offsets, p.tensor_op,
-    )  # fmt: skip
+        p.input_offsets,
+        p.input_tensors,
+        p.output_offsets,
+        p.tensor_op,
+    )
     u, sequence, state = p.updates, s.sequence, s.users
     done = s.waiting
     done[:] = 0

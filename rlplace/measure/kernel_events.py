@@ -239,9 +239,15 @@ def _meet(data_waiting: Ints, waiting: Ints, startable: Ints, count: int, item: 
 
 @kernel
 def _within_bound(
-    lane_base: Longs, lane_head: Longs, item_lanes: Ints, item_base: Longs, place: Ints, bounded: Ints, run_ahead: int,
+    lane_base: Longs,
+    lane_head: Longs,
+    item_lanes: Ints,
+    item_base: Longs,
+    place: Ints,
+    bounded: Ints,
+    run_ahead: int,
     item: int,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether the job `run_ahead` places before this one has ended on each single device that the bound regards."""
     for a in range(item_base[item], item_base[item] + bounded[item]):
         lane = item_lanes[a]

@@ -243,9 +243,16 @@ def sort(values: Ints, first: int, last: int) -> None:
 
 @inlined
 def push(
-    leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int, num_top: int, device: int, place: int,
+    leaf: Longs,
+    middle: Longs,
+    top: Longs,
+    num_leaf: int,
+    num_middle: int,
+    num_top: int,
+    device: int,
+    place: int,
     really: int,
-) -> int:  # fmt: skip
+) -> int:
     """Make the op at `place` in order of priority ready on the device, if `really` is 1; then the device's bit."""
     word = place >> 6
     leaf[device * num_leaf + word] |= really << (place & 63)

@@ -16,9 +16,7 @@ from rlplace.measure.scratch import POSITION, TRANSFERS, Scratch
 
 
 @kernel
-def plan_general(
-    p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float
-) -> float:  # fmt: skip
+def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch. Arguments as of `plan`."""
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
     num_links, op_time_s, output_offsets = p.num_links, pointer(p.op_time_s), pointer(p.output_offsets)
@@ -316,9 +314,14 @@ def earliest(times_s: Floats, count: int) -> float:
 
 @kernel
 def slow_down(
-    corun_slowdown: Floats, slot_end_s: Floats, slowdown: Floats, work_s: Floats, anchor_s: Floats, num_devices: int,
+    corun_slowdown: Floats,
+    slot_end_s: Floats,
+    slowdown: Floats,
+    work_s: Floats,
+    anchor_s: Floats,
+    num_devices: int,
     now: float,
-) -> None:  # fmt: skip
+) -> None:
     """Re-time the running jobs whose slowdown changes, when nothing more happens at the instant `now`."""
     for d in range(num_devices):
         if slot_end_s[d] < np.inf:

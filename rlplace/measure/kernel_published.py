@@ -9,9 +9,18 @@ from rlplace.measure.jit import Floats, Ints, Longs, kernel
 
 @kernel
 def max_loads(
-    placements: Ints, num_accelerators: int, work_ms: Floats, transfer_ms: Floats, size_bytes: Floats,
-    capacity_bytes: float, reader_offsets: Ints, readers: Ints, load_ms: Floats, seen: Longs, value_ms: Floats,
-) -> None:  # fmt: skip
+    placements: Ints,
+    num_accelerators: int,
+    work_ms: Floats,
+    transfer_ms: Floats,
+    size_bytes: Floats,
+    capacity_bytes: float,
+    reader_offsets: Ints,
+    readers: Ints,
+    load_ms: Floats,
+    seen: Longs,
+    value_ms: Floats,
+) -> None:
     """Fill `value_ms` (B,) for `placements` (B, N): the largest load, infinite where memory does not suffice.
 
     Args:
@@ -58,14 +67,23 @@ def max_loads(
 
 @kernel
 def piece_latencies(
-    placements: Ints, num_accelerators: int, work_ms: Floats, transfer_ms: Floats, size_bytes: Floats,
-    capacity_bytes: float, source_offsets: Ints, sources: Ints, reader_offsets: Ints, readers: Ints, value_ms: Floats,
-) -> None:  # fmt: skip
+    placements: Ints,
+    num_accelerators: int,
+    work_ms: Floats,
+    transfer_ms: Floats,
+    size_bytes: Floats,
+    capacity_bytes: float,
+    source_offsets: Ints,
+    sources: Ints,
+    reader_offsets: Ints,
+    readers: Ints,
+    value_ms: Floats,
+) -> None:
     """Fill `value_ms` (B,) for `placements` (B, N): the latest finish, infinite where memory does not suffice or the
     graph of pieces has a cycle.
 
     Ops are in topological order; arguments as in `max_loads`, and the CSR of the sources of each op.
-    """  # fmt: skip
+    """
     n = placements.shape[1]
     part = np.empty(n, dtype=np.int32)
     depth = np.empty(n, dtype=np.int32)
@@ -84,9 +102,18 @@ def piece_latencies(
             continue
         num_parts = find_pieces(devices, num_accelerators, source_offsets, sources, depth, part)
         value_ms[b] = finish_pieces(
-            devices, num_accelerators, work_ms, transfer_ms, source_offsets, sources, reader_offsets, readers, part,
-            num_parts, finish_ms,
-        )  # fmt: skip
+            devices,
+            num_accelerators,
+            work_ms,
+            transfer_ms,
+            source_offsets,
+            sources,
+            reader_offsets,
+            readers,
+            part,
+            num_parts,
+            finish_ms,
+        )
 
 
 @kernel
@@ -130,9 +157,18 @@ def find_pieces(
 
 @kernel
 def finish_pieces(
-    devices: Ints, num_accelerators: int, work_ms: Floats, transfer_ms: Floats, source_offsets: Ints, sources: Ints,
-    reader_offsets: Ints, readers: Ints, part: Ints, num_parts: int, finish_ms: Floats,
-) -> float:  # fmt: skip
+    devices: Ints,
+    num_accelerators: int,
+    work_ms: Floats,
+    transfer_ms: Floats,
+    source_offsets: Ints,
+    sources: Ints,
+    reader_offsets: Ints,
+    readers: Ints,
+    part: Ints,
+    num_parts: int,
+    finish_ms: Floats,
+) -> float:
     """The latest finish of the pieces, infinite where they form a cycle; `finish_ms` (>= num_parts,) is filled."""
     n = len(devices)
     first = np.zeros(num_parts + 1, dtype=np.int32)

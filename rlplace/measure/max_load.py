@@ -30,6 +30,15 @@ class MaxLoad(PublishedTimer):
         record, count = self.record, self.record.num_accelerators
         reader_offsets, readers = record.graph.readers
         max_loads(
-            placements, count, self._work_ms, record.transfer_ms, record.size_bytes, self._capacity, reader_offsets,
-            readers, load_ms, np.empty(count + 1, dtype=np.int64), values,
-        )  # fmt: skip
+            placements,
+            count,
+            self._work_ms,
+            record.transfer_ms,
+            record.size_bytes,
+            self._capacity,
+            reader_offsets,
+            readers,
+            load_ms,
+            np.empty(count + 1, dtype=np.int64),
+            values,
+        )

@@ -29,14 +29,26 @@ class PieceLatency(PublishedTimer):
     def __init__(self, record: DnnPartitioning, *, memory_limit: bool = True) -> None:
         if record.is_training:
             raise InvalidValue(
-                "objective", "piece-latency", "max-load: the workload has backward nodes, and latency is defined for "
-                "inference only", where="workload")  # fmt: skip
+                "objective",
+                "piece-latency",
+                "max-load: the workload has backward nodes, and latency is defined for inference only",
+                where="workload",
+            )
         super().__init__(record, memory_limit=memory_limit)
 
     def _score(self, placements: NDArray[np.int32], values_ms: NDArray[np.float64]) -> None:
         record, graph = self.record, self.record.graph
         reader_offsets, readers = graph.readers
         piece_latencies(
-            placements, record.num_accelerators, self._work_ms, record.transfer_ms, record.size_bytes, self._capacity,
-            graph.input_offsets, graph.input_tensors, reader_offsets, readers, values_ms,
-        )  # fmt: skip
+            placements,
+            record.num_accelerators,
+            self._work_ms,
+            record.transfer_ms,
+            record.size_bytes,
+            self._capacity,
+            graph.input_offsets,
+            graph.input_tensors,
+            reader_offsets,
+            readers,
+            values_ms,
+        )

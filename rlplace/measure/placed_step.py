@@ -42,9 +42,16 @@ class PlacedStep:
     """
 
     def __init__(
-        self, graph: OpGraph, host: Host, plan: Plan, residents: Residents, crew: Crew, *, seed: int = 0,
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        residents: Residents,
+        crew: Crew,
+        *,
+        seed: int = 0,
         is_traced: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan = plan
         self._graph, self._host, self._residents, self._crew = graph, host, residents, crew
         self._seed, self._is_traced = seed, is_traced
@@ -92,11 +99,19 @@ class PlacedStep:
         source = plan.devices[self._graph.tensor_op[plan.transfer_tensor]]
         times, devices, allocated = self._memory(begin, end)
         return Timeline(
-            op_device=plan.devices, op_start_s=begin[:n], op_end_s=end[:n],
-            transfer_tensor=plan.transfer_tensor, transfer_source=source,
-            transfer_destination=plan.transfer_destination, transfer_start_s=begin[n:], transfer_end_s=end[n:],
-            memory_time_s=times, memory_device=devices, memory_bytes=allocated, source="measured",
-        )  # fmt: skip
+            op_device=plan.devices,
+            op_start_s=begin[:n],
+            op_end_s=end[:n],
+            transfer_tensor=plan.transfer_tensor,
+            transfer_source=source,
+            transfer_destination=plan.transfer_destination,
+            transfer_start_s=begin[n:],
+            transfer_end_s=end[n:],
+            memory_time_s=times,
+            memory_device=devices,
+            memory_bytes=allocated,
+            source="measured",
+        )
 
     def _span_s(self, item: int, clock: Clock) -> tuple[float, float]:
         """When an item began and ended, in seconds from the start of the last step."""
@@ -158,9 +173,12 @@ class PlacedStep:
         if "cuda" in (source.backend, destination.backend) and pair not in self._streams:
             self._streams[pair] = copy_stream(source, destination)
         return make_channel(
-            source, destination, is_copy=bool(self._routes[pair].links), is_traced=self._is_traced,
+            source,
+            destination,
+            is_copy=bool(self._routes[pair].links),
+            is_traced=self._is_traced,
             stream=self._streams.get(pair),
-        )  # fmt: skip
+        )
 
     def _abort(self) -> None:
         self._is_broken = True
@@ -203,10 +221,14 @@ class PlacedStep:
         graph, program, residents = self._graph, self._program, self._residents
         clock = self._clocks[device]
         names: dict[str, Any] = {
-            "clock": clock.mark, "B": self._begin, "E": self._end, "O": self._results, **self._code.constants,
+            "clock": clock.mark,
+            "B": self._begin,
+            "E": self._end,
+            "O": self._results,
+            **self._code.constants,
             **{f"D{d}": torch_device(described) for d, described in enumerate(self._host.devices)},
             **{f"g{k}": _direct(view.target) for k, view in enumerate(program.views)},
-        }  # fmt: skip
+        }
         for item in self._code.items[device]:
             if item >= graph.num_ops:
                 continue

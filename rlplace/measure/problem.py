@@ -155,10 +155,16 @@ class Problem:
         if resolved is not None:  # what is together is a co-location class: everybody keeps those
             graph = dataclasses.replace(graph, colocation=resolved.colocation)
         made = group_ops(
-            graph, costs.op_time_s.mean(axis=1), num_groups, grouping, acyclic=acyclic, latency_s=latency_s,
-            s_per_byte=s_per_byte, cap_bytes=MEMORY_SHARE * min(device.memory_bytes for device in host.devices),
+            graph,
+            costs.op_time_s.mean(axis=1),
+            num_groups,
+            grouping,
+            acyclic=acyclic,
+            latency_s=latency_s,
+            s_per_byte=s_per_byte,
+            cap_bytes=MEMORY_SHARE * min(device.memory_bytes for device in host.devices),
             allowed=None if resolved is None else resolved.allowed,
-        )  # fmt: skip
+        )
         return cls(graph, host, costs, made, None if resolved is None else resolved.allowed)
 
     @cached_property
@@ -201,9 +207,11 @@ class Problem:
             place = int(np.argmax(wrong.reshape(-1, len(members)).any(axis=0)))
             op, partner = int(members[place]), int(leaders[place])
             raise InvalidValue(
-                "device", f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
-                "one device for ops that live together (a parameter, its gradient and its update)", where="placement",
-            )  # fmt: skip
+                "device",
+                f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
+                "one device for ops that live together (a parameter, its gradient and its update)",
+                where="placement",
+            )
         if self.allowed is not None:
             barred = ~self.allowed[np.arange(self.graph.num_ops), devices]
             if np.any(barred):
@@ -212,9 +220,11 @@ class Problem:
                     devices.reshape(-1, self.graph.num_ops)[:, op][barred.reshape(-1, self.graph.num_ops)[:, op]][0]
                 )
                 raise InvalidValue(
-                    "device", f"op {self.graph.names[op]!r} on {self.host.devices[found].name!r}",
-                    f"one where it may run: {', '.join(self._devices_allowed(self.allowed[op]))}", where="placement",
-                )  # fmt: skip
+                    "device",
+                    f"op {self.graph.names[op]!r} on {self.host.devices[found].name!r}",
+                    f"one where it may run: {', '.join(self._devices_allowed(self.allowed[op]))}",
+                    where="placement",
+                )
         return np.ascontiguousarray(devices, dtype=np.int32)
 
     def _check_allowed(self, allowed: NDArray[np.bool_], shape: tuple[int, int]) -> None:
@@ -228,10 +238,12 @@ class Problem:
             group = int(np.argmax(lost))
             op = int(np.argmax(self.grouping.op_group == group))
             raise InvalidValue(
-                "allowed", f"no device for group {group} (op {self.graph.names[op]!r} and those that move with it)",
-                "at least one device where all of them may run", where="problem",
+                "allowed",
+                f"no device for group {group} (op {self.graph.names[op]!r} and those that move with it)",
+                "at least one device where all of them may run",
+                where="problem",
                 hint="Pins and exclusions contradict each other, or tie together ops that no device can hold.",
-            )  # fmt: skip
+            )
 
     def _devices_allowed(self, row: NDArray[np.bool_]) -> list[str]:
         return [device.name for device, is_allowed in zip(self.host.devices, row, strict=True) if is_allowed]

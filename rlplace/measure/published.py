@@ -45,9 +45,12 @@ def published_problem(record: DnnPartitioning) -> Problem:
     op_time_s = np.repeat(record.accelerator_ms[:, None] * 1e-3, record.num_devices, axis=1)
     op_time_s[:, record.num_accelerators :] = record.cpu_ms[:, None] * 1e-3
     return Problem(
-        record.graph, published_host(record), Costs(op_time_s, "profiled"), Grouping(record.units, "published"),
+        record.graph,
+        published_host(record),
+        Costs(op_time_s, "profiled"),
+        Grouping(record.units, "published"),
         allowed=record.allowed,
-    )  # fmt: skip
+    )
 
 
 class PublishedTimer(ABC):

@@ -37,9 +37,11 @@ class RaceProtocol:
     def __post_init__(self) -> None:
         if self.warmup < 0 or self.min_rounds < 1 or self.max_rounds < self.min_rounds:
             raise InvalidValue(
-                "rounds", (self.warmup, self.min_rounds, self.max_rounds), "0 <= warmup, 1 <= min_rounds <= max_rounds",
+                "rounds",
+                (self.warmup, self.min_rounds, self.max_rounds),
+                "0 <= warmup, 1 <= min_rounds <= max_rounds",
                 where="race",
-            )  # fmt: skip
+            )
 
 
 @dataclass

@@ -42,14 +42,23 @@ class HostRunner:
     """
 
     def __init__(
-        self, problem: Problem, planner: Planner, *, reference: NDArray[np.int32] | None = None,
-        protocol: RaceProtocol | None = None, step_timeout_s: float = 120.0, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        problem: Problem,
+        planner: Planner,
+        *,
+        reference: NDArray[np.int32] | None = None,
+        protocol: RaceProtocol | None = None,
+        step_timeout_s: float = 120.0,
+        seed: int = 0,
+    ) -> None:
         if problem.host.is_simulated:
             raise InvalidValue(
-                "host", problem.host.name, "a host of this machine (`auto`, `cores`)", where="measure",
+                "host",
+                problem.host.name,
+                "a host of this machine (`auto`, `cores`)",
+                where="measure",
                 hint="A simulated host has no devices to run on: simulate instead.",
-            )  # fmt: skip
+            )
         keep_freed_memory()
         self._problem = problem
         self._planner = planner
@@ -71,9 +80,13 @@ class HostRunner:
         return self.measure_plans([self._planner.plan(row) for row in devices])
 
     def measure_plans(
-        self, plans: Sequence[Plan], *, protocol: RaceProtocol | None = None, others: Sequence[Timer] = (),
+        self,
+        plans: Sequence[Plan],
+        *,
+        protocol: RaceProtocol | None = None,
+        others: Sequence[Timer] = (),
         deadline_s: float = float("inf"),
-    ) -> list[Measurement]:  # fmt: skip
+    ) -> list[Measurement]:
         """Races exactly these plans, with `others` (timers of things that are no plans) in the same race.
 
         Args:
@@ -106,9 +119,14 @@ class HostRunner:
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
         """The plan bound to this runner's threads and tensors."""
         return PlacedStep(
-            self._problem.graph, self._problem.host, plan, self._residents, self._crew, seed=self._seed,
+            self._problem.graph,
+            self._problem.host,
+            plan,
+            self._residents,
+            self._crew,
+            seed=self._seed,
             is_traced=is_traced,
-        )  # fmt: skip
+        )
 
     def widest_worker(self) -> Worker | None:
         """The thread of a CPU device that has all usable cores, or None: a second such team would slow it."""
@@ -147,9 +165,11 @@ def _as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
             status = "oom"
         return Measurement(status, float("inf"), tuple(lane.samples_s), why=str(lane.error))
     return Measurement(
-        "ok", float(np.median(lane.samples_s)), tuple(lane.samples_s),
+        "ok",
+        float(np.median(lane.samples_s)),
+        tuple(lane.samples_s),
         reference_s=float(np.median(lane.references_s)) if has_reference else 0.0,
-    )  # fmt: skip
+    )
 
 
 def idle_share(seconds: float = 0.5) -> float:

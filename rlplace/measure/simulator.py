@@ -193,9 +193,11 @@ class Simulator:
         return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
 
     def _evaluate(
-        self, batch: PlanBatch, priorities: NDArray[np.float64] | None = None,
+        self,
+        batch: PlanBatch,
+        priorities: NDArray[np.float64] | None = None,
         cutoff_s: NDArray[np.float64] | None = None,
-    ) -> Results:  # fmt: skip
+    ) -> Results:
         """Step times (B,) and peaks (B, accounts), on every thread."""
         count = len(batch.devices)
         if self._threads == 1 or count < 2:
@@ -216,9 +218,13 @@ class Simulator:
         return results
 
     def _run(
-        self, s: Scratch, v: EventScratch, batch: PlanBatch, priorities: NDArray[np.float64] | None = None,
+        self,
+        s: Scratch,
+        v: EventScratch,
+        batch: PlanBatch,
+        priorities: NDArray[np.float64] | None = None,
         cutoff_s: NDArray[np.float64] | None = None,
-    ) -> Results:  # fmt: skip
+    ) -> Results:
         """Step times (B,) and peaks (B, accounts), on this thread."""
         rank, by_rank = self._priority_order(priorities)
         count = len(batch.devices)

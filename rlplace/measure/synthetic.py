@@ -56,9 +56,13 @@ def synthetic_host(num_devices: int) -> Host:
     links = [Link(f"{name} {way}", 12e9, 10e-6) for name in names for way in ("up", "down")]
     routes = [Route(i, j, (f"{i} up", f"{j} down")) for i in names for j in names if i != j]
     return Host(
-        f"synthetic-{num_devices}xV100-pcie", tuple(devices), tuple(links), tuple(routes), dispatch_s=5e-6,
+        f"synthetic-{num_devices}xV100-pcie",
+        tuple(devices),
+        tuple(links),
+        tuple(routes),
+        dispatch_s=5e-6,
         copy_dispatch_s=10e-6,
-    )  # fmt: skip
+    )
 
 
 def synthetic_problem(num_ops: int, num_devices: int, *, seed: int = 0) -> Problem:

@@ -47,8 +47,12 @@ def chrome_trace(timelines: Mapping[str, Timeline], graph: OpGraph, host: Host) 
     num_arrows = 0
     for index, (name, timeline) in enumerate(timelines.items()):
         if len(timeline.op_device) != graph.num_ops:
-            raise InvalidValue("op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op",
-                               where=f"timeline {name!r}")  # fmt: skip
+            raise InvalidValue(
+                "op_device",
+                f"{len(timeline.op_device)} entries",
+                f"{graph.num_ops}, one for each op",
+                where=f"timeline {name!r}",
+            )
         process = _Process(index + 1, name, timeline, graph, host, first_arrow=num_arrows)
         events += process.events()
         num_arrows += timeline.transfer_tensor.size
@@ -121,9 +125,13 @@ class _Process:
             for op, tid in zip(ops, tids, strict=True):
                 self.op_tid[op] = tid
                 yield self._slice(
-                    graph.names[op], PHASES[graph.phases[op]], tid, int(self.op_start_ns[op]), int(self.op_end_ns[op]),
+                    graph.names[op],
+                    PHASES[graph.phases[op]],
+                    tid,
+                    int(self.op_start_ns[op]),
+                    int(self.op_end_ns[op]),
                     {"target": graph.targets[op], "module": graph.modules[op], "bytes": int(graph.output_bytes[op])},
-                )  # fmt: skip
+                )
 
     def _transfer_slices(self) -> Iterator[Event]:
         graph, timeline = self.graph, self.timeline
@@ -137,14 +145,20 @@ class _Process:
                 tensor = int(timeline.transfer_tensor[k])
                 producer = int(graph.tensor_op[tensor])
                 yield self._slice(
-                    graph.names[producer], "transfer", tid, int(self.transfer_start_ns[k]),
+                    graph.names[producer],
+                    "transfer",
+                    tid,
+                    int(self.transfer_start_ns[k]),
                     int(self.transfer_end_ns[k]),
                     {
-                        "target": graph.targets[producer], "module": graph.modules[producer],
-                        "bytes": int(graph.tensor_bytes[tensor]), "tensor": tensor,
-                        "from": names[timeline.transfer_source[k]], "to": names[timeline.transfer_destination[k]],
+                        "target": graph.targets[producer],
+                        "module": graph.modules[producer],
+                        "bytes": int(graph.tensor_bytes[tensor]),
+                        "tensor": tensor,
+                        "from": names[timeline.transfer_source[k]],
+                        "to": names[timeline.transfer_destination[k]],
                     },
-                )  # fmt: skip
+                )
 
     def _arrows(self) -> Iterator[Event]:
         """For each transfer: from its producer, over its row, to its first reader; each binds to the slice it is in."""
@@ -162,8 +176,15 @@ class _Process:
             if len(stops) < 2:
                 continue
             for position, (tid, ns) in enumerate(stops):
-                event = {"ph": "t", "name": "transfer", "cat": "transfer", "id": self.first_arrow + k, "pid": self.pid,
-                         "tid": tid, "ts": ns / 1e3}  # fmt: skip
+                event = {
+                    "ph": "t",
+                    "name": "transfer",
+                    "cat": "transfer",
+                    "id": self.first_arrow + k,
+                    "pid": self.pid,
+                    "tid": tid,
+                    "ts": ns / 1e3,
+                }
                 if position == 0:
                     event["ph"] = "s"
                 elif position == len(stops) - 1:
@@ -185,9 +206,13 @@ class _Process:
             points = points[np.argsort(memory_ns[points], kind="stable")]
             is_last = np.append(np.diff(memory_ns[points]) > 0, True)[: points.size]
             for point in points[is_last].tolist():
-                yield {"ph": "C", "name": f"memory {described.name}", "pid": self.pid,
-                       "ts": int(memory_ns[point]) / 1e3,
-                       "args": {"bytes": int(self.timeline.memory_bytes[point])}}  # fmt: skip
+                yield {
+                    "ph": "C",
+                    "name": f"memory {described.name}",
+                    "pid": self.pid,
+                    "ts": int(memory_ns[point]) / 1e3,
+                    "args": {"bytes": int(self.timeline.memory_bytes[point])},
+                }
 
     def _rows_for(
         self, name: str, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], *, is_always_shown: bool = False
@@ -203,8 +228,16 @@ class _Process:
         return self.pid * _ROWS_A_PROCESS + row
 
     def _slice(self, name: str, category: str, tid: int, start_ns: int, end_ns: int, args: Event) -> Event:
-        return {"ph": "X", "name": name, "cat": category, "pid": self.pid, "tid": tid, "ts": start_ns / 1e3,
-                "dur": (end_ns - start_ns) / 1e3, "args": args}  # fmt: skip
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": self.pid,
+            "tid": tid,
+            "ts": start_ns / 1e3,
+            "dur": (end_ns - start_ns) / 1e3,
+            "args": args,
+        }
 
 
 def _ns(seconds: NDArray[np.float64]) -> NDArray[np.int64]:

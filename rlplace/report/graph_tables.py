@@ -36,8 +36,14 @@ def graph_table(facts: Mapping[str, Any]) -> Table:
         ("costs", f"{'by roofline' if facts['costs_source'] == 'estimated' else 'as the file gives them'}, on {host}"),
         ("read in" if facts["is_file"] else "captured in", format_seconds(facts["capture_s"])),
     ]
-    table = Table(title=str(facts["workload"]), title_style="bold", title_justify="left", box=None, show_header=False,
-                  padding=(0, 2, 0, 0))  # fmt: skip
+    table = Table(
+        title=str(facts["workload"]),
+        title_style="bold",
+        title_justify="left",
+        box=None,
+        show_header=False,
+        padding=(0, 2, 0, 0),
+    )
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for name, value in rows:
@@ -52,14 +58,23 @@ def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:
         rows: `top_targets` of what `rlplace graph --json` prints.
         host: whose costs these are.
     """
-    table = Table(title=f"dearest targets on {host}", title_style="bold", title_justify="left",
-                  box=box.SIMPLE_HEAD, padding=(0, 1))  # fmt: skip
+    table = Table(
+        title=f"dearest targets on {host}",
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+    )
     table.add_column("target", overflow="fold")
     for name in ("ops", "time", "share", "FLOPs", "bytes moved"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            Text(str(row["target"])), f"{row['num_ops']:,}", format_seconds(row["cost_s"]), f"{row['share']:.1%}",
-            f"{row['flops']:.3g}", format_bytes(row["bytes_moved"]),
-        )  # fmt: skip
+            Text(str(row["target"])),
+            f"{row['num_ops']:,}",
+            format_seconds(row["cost_s"]),
+            f"{row['share']:.1%}",
+            f"{row['flops']:.3g}",
+            format_bytes(row["bytes_moved"]),
+        )
     return table

@@ -56,17 +56,24 @@ def save_fidelity_png(
     measured_ms = np.asarray(measured_s, dtype=np.float64) * 1e3
     for name, length in (("measured_s", measured_ms.size), ("kinds", len(kinds))):
         if length != simulated_ms.size:
-            raise InvalidValue(name, f"{length} entries", f"{simulated_ms.size}, one for each simulated step time",
-                               where="fidelity plot")  # fmt: skip
+            raise InvalidValue(
+                name,
+                f"{length} entries",
+                f"{simulated_ms.size}, one for each simulated step time",
+                where="fidelity plot",
+            )
     buffer = io.BytesIO()
     _draw(simulated_ms, measured_ms, list(kinds), metrics, title).savefig(buffer, format="png", dpi=_DPI)
     write_bytes_atomic(path, buffer.getvalue())
 
 
 def _draw(
-    simulated_ms: NDArray[np.float64], measured_ms: NDArray[np.float64], kinds: list[str],
-    metrics: Mapping[str, float | None], title: str,
-) -> Figure:  # fmt: skip
+    simulated_ms: NDArray[np.float64],
+    measured_ms: NDArray[np.float64],
+    kinds: list[str],
+    metrics: Mapping[str, float | None],
+    title: str,
+) -> Figure:
     figure = Figure(figsize=_SIZE_IN, dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.115, 0.095, 0.85, 0.815))
@@ -82,14 +89,30 @@ def _draw(
     axes.set_xlim(ends)
     axes.set_ylim(ends)
     line = np.array(ends)
-    axes.fill_between(line, line * (1 - BAND), line * (1 + BAND), color="#E9EDF1", linewidth=0, zorder=1,
-                      label=f"± {BAND:.0%}".replace("%", " %"))  # fmt: skip
+    axes.fill_between(
+        line,
+        line * (1 - BAND),
+        line * (1 + BAND),
+        color="#E9EDF1",
+        linewidth=0,
+        zorder=1,
+        label=f"± {BAND:.0%}".replace("%", " %"),
+    )
     axes.plot(line, line, color=_FAINT_INK, linewidth=1.2, zorder=2)
     for number, kind in enumerate(dict.fromkeys(kinds)):
         chosen = is_timed & (np.array(kinds) == kind)
-        axes.scatter(measured_ms[chosen], simulated_ms[chosen], s=38, zorder=3, label=kind, alpha=0.9, linewidths=0.6,
-                     edgecolors="white", color=KIND_COLORS[number % len(KIND_COLORS)],
-                     marker=KIND_MARKERS[number % len(KIND_MARKERS)])  # fmt: skip
+        axes.scatter(
+            measured_ms[chosen],
+            simulated_ms[chosen],
+            s=38,
+            zorder=3,
+            label=kind,
+            alpha=0.9,
+            linewidths=0.6,
+            edgecolors="white",
+            color=KIND_COLORS[number % len(KIND_COLORS)],
+            marker=KIND_MARKERS[number % len(KIND_MARKERS)],
+        )
     num_left_out = int(np.count_nonzero(~is_timed))
     _finish(figure, axes, metrics, title, num_left_out)
     return figure
@@ -115,14 +138,33 @@ def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float | None], tit
     axes.set_xlabel("measured step, ms", fontsize=10, color=_FAINT_INK)
     axes.set_ylabel("simulated step, ms", fontsize=10, color=_FAINT_INK)
     figure.text(0.115, 0.965, title, fontsize=13.5, fontweight="bold", color=_INK, ha="left", va="top")
-    legend = axes.legend(loc="upper left", fontsize=9.5, labelcolor=_INK, frameon=True, edgecolor="none",
-                         facecolor="white", framealpha=0.85, handletextpad=0.5, borderaxespad=0.6)  # fmt: skip
+    legend = axes.legend(
+        loc="upper left",
+        fontsize=9.5,
+        labelcolor=_INK,
+        frameon=True,
+        edgecolor="none",
+        facecolor="white",
+        framealpha=0.85,
+        handletextpad=0.5,
+        borderaxespad=0.6,
+    )
     legend.set_zorder(4)
     lines = [f"{name.replace('_', ' ')}  {_figure_text(name, value)}" for name, value in metrics.items()]
     lines += [f"failed, left out  {num_left_out}"] if num_left_out else []
-    axes.text(0.98, 0.03, "\n".join(lines), transform=axes.transAxes, ha="right", va="bottom", fontsize=9.5,
-              color=_INK, linespacing=1.5, zorder=4,
-              bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 3.0})  # fmt: skip
+    axes.text(
+        0.98,
+        0.03,
+        "\n".join(lines),
+        transform=axes.transAxes,
+        ha="right",
+        va="bottom",
+        fontsize=9.5,
+        color=_INK,
+        linespacing=1.5,
+        zorder=4,
+        bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 3.0},
+    )
 
 
 def _figure_text(name: str, value: float | None) -> str:

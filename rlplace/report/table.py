@@ -31,8 +31,14 @@ def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = No
     if best is None:
         best = next((str(row["method"]) for row in placements if math.isfinite(_step_time_s(row))), None)
     single_s = next((_step_time_s(row) for row in rows if row["method"] == "single"), math.inf)
-    table = Table(title=title, title_style="bold", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD,
-                  padding=(0, 1))  # fmt: skip
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+    )
     table.add_column("method", no_wrap=True)
     table.add_column("step, ms", justify="right", no_wrap=True)
     table.add_column("", justify="left", no_wrap=True)

@@ -56,8 +56,9 @@ def save_timeline_png(
         FileProblem: the file cannot be written.
     """
     if len(timeline.op_device) != graph.num_ops:
-        raise InvalidValue("op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op",
-                           where="timeline")  # fmt: skip
+        raise InvalidValue(
+            "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where="timeline"
+        )
     buffer = io.BytesIO()
     _draw(timeline, graph, host, title).savefig(buffer, format="png", dpi=_DPI)
     write_bytes_atomic(path, buffer.getvalue())
@@ -122,8 +123,17 @@ def _draw_lane(axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, step
     _draw_bars(axes, lane.gang_items, start_s, end_s, colors, lane, width_ms, hatch="////")
     for op, text in _op_labels(lane, timeline, graph, width_ms):
         color = _LABEL_COLORS[graph.phases[op]]
-        axes.text((start_s[op] + end_s[op]) * 500, middle, text, ha="center", va="center", fontsize=_LABEL_PT,
-                  color=color, zorder=4, clip_on=True)  # fmt: skip
+        axes.text(
+            (start_s[op] + end_s[op]) * 500,
+            middle,
+            text,
+            ha="center",
+            va="center",
+            fontsize=_LABEL_PT,
+            color=color,
+            zorder=4,
+            clip_on=True,
+        )
     busy = _busy_s([*lane.items, *lane.gang_items], start_s, end_s) / step_s if step_s else 0.0
     _lane_text(axes, middle + 0.19 * lane.height, lane.name, size=10.5, color=_INK, weight="bold")
     _lane_text(axes, middle - 0.21 * lane.height, f"{busy:.0%} busy".replace("%", " %"), size=9, color=_FAINT_INK)
@@ -180,9 +190,15 @@ def _lay_out(lanes: Sequence[_Lane]) -> float:
 
 
 def _draw_bars(
-    axes: Axes, items: list[int], start_s: NDArray[np.float64], end_s: NDArray[np.float64],
-    colors: NDArray[np.object_], lane: _Lane, width_ms: float, hatch: str | None = None,
-) -> None:  # fmt: skip
+    axes: Axes,
+    items: list[int],
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    colors: NDArray[np.object_],
+    lane: _Lane,
+    width_ms: float,
+    hatch: str | None = None,
+) -> None:
     """Draws a lane's items: wide ones stop short of the next, and no transfer is too thin to be seen."""
     if not items:
         return
@@ -196,8 +212,9 @@ def _draw_bars(
     corners[:, :2, 0], corners[:, 2:, 0] = start[:, None], end[:, None]
     corners[:, [0, 3], 1] = lane.bottom + 0.04 * lane.height
     corners[:, 1:3, 1] = lane.bottom + 0.96 * lane.height
-    bars = PolyCollection(list(corners), facecolors=list(colors[index]), edgecolors="white", linewidths=0, hatch=hatch,
-                          zorder=3)  # fmt: skip
+    bars = PolyCollection(
+        list(corners), facecolors=list(colors[index]), edgecolors="white", linewidths=0, hatch=hatch, zorder=3
+    )
     axes.add_collection(bars, autolim=False)
 
 
@@ -224,8 +241,18 @@ def _op_labels(lane: _Lane, timeline: Timeline, graph: OpGraph, width_ms: float)
 
 
 def _lane_text(axes: Axes, y: float, text: str, *, size: float, color: str, weight: str = "normal") -> None:
-    axes.annotate(text, (0.0, y), xycoords=("axes fraction", "data"), xytext=(-9, 0), textcoords="offset points",
-                  ha="right", va="center", fontsize=size, color=color, fontweight=weight)  # fmt: skip
+    axes.annotate(
+        text,
+        (0.0, y),
+        xycoords=("axes fraction", "data"),
+        xytext=(-9, 0),
+        textcoords="offset points",
+        ha="right",
+        va="center",
+        fontsize=size,
+        color=color,
+        fontweight=weight,
+    )
 
 
 def _head(figure: Figure, title: str, facts: str, patches: Sequence[Patch]) -> None:
@@ -234,9 +261,21 @@ def _head(figure: Figure, title: str, facts: str, patches: Sequence[Patch]) -> N
     left, right = 0.25 / _WIDTH_IN, 1 - _RIGHT_IN / _WIDTH_IN
     figure.text(left, 1 - 0.26 / height_in, title, ha="left", va="top", fontsize=15, color=_INK, fontweight="bold")
     figure.text(left, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=_FAINT_INK)
-    figure.legend(handles=patches, loc="upper right", bbox_to_anchor=(right, 1 - 0.2 / height_in), ncols=len(patches),
-                  frameon=False, fontsize=10, labelcolor=_INK, handlelength=1.1, handleheight=1.0, columnspacing=1.6,
-                  handletextpad=0.5, borderaxespad=0.0, borderpad=0.1)  # fmt: skip
+    figure.legend(
+        handles=patches,
+        loc="upper right",
+        bbox_to_anchor=(right, 1 - 0.2 / height_in),
+        ncols=len(patches),
+        frameon=False,
+        fontsize=10,
+        labelcolor=_INK,
+        handlelength=1.1,
+        handleheight=1.0,
+        columnspacing=1.6,
+        handletextpad=0.5,
+        borderaxespad=0.0,
+        borderpad=0.1,
+    )
 
 
 def _mark_time(axes: Axes, step_s: float) -> None:
@@ -250,5 +289,15 @@ def _mark_time(axes: Axes, step_s: float) -> None:
     axes.set_axisbelow(True)
     axes.set_xlabel("time since the step began, ms", fontsize=9.5, color=_FAINT_INK, labelpad=6)
     axes.axvline(step_s * 1e3 or 1.0, color=_INK, linewidth=1.6, zorder=5, clip_on=False)
-    axes.annotate(f"step {format_seconds(step_s)}", (1.0, 1.0), xycoords="axes fraction", xytext=(0, 5), color=_INK,
-                  textcoords="offset points", ha="right", va="bottom", fontsize=11, fontweight="bold")  # fmt: skip
+    axes.annotate(
+        f"step {format_seconds(step_s)}",
+        (1.0, 1.0),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        color=_INK,
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=11,
+        fontweight="bold",
+    )

@@ -75,9 +75,10 @@ class AnnealConfig:
     def __post_init__(self) -> None:
         if not self.evaluations >= 1 or not self.seconds > 0 or self._is_nonsense():
             raise InvalidValue(
-                "anneal", (self.evaluations, self.seconds, self.batch, self.hot, self.cold),
+                "anneal",
+                (self.evaluations, self.seconds, self.batch, self.hot, self.cold),
                 "evaluations >= 1, seconds > 0, batch >= 1, 0 < cold <= hot",
-            )  # fmt: skip
+            )
 
     def temperatures(self, num_groups: int, moves_each: float = 0.0) -> tuple[float, float]:
         """At the start and at the end.
@@ -122,9 +123,13 @@ def solve(task: Task) -> None:
 
 
 def anneal_finer(
-    task: Task, devices: NDArray[np.int32], step_s: float, *, until: float,
+    task: Task,
+    devices: NDArray[np.int32],
+    step_s: float,
+    *,
+    until: float,
     others: Sequence[tuple[NDArray[np.int32], float]] = (),
-) -> tuple[NDArray[np.int32], float]:  # fmt: skip
+) -> tuple[NDArray[np.int32], float]:
     """The best devices (N,) int32 of ops found from `devices`, and their step time.
 
     Anneals over the problem's groups, then over about 256, then over atoms, for an equal share each; blocks of all
@@ -181,16 +186,27 @@ def _descend(
     for rung in rungs:
         done += rung.share
         devices, step_s = anneal_split(
-            task, rung.grouping, devices, step_s, coarse=rung.blocks, reheat=rung.reheat,
+            task,
+            rung.grouping,
+            devices,
+            step_s,
+            coarse=rung.blocks,
+            reheat=rung.reheat,
             until=begin + (until - begin) * done / whole,
-        )  # fmt: skip
+        )
     return devices, step_s
 
 
 def anneal_split(
-    task: Task, grouping: Grouping, devices: NDArray[np.int32], step_s: float, *, until: float,
-    coarse: Sequence[Grouping] = (), reheat: bool = True,
-) -> tuple[NDArray[np.int32], float]:  # fmt: skip
+    task: Task,
+    grouping: Grouping,
+    devices: NDArray[np.int32],
+    step_s: float,
+    *,
+    until: float,
+    coarse: Sequence[Grouping] = (),
+    reheat: bool = True,
+) -> tuple[NDArray[np.int32], float]:
     """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
 
     Groups whose ops are on several devices are split by them, and move as blocks too: no start is changed by what it is
@@ -210,14 +226,21 @@ def anneal_split(
         coarse = [*coarse, grouping]
     groups, step_s = anneal_groups(
         task, parts, project(task.problem, parts, devices), step_s, until=until, coarse=coarse, reheat=reheat
-    )  # fmt: skip
+    )
     return parts.expand(groups), step_s
 
 
 def anneal_groups(
-    task: Task, grouping: Grouping, start: NDArray[np.int32], start_s: float, *, until: float,
-    config: AnnealConfig | None = None, coarse: Sequence[Grouping] = (), reheat: bool = True,
-) -> tuple[NDArray[np.int32], float]:  # fmt: skip
+    task: Task,
+    grouping: Grouping,
+    start: NDArray[np.int32],
+    start_s: float,
+    *,
+    until: float,
+    config: AnnealConfig | None = None,
+    coarse: Sequence[Grouping] = (),
+    reheat: bool = True,
+) -> tuple[NDArray[np.int32], float]:
     """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
 
     A move is taken where its step time is below the current one times 1 + temperature x an exponential draw (the

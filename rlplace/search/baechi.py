@@ -147,12 +147,14 @@ def favourite_children(units: Units, wires: Wires) -> NDArray[np.int64]:
     signs = np.repeat((1.0, -1.0), count)
     columns = np.concatenate((every, np.full(count, width - 1)))
     ends = coo_matrix((signs, (np.tile(every, 2), columns)), shape=(count, width))
-    limits = np.concatenate((
-        -time_s[parents] * scale,
-        -np.maximum(np.bincount(parents, minlength=count) - 1, 0),
-        -np.maximum(np.bincount(children, minlength=count) - 1, 0),
-        -time_s * scale,
-    ))  # fmt: skip
+    limits = np.concatenate(
+        (
+            -time_s[parents] * scale,
+            -np.maximum(np.bincount(parents, minlength=count) - 1, 0),
+            -np.maximum(np.bincount(children, minlength=count) - 1, 0),
+            -time_s * scale,
+        )
+    )
     goal = np.zeros(width)
     goal[-1] = 1.0
     bounds = np.zeros((width, 2))

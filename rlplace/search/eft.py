@@ -28,11 +28,21 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
     blocks, occupies = device_rules(host)
     return np.asarray(
         _schedule(
-            order, graph.is_source, graph.colocation, graph.tensor_op, graph.tensor_bytes.astype(np.float64),
-            graph.input_offsets, graph.input_tensors, problem.costs.op_time_s, problem.transfer_latency_s,
-            problem.transfer_s_per_byte, blocks, occupies, _allowed(problem),
+            order,
+            graph.is_source,
+            graph.colocation,
+            graph.tensor_op,
+            graph.tensor_bytes.astype(np.float64),
+            graph.input_offsets,
+            graph.input_tensors,
+            problem.costs.op_time_s,
+            problem.transfer_latency_s,
+            problem.transfer_s_per_byte,
+            blocks,
+            occupies,
+            _allowed(problem),
         )
-    )  # fmt: skip
+    )
 
 
 def device_rules(host: Host) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -71,9 +81,20 @@ def _allowed(problem: Problem) -> NDArray[np.bool_]:
 
 @njit(cache=True)
 def _schedule(  # type: ignore[no-untyped-def]
-    order, is_source, colocation, tensor_op, tensor_bytes, input_offsets, input_tensors, op_time_s, latency_s,
-    s_per_byte, blocks, occupies, allowed,
-):  # fmt: skip
+    order,
+    is_source,
+    colocation,
+    tensor_op,
+    tensor_bytes,
+    input_offsets,
+    input_tensors,
+    op_time_s,
+    latency_s,
+    s_per_byte,
+    blocks,
+    occupies,
+    allowed,
+):
     num_ops, num_devices = op_time_s.shape
     num_classes = 1
     for op in range(num_ops):

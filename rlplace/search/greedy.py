@@ -106,12 +106,31 @@ class Greedy:
         placed = np.empty((len(weights), self.grouping.num_groups), dtype=np.int32)
         for row in range(len(weights)):
             _place(
-                placed[row], weights[row], self.grouping.op_group, self.order, self.is_source, self.tensor_op,
-                self.tensor_bytes, self.input_offsets, self.input_tensors, self.op_time_s, self.latency_s,
-                self.s_per_byte, self.blocks, self.occupies, self.allowed, self.group_time_s, self.held, self.room,
-                self.joined_offsets, self.joined_group, self.joined_bytes, self.joined_is_in, self.module,
+                placed[row],
+                weights[row],
+                self.grouping.op_group,
+                self.order,
+                self.is_source,
+                self.tensor_op,
+                self.tensor_bytes,
+                self.input_offsets,
+                self.input_tensors,
+                self.op_time_s,
+                self.latency_s,
+                self.s_per_byte,
+                self.blocks,
+                self.occupies,
+                self.allowed,
+                self.group_time_s,
+                self.held,
+                self.room,
+                self.joined_offsets,
+                self.joined_group,
+                self.joined_bytes,
+                self.joined_is_in,
+                self.module,
                 self.is_backward,
-            )  # fmt: skip
+            )
         return placed
 
 
@@ -134,12 +153,31 @@ def _joined(problem: Problem, grouping: Grouping) -> tuple[Ints, Ints, Floats, N
 
 @kernel
 def _place(
-    placed: Ints, weights: Floats, op_group: Ints, order: Longs, is_source: NDArray[np.bool_], tensor_op: Ints,
-    tensor_bytes: Floats, input_offsets: Ints, input_tensors: Ints, op_time_s: Floats, latency_s: Floats,
-    s_per_byte: Floats, blocks: NDArray[np.bool_], occupies: NDArray[np.bool_], allowed: NDArray[np.bool_],
-    group_time_s: Floats, held: Floats, room: Floats, joined_offsets: Ints, joined_group: Ints, joined_bytes: Floats,
-    joined_is_in: NDArray[np.bool_], module: Longs, is_backward: NDArray[np.bool_],
-) -> None:  # fmt: skip
+    placed: Ints,
+    weights: Floats,
+    op_group: Ints,
+    order: Longs,
+    is_source: NDArray[np.bool_],
+    tensor_op: Ints,
+    tensor_bytes: Floats,
+    input_offsets: Ints,
+    input_tensors: Ints,
+    op_time_s: Floats,
+    latency_s: Floats,
+    s_per_byte: Floats,
+    blocks: NDArray[np.bool_],
+    occupies: NDArray[np.bool_],
+    allowed: NDArray[np.bool_],
+    group_time_s: Floats,
+    held: Floats,
+    room: Floats,
+    joined_offsets: Ints,
+    joined_group: Ints,
+    joined_bytes: Floats,
+    joined_is_in: NDArray[np.bool_],
+    module: Longs,
+    is_backward: NDArray[np.bool_],
+) -> None:
     num_groups, num_devices = group_time_s.shape
     placed[:] = -1
     unit_s = max(group_time_s.sum() / (num_groups * num_devices), 1e-30)
@@ -163,9 +201,23 @@ def _place(
             for d in range(num_devices):
                 if d == device or (device < 0 and allowed[group, d]):
                     end[d] = _end(
-                        op, d, op_group, placed, tensor_op, tensor_bytes, input_offsets, input_tensors, op_time_s,
-                        latency_s, s_per_byte, blocks, occupies, free_s, ready_s, end_s,
-                    )  # fmt: skip
+                        op,
+                        d,
+                        op_group,
+                        placed,
+                        tensor_op,
+                        tensor_bytes,
+                        input_offsets,
+                        input_tensors,
+                        op_time_s,
+                        latency_s,
+                        s_per_byte,
+                        blocks,
+                        occupies,
+                        free_s,
+                        ready_s,
+                        end_s,
+                    )
         if device < 0:
             earliest = np.inf
             for d in range(num_devices):
@@ -230,10 +282,23 @@ def _place(
 
 @inlined
 def _end(
-    op: int, device: int, op_group: Ints, placed: Ints, tensor_op: Ints, tensor_bytes: Floats, input_offsets: Ints,
-    input_tensors: Ints, op_time_s: Floats, latency_s: Floats, s_per_byte: Floats, blocks: NDArray[np.bool_],
-    occupies: NDArray[np.bool_], free_s: Floats, ready_s: Floats, end_s: Floats,
-) -> float:  # fmt: skip
+    op: int,
+    device: int,
+    op_group: Ints,
+    placed: Ints,
+    tensor_op: Ints,
+    tensor_bytes: Floats,
+    input_offsets: Ints,
+    input_tensors: Ints,
+    op_time_s: Floats,
+    latency_s: Floats,
+    s_per_byte: Floats,
+    blocks: NDArray[np.bool_],
+    occupies: NDArray[np.bool_],
+    free_s: Floats,
+    ready_s: Floats,
+    end_s: Floats,
+) -> float:
     """When `op` would end on `device`, after its inputs are there and the device is free."""
     start, busy = 0.0, 0.0
     for other in range(len(free_s)):

@@ -121,9 +121,13 @@ def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_gr
     cost_s = np.zeros(grouping.num_groups)
     np.add.at(cost_s, op_group, problem.costs.op_time_s.mean(axis=1))
     parent = _kruskal(
-        keys[np.argsort(-weight, kind="stable")], cost_s, fence, allowed_devices(problem, grouping).astype(np.int8),
-        CAP_SLACK * float(cost_s.sum()) / num_groups, num_groups,
-    )  # fmt: skip
+        keys[np.argsort(-weight, kind="stable")],
+        cost_s,
+        fence,
+        allowed_devices(problem, grouping).astype(np.int8),
+        CAP_SLACK * float(cost_s.sum()) / num_groups,
+        num_groups,
+    )
     return _numbered(parent[op_group].astype(np.int64), f"{grouping.rule} merged to {num_groups}")
 
 

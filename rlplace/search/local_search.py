@@ -69,17 +69,30 @@ def longest_paths(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.fl
     """(N,) float64 seconds: the longest path of ops and transfers through each op, placed on `devices` (N,)."""
     graph = problem.graph
     return _longest_paths(
-        np.ascontiguousarray(devices), graph.is_source, graph.tensor_op, graph.tensor_bytes.astype(np.float64),
-        graph.input_offsets, graph.input_tensors, problem.costs.op_time_s, problem.transfer_latency_s,
+        np.ascontiguousarray(devices),
+        graph.is_source,
+        graph.tensor_op,
+        graph.tensor_bytes.astype(np.float64),
+        graph.input_offsets,
+        graph.input_tensors,
+        problem.costs.op_time_s,
+        problem.transfer_latency_s,
         problem.transfer_s_per_byte,
-    )  # fmt: skip
+    )
 
 
 @kernel
 def _longest_paths(
-    devices: Ints, is_source: NDArray[np.bool_], tensor_op: Ints, tensor_bytes: Floats, input_offsets: Ints,
-    input_tensors: Ints, op_time_s: Floats, latency_s: Floats, s_per_byte: Floats,
-) -> Floats:  # fmt: skip
+    devices: Ints,
+    is_source: NDArray[np.bool_],
+    tensor_op: Ints,
+    tensor_bytes: Floats,
+    input_offsets: Ints,
+    input_tensors: Ints,
+    op_time_s: Floats,
+    latency_s: Floats,
+    s_per_byte: Floats,
+) -> Floats:
     num_ops = len(devices)
     before, after, own = np.zeros(num_ops), np.zeros(num_ops), np.zeros(num_ops)
     for op in range(num_ops):

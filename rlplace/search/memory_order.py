@@ -89,9 +89,13 @@ def least_memory_order(
 
 
 def _expand(
-    jobs: list[_Job], scale: list[float], mask: int, state: _State, found: dict[int, _State],
+    jobs: list[_Job],
+    scale: list[float],
+    mask: int,
+    state: _State,
+    found: dict[int, _State],
     parent: dict[int, tuple[int, int]],
-) -> None:  # fmt: skip
+) -> None:
     """The states that follow; only one where an op can run now at no cost.
 
     An op that does not raise the peak, and after which no more is allocated than before, may as well run first: any

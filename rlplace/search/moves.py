@@ -87,9 +87,19 @@ class Neighbourhood:
         if len(self.movable):
             draws = generator.random((len(moved), DRAWS))
             _propose(
-                moved, draws, np.cumsum(chances) / np.sum(chances), max(max_window, 2), self.allowed, self.movable,
-                self.order, self.module_order, self.pairs, self.neighbour_offsets, self.neighbours, self.blocks,
-            )  # fmt: skip
+                moved,
+                draws,
+                np.cumsum(chances) / np.sum(chances),
+                max(max_window, 2),
+                self.allowed,
+                self.movable,
+                self.order,
+                self.module_order,
+                self.pairs,
+                self.neighbour_offsets,
+                self.neighbours,
+                self.blocks,
+            )
         return moved
 
 
@@ -127,10 +137,19 @@ def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]
 
 @kernel
 def _propose(
-    moved: NDArray[np.int32], draws: Floats, chances: Floats, max_window: int, allowed: NDArray[np.bool_],
-    movable: Ints, order: Ints, module_order: Ints, pairs: Ints, neighbour_offsets: Ints, neighbours: Ints,
+    moved: NDArray[np.int32],
+    draws: Floats,
+    chances: Floats,
+    max_window: int,
+    allowed: NDArray[np.bool_],
+    movable: Ints,
+    order: Ints,
+    module_order: Ints,
+    pairs: Ints,
+    neighbour_offsets: Ints,
+    neighbours: Ints,
     blocks: Ints,
-) -> None:  # fmt: skip
+) -> None:
     num_groups, num_devices = allowed.shape
     for c in range(len(moved)):
         row, u = moved[c], draws[c]

@@ -167,9 +167,15 @@ def _order(priorities: NDArray[np.float64], rule: str, before: Measurement, afte
 
 @kernel
 def _placed_ranks(
-    op_s: Floats, devices: Ints, tensor_bytes: Floats, latency_s: Floats, s_per_byte: Floats,
-    output_offsets: Ints, reader_offsets: Ints, readers: Ints,
-) -> Floats:  # fmt: skip
+    op_s: Floats,
+    devices: Ints,
+    tensor_bytes: Floats,
+    latency_s: Floats,
+    s_per_byte: Floats,
+    output_offsets: Ints,
+    reader_offsets: Ints,
+    readers: Ints,
+) -> Floats:
     ranks = np.zeros(len(op_s))
     for i in range(len(op_s) - 1, -1, -1):
         longest = 0.0

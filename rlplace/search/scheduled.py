@@ -115,10 +115,15 @@ def score_weights(
         return []
     times = task.score(np.stack([devices for *_, devices in fresh]))
     return [
-        Scheduled(greedy, weights, devices, float(step_s),
-                  float(losses(task.problem, greedy.grouping, groups, np.array([step_s]))[0]))
+        Scheduled(
+            greedy,
+            weights,
+            devices,
+            float(step_s),
+            float(losses(task.problem, greedy.grouping, groups, np.array([step_s]))[0]),
+        )
         for (greedy, weights, groups, devices), step_s in zip(fresh, times, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def evaluations_until(task: Task, until: float) -> float:

@@ -42,9 +42,14 @@ class EagerStep:
     """
 
     def __init__(
-        self, graph: OpGraph, host: Host, *, num_threads: int | None = None, worker: Worker | None = None,
+        self,
+        graph: OpGraph,
+        host: Host,
+        *,
+        num_threads: int | None = None,
+        worker: Worker | None = None,
         transform: Callable[[torch.nn.Module], Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         origin = require_program(graph).origin
         optimizer = require_program(graph).optimizer
         if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):

@@ -39,9 +39,13 @@ class Judge:
         return self.runner is not None
 
     def judge(
-        self, plans: Sequence[Plan], protocol: RaceProtocol, *, others: Sequence[Callable[[], float]] = (),
+        self,
+        plans: Sequence[Plan],
+        protocol: RaceProtocol,
+        *,
+        others: Sequence[Callable[[], float]] = (),
         deadline_s: float = float("inf"),
-    ) -> list[Measurement]:  # fmt: skip
+    ) -> list[Measurement]:
         """A measurement for each plan, all in one race, then one for each of `others`."""
         if self.runner is None:
             return [self.simulator.retime(plan) for plan in plans]

@@ -94,7 +94,7 @@ class Progress:
             columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[detail]}")
             self._bar = Bar(
                 *columns, console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-            )  # fmt: skip
+            )
             self._task = self._bar.add_task("search", total=1.0, detail=text)
             self._bar.start()
         self._bar.update(self._task, completed=done, detail=text)

@@ -101,7 +101,7 @@ class RunFolder:
         if not (root / "config.json").exists():
             raise FileProblem(
                 root, "not a run folder (it has no config.json), expected one as `rlplace train --run DIR` writes it."
-            )  # fmt: skip
+            )
         folder = cls(root)
         folder.read_json("config.json")
         return folder

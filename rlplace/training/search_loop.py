@@ -102,9 +102,14 @@ class _Loop:
     """The measuring half of a search, and what it tells people."""
 
     def __init__(
-        self, judge: Judge, candidates: Candidates, progress: Progress, tracker: Tracker, budget_s: float,
+        self,
+        judge: Judge,
+        candidates: Candidates,
+        progress: Progress,
+        tracker: Tracker,
+        budget_s: float,
         on_best: Callable[[Plan, float], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._judge, self._candidates, self._progress, self._tracker = judge, candidates, progress, tracker
         self._budget_s, self._end_s, self._on_best = budget_s, time.monotonic() + budget_s, on_best
         self._best_ratio, self._reference_s = float("inf"), float("nan")
@@ -142,6 +147,9 @@ class _Loop:
     def report(self) -> None:
         """Shows how far the search is."""
         self._progress.update(
-            placements=self._candidates.num_proposed, best_s=self._best_ratio * self._reference_s,
-            single_s=self._reference_s, left_s=max(self._end_s - time.monotonic(), 0.0), budget_s=self._budget_s,
-        )  # fmt: skip
+            placements=self._candidates.num_proposed,
+            best_s=self._best_ratio * self._reference_s,
+            single_s=self._reference_s,
+            left_s=max(self._end_s - time.monotonic(), 0.0),
+            budget_s=self._budget_s,
+        )

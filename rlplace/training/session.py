@@ -133,9 +133,16 @@ def run_training(
 
 
 def make_problem(
-    graph: OpGraph, host: Host, num_groups: int, progress: Progress, *, spec: WorkloadSpec | None = None,
-    grouping: str = "heavy-edge", acyclic: bool = False, constraints: Constraints | None = None,
-) -> Problem:  # fmt: skip
+    graph: OpGraph,
+    host: Host,
+    num_groups: int,
+    progress: Progress,
+    *,
+    spec: WorkloadSpec | None = None,
+    grouping: str = "heavy-edge",
+    acyclic: bool = False,
+    constraints: Constraints | None = None,
+) -> Problem:
     """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it."""
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
@@ -145,9 +152,14 @@ def make_problem(
         problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
     else:
         problem = Problem.profile(
-            graph, host, num_groups=num_groups, grouping=grouping, acyclic=acyclic, constraints=constraints,
+            graph,
+            host,
+            num_groups=num_groups,
+            grouping=grouping,
+            acyclic=acyclic,
+            constraints=constraints,
             on_progress=progress.say,
-        )  # fmt: skip
+        )
     if problem.grouping.dropped:
         progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
     return problem
@@ -237,19 +249,24 @@ def _spec_of(config: dict[str, Any], workload: str | None) -> WorkloadSpec:
         raise _only_simulated(recorded)
     if workload is None and recorded.is_function:
         raise InvalidValue(
-            "workload", None, repr(config["workload"]), where="export",
+            "workload",
+            None,
+            repr(config["workload"]),
+            where="export",
             hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
             f"--workload {config['workload']}",
-        )  # fmt: skip
+        )
     return recorded
 
 
 def _only_simulated(spec: WorkloadSpec) -> InvalidValue:
     return InvalidValue(
-        "workload", str(spec), "a name or package.module:function",
+        "workload",
+        str(spec),
+        "a name or package.module:function",
         hint="A graph file alone can be simulated, not measured; give --host a preset (`rlplace hosts` lists them), or "
         "the model that the graph was captured from.",
-    )  # fmt: skip
+    )
 
 
 def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:

@@ -30,9 +30,15 @@ ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 
 @one_thread_here()
 def time_placement(
-    spec: WorkloadSpec, host: Host, path: Path | None, *, is_measured: bool, seed: int, timeline: Path | None,
+    spec: WorkloadSpec,
+    host: Host,
+    path: Path | None,
+    *,
+    is_measured: bool,
+    seed: int,
+    timeline: Path | None,
     constraints: Constraints | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
     Args:

@@ -54,9 +54,11 @@ class Table:
 
 
 def fill_table(
-    entries: list[Entry], eager: Callable[[], float] | None, eager_why: str,
+    entries: list[Entry],
+    eager: Callable[[], float] | None,
+    eager_why: str,
     measure: Callable[[list[Plan], list[Callable[[], float]]], list[Measurement]],
-) -> Table:  # fmt: skip
+) -> Table:
     """The table of `entries`; equal plans share one measurement.
 
     Args:

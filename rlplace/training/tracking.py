@@ -110,13 +110,21 @@ class WandbTracker:
             self._folder.mkdir(parents=True, exist_ok=True)
             with _files_under(self._folder):
                 self._run: wandb.Run = wandb.init(
-                    project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_dir.resolve().name, dir=str(run_dir),
+                    project=os.environ.get("WANDB_PROJECT", PROJECT),
+                    name=run_dir.resolve().name,
+                    dir=str(run_dir),
                     config=_config(config),
                     settings=wandb.Settings(
-                        mode="online" if is_online else "offline", silent=True, console="off", disable_git=True,
-                        save_code=False, x_disable_stats=True, reinit="create_new", x_service_wait=SERVICE_WAIT_S,
+                        mode="online" if is_online else "offline",
+                        silent=True,
+                        console="off",
+                        disable_git=True,
+                        save_code=False,
+                        x_disable_stats=True,
+                        reinit="create_new",
+                        x_service_wait=SERVICE_WAIT_S,
                     ),
-                )  # fmt: skip
+                )
         except (wandb.errors.Error, OSError, TimeoutError) as error:
             hint = "Log in with `wandb login`, or use --track offline." if is_online else "Use --track disabled."
             cause = str(error).rstrip(".")
@@ -132,13 +140,15 @@ class WandbTracker:
     def log_search(
         self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
     ) -> None:
-        self.log({
-            "place/placements": placements,
-            "place/step_time_ms/mean": mean_s * 1e3,
-            "place/step_time_ms/best": best_s * 1e3,
-            "place/speedup": speedup,
-            "place/infeasible_rate": infeasible_rate,
-        })  # fmt: skip
+        self.log(
+            {
+                "place/placements": placements,
+                "place/step_time_ms/mean": mean_s * 1e3,
+                "place/step_time_ms/best": best_s * 1e3,
+                "place/speedup": speedup,
+                "place/infeasible_rate": infeasible_rate,
+            }
+        )
 
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         with _files_under(self._folder):

@@ -102,15 +102,22 @@ def train(
         keeper = _Keeper(run, judge, tracker)
         progress.say("random search")
         random = search_within(
-            RandomSearch(problem, seed=config.seed), judge, config, progress=progress,
+            RandomSearch(problem, seed=config.seed),
+            judge,
+            config,
+            progress=progress,
             on_best=keeper.of("random"),
-        )  # fmt: skip
+        )
         progress.say("learning")
         policy = PolicySearch(problem, simulator, config, teacher=heuristics.get(config.init), tracker=tracker)
         learned = search_within(
-            policy, judge, config, progress=progress, tracker=tracker,
+            policy,
+            judge,
+            config,
+            progress=progress,
+            tracker=tracker,
             on_best=keeper.of("learned"),
-        )  # fmt: skip
+        )
         entries = [Entry(name, simulator.plan(devices)) for name, devices in heuristics.items()]
         if np.ptp(reference):
             entries[0] = Entry("single", None, 0, why="pins and exclusions leave no device that may hold everything")
@@ -127,9 +134,10 @@ def train(
         if run is not None:
             _write(run, problem, result, policy)
             tracker.log_best(
-                step_time_s=result.step_time_s, placement=run.path("placement.json"),
+                step_time_s=result.step_time_s,
+                placement=run.path("placement.json"),
                 timeline_png=run.path("timeline.png"),
-            )  # fmt: skip
+            )
         return result
     finally:
         judge.close()
@@ -165,9 +173,12 @@ def _eager(problem: Problem, judge: Judge) -> tuple[EagerStep | None, str]:
 
 def _entry(method: str, found: Found, facts: dict[str, Any]) -> Entry:
     return Entry(
-        method, found.plan, found.num_measured or found.num_proposed,
-        {"simulated": found.num_proposed, **facts}, why="" if found.plan is not None else "found no feasible placement",
-    )  # fmt: skip
+        method,
+        found.plan,
+        found.num_measured or found.num_proposed,
+        {"simulated": found.num_proposed, **facts},
+        why="" if found.plan is not None else "found no feasible placement",
+    )
 
 
 def _reasons(table: Table) -> str:

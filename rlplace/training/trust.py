@@ -30,9 +30,15 @@ SEARCH = AnnealConfig(evaluations=4000, seconds=30.0)
 
 @one_thread_here()
 def run_fidelity(
-    spec: WorkloadSpec, host: Host, *, num_placements: int, num_fit: int, seed: int, plot: Path,
+    spec: WorkloadSpec,
+    host: Host,
+    *,
+    num_placements: int,
+    num_fit: int,
+    seed: int,
+    plot: Path,
     constraints: Constraints | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
     Args:

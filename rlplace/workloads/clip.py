@@ -60,9 +60,18 @@ class ClipConfig(WorkloadConfig):
         The paper's batch of 32,768 is spread over hundreds of GPUs; 64 pairs a step is our choice.
         """
         return cls(
-            layers=12, width=768, heads=12, text_width=512, text_heads=8, shared_width=512, batch=64, image_size=224,
-            patch_size=32, tokens=77, vocab=49408,
-        )  # fmt: skip
+            layers=12,
+            width=768,
+            heads=12,
+            text_width=512,
+            text_heads=8,
+            shared_width=512,
+            batch=64,
+            image_size=224,
+            patch_size=32,
+            tokens=77,
+            vocab=49408,
+        )
 
 
 def build(config: ClipConfig) -> Parts:
@@ -75,16 +84,26 @@ def build(config: ClipConfig) -> Parts:
     hf = transformers()
     end = config.vocab - 1
     text = {
-        "vocab_size": config.vocab, "hidden_size": config.text_width, "intermediate_size": 4 * config.text_width,
-        "num_hidden_layers": config.layers, "num_attention_heads": config.text_heads,
-        "max_position_embeddings": config.tokens, "projection_dim": config.shared_width,
-        "pad_token_id": 0, "bos_token_id": end - 1, "eos_token_id": end,
-    }  # fmt: skip
-    vision = {
-        "hidden_size": config.width, "intermediate_size": 4 * config.width, "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads, "image_size": config.image_size, "patch_size": config.patch_size,
+        "vocab_size": config.vocab,
+        "hidden_size": config.text_width,
+        "intermediate_size": 4 * config.text_width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.text_heads,
+        "max_position_embeddings": config.tokens,
         "projection_dim": config.shared_width,
-    }  # fmt: skip
+        "pad_token_id": 0,
+        "bos_token_id": end - 1,
+        "eos_token_id": end,
+    }
+    vision = {
+        "hidden_size": config.width,
+        "intermediate_size": 4 * config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "projection_dim": config.shared_width,
+    }
     model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=config.shared_width))
     words_BT = tokens(end, config.batch, config.tokens - 1)
     inputs = {

@@ -53,9 +53,7 @@ class LlamaConfig(WorkloadConfig):
 
         The paper's batch of 4 million tokens takes many machines; one sequence a step is our choice.
         """
-        return cls(
-            layers=32, width=4096, heads=32, kv_heads=32, mlp=11008, batch=1, tokens=2048, vocab=32000
-        )  # fmt: skip
+        return cls(layers=32, width=4096, heads=32, kv_heads=32, mlp=11008, batch=1, tokens=2048, vocab=32000)
 
 
 def build(config: LlamaConfig) -> Parts:

@@ -63,9 +63,17 @@ class MixtralConfig(WorkloadConfig):
         ours have the room of Switch (Fedus et al. 2021), 1.25 of an even share.
         """
         return cls(
-            layers=32, width=4096, heads=32, kv_heads=8, mlp=14336, experts=8, chosen=2, batch=1, tokens=2048,
+            layers=32,
+            width=4096,
+            heads=32,
+            kv_heads=8,
+            mlp=14336,
+            experts=8,
+            chosen=2,
+            batch=1,
+            tokens=2048,
             vocab=32000,
-        )  # fmt: skip
+        )
 
 
 def build(config: MixtralConfig) -> Parts:

@@ -72,9 +72,11 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
         spec = parse_workload(spec)
     if spec.is_file:
         raise InvalidValue(
-            "workload", str(spec), "a name or package.module:function",
+            "workload",
+            str(spec),
+            "a name or package.module:function",
             hint="A graph file alone can be simulated, not measured; capture the graph again from its model.",
-        )  # fmt: skip
+        )
     with _seeded(seed):
         if spec.is_function:
             from rlplace.workloads.user_function import load

@@ -41,8 +41,20 @@ def published(tmp_path: Path) -> Path:
 
 def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     methods = "single,blocks,random,data-parallel"
-    result = told(capsys, TINY, "--host", "4xV100-pcie", "--methods", methods, "--evaluations", "16", "--seeds", "2",
-                  "--save", str(tmp_path / "kept"))  # fmt: skip
+    result = told(
+        capsys,
+        TINY,
+        "--host",
+        "4xV100-pcie",
+        "--methods",
+        methods,
+        "--evaluations",
+        "16",
+        "--seeds",
+        "2",
+        "--save",
+        str(tmp_path / "kept"),
+    )
     assert result["schema"] == 1
     assert result["lower_bound_s"] > 0
     rows = {(row["method"], row["seed"]): row for row in result["rows"]}
@@ -56,8 +68,9 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path) -> None:
-    result = told(capsys, str(published), "--objective", "max-load", "--evaluations", "500", "--save",
-                  str(tmp_path / "kept"))  # fmt: skip
+    result = told(
+        capsys, str(published), "--objective", "max-load", "--evaluations", "500", "--save", str(tmp_path / "kept")
+    )
     assert result["lower_bound_s"] is None
     assert 0 < result["lower_bound_ms"] <= 2.25 * (1 + 1e-9)
     best = min(row["value_ms"] for row in result["rows"] if row["status"] == "ok")
@@ -76,8 +89,20 @@ def test_a_published_file_can_also_be_simulated(capsys: pytest.CaptureFixture[st
 
 
 def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    told(capsys, TINY, "--host", "4xV100-pcie", "--methods", "random", "--evaluations", "4",
-         "--pin", "encoder.*=cuda:2", "--save", str(tmp_path))  # fmt: skip
+    told(
+        capsys,
+        TINY,
+        "--host",
+        "4xV100-pcie",
+        "--methods",
+        "random",
+        "--evaluations",
+        "4",
+        "--pin",
+        "encoder.*=cuda:2",
+        "--save",
+        str(tmp_path),
+    )
     placement = json.loads((tmp_path / "random-0.placement.json").read_text(encoding="utf-8"))
     assert 2 in placement["op_device"]
 
@@ -99,9 +124,12 @@ def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_exit_with_2(
-    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], published: Path,
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    published: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(published.parent)
     assert main(["compare", *arguments]) == 2
     said = capsys.readouterr()

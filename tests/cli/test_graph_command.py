@@ -43,8 +43,11 @@ def test_a_named_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     again = facts(capsys, str(path))
     assert again["is_file"]
     assert {**again, "workload": 0, "capture_s": 0, "is_file": 0} == {
-        **found, "workload": 0, "capture_s": 0, "is_file": 0
-    }  # fmt: skip
+        **found,
+        "workload": 0,
+        "capture_s": 0,
+        "is_file": 0,
+    }
 
 
 def test_people_see_tables_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +75,13 @@ def test_costs_of_a_host_without_figures_are_those_of_a_preset(
 def test_a_function_may_read_the_values_of_what_it_builds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = ("import torch", "def f():", "    m = torch.nn.Linear(3, 2)", "    assert m.weight.detach().numpy().any()",
-             "    return m, torch.ones(1, 3)")  # fmt: skip
+    lines = (
+        "import torch",
+        "def f():",
+        "    m = torch.nn.Linear(3, 2)",
+        "    assert m.weight.detach().numpy().any()",
+        "    return m, torch.ones(1, 3)",
+    )
     (tmp_path / "reads_values.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     assert facts(capsys, "reads_values:f")["parameter_bytes"] == 4 * (3 * 2 + 2)
@@ -94,9 +102,12 @@ def test_a_function_may_read_the_values_of_what_it_builds(
     ],
 )
 def test_a_mistake_is_one_clear_message(
-    arguments: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     save_graph(rich_graph(), "good.json")
     data = json.loads(Path("good.json").read_text())
@@ -121,10 +132,12 @@ def test_dims() -> None:
 def test_a_dnn_partitioning_file_brings_its_own_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = {"supportedOnFpga": 1, "isBackwardNode": 0, "size": 1.0}
     document = {
-        "maxSizePerFPGA": 10.0, "maxFPGAs": 2, "maxCPUs": 1,
+        "maxSizePerFPGA": 10.0,
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
         "nodes": [node | {"id": i, "cpuLatency": 20.0, "fpgaLatency": 3.0 + i} for i in (1, 2)],
         "edges": [{"sourceId": 1, "destId": 2, "cost": 1.0}],
-    }  # fmt: skip
+    }
     (tmp_path / "d.json").write_text(json.dumps(document))
     found = facts(capsys, str(tmp_path / "d.json"), "--save", str(tmp_path / "ours.json"))
     assert facts(capsys, str(tmp_path / "ours.json"))["costs_host"] == "4xV100-pcie"

@@ -67,9 +67,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_mistake_is_one_clear_message_and_exit_code_2(
-    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     said = capsys.readouterr()

@@ -78,8 +78,13 @@ def test_published_objectives_are_values_in_ms() -> None:
 def test_every_seed_of_a_method_that_draws_and_one_of_the_others() -> None:
     config = CompareConfig(CHEAP, evaluations=8, seeds=3)
     assert config.runs == (
-        ("single", 0), ("round-robin", 0), ("blocks", 0), ("random", 0), ("random", 1), ("random", 2),
-    )  # fmt: skip
+        ("single", 0),
+        ("round-robin", 0),
+        ("blocks", 0),
+        ("random", 0),
+        ("random", 1),
+        ("random", 2),
+    )
 
 
 def test_the_same_seed_finds_the_same() -> None:

@@ -167,9 +167,16 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {key: kept[key] for key in printed} == printed
     names = {path.name for path in folder.iterdir()}
     assert names >= {
-        "config.json", "problem.json", "result.json", "placement.json", "policy.safetensors", "policy.json",
-        "timeline.json", "timeline.png", "step.py",
-    }  # fmt: skip
+        "config.json",
+        "problem.json",
+        "result.json",
+        "placement.json",
+        "policy.safetensors",
+        "policy.json",
+        "timeline.json",
+        "timeline.png",
+        "step.py",
+    }
     assert main(["export", str(folder), "--check", "--json"]) == 0
     checked = json.loads(capsys.readouterr().out)
     assert checked["ok"]
@@ -194,8 +201,10 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         if command == "simulate":  # what is measured may be under a bound from costs that a busier minute gave
             assert timed["lower_bound_s"] <= timed["step_time_s"] * (1 + 1e-9)
         assert len(timed["peak_bytes"]) == Host.detect("cores").num_devices
-    assert main(["simulate", "nmt@layers=1,units=8", "--host", "cores", "--placement",
-                 str(folder / "placement.json")]) == 2  # fmt: skip
+    assert (
+        main(["simulate", "nmt@layers=1,units=8", "--host", "cores", "--placement", str(folder / "placement.json")])
+        == 2
+    )
     assert "made for another graph" in capsys.readouterr().err
     assert main(["train", TINY, "--run", str(folder)]) == 2
 

@@ -46,10 +46,20 @@ def clip() -> tuple[nn.Module, dict[str, Any]]:
 
 def whisper() -> tuple[nn.Module, dict[str, Any]]:
     config = transformers.WhisperConfig(
-        vocab_size=50, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=10,
-        max_target_positions=12, decoder_start_token_id=1, **TOKENS,
-    )  # fmt: skip
+        vocab_size=50,
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_mel_bins=8,
+        max_source_positions=10,
+        max_target_positions=12,
+        decoder_start_token_id=1,
+        **TOKENS,
+    )
     inputs = {"input_features": torch.randn(2, 8, 20), "labels": tokens(2, 5)}
     return transformers.WhisperForConditionalGeneration(config), inputs
 

@@ -204,9 +204,12 @@ def onnx_model() -> bytes:
     onnx = pytest.importorskip("onnx")
     node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
     weights = {
-        "w": np.ones((4, 3, 3, 3), np.float32), "v": np.ones((16, 5), np.float32), "axes": np.array([2, 3]),
-        "minus": np.array([-1]), "zero": np.array([0]),
-    }  # fmt: skip
+        "w": np.ones((4, 3, 3, 3), np.float32),
+        "v": np.ones((16, 5), np.float32),
+        "axes": np.array([2, 3]),
+        "minus": np.array([-1]),
+        "zero": np.array([0]),
+    }
     graph = onnx.helper.make_graph(
         [
             node("Conv", ["x", "w"], ["c"], name="/conv/Conv", pads=[1, 1, 1, 1]),
@@ -243,10 +246,31 @@ def mutated_onnx(draw: st.DrawFn, content: bytes) -> bytes:
         size = draw(st.sampled_from([-1, 0, 1, 7, 2**31, 2**40, 2**62]))
         name = draw(st.sampled_from(["x", "w", "c", "r", "nowhere", ""]))
         if kind == "op":
-            node.op_type = draw(st.sampled_from(
-                ["Tile", "Expand", "ConstantOfShape", "Range", "Resize", "Loop", "Einsum", "Nothing", "", "Attention",
-                 "LSTM", "MatMul", "Reshape", "Gather", "Constant", "SequenceConstruct", "Pad", "Scan", "QLinearConv"]
-            ))  # fmt: skip
+            node.op_type = draw(
+                st.sampled_from(
+                    [
+                        "Tile",
+                        "Expand",
+                        "ConstantOfShape",
+                        "Range",
+                        "Resize",
+                        "Loop",
+                        "Einsum",
+                        "Nothing",
+                        "",
+                        "Attention",
+                        "LSTM",
+                        "MatMul",
+                        "Reshape",
+                        "Gather",
+                        "Constant",
+                        "SequenceConstruct",
+                        "Pad",
+                        "Scan",
+                        "QLinearConv",
+                    ]
+                )
+            )
         elif kind == "input" and node.input:
             node.input[0] = name
         elif kind == "output":
@@ -280,8 +304,12 @@ def test_onnx(data: st.DataObject, folder: Path) -> None:
 
 
 def test_the_files_that_are_damaged_load(folder: Path) -> None:
-    for name, content in (("a.json", own_json(folder)), ("b.json", json.dumps(DNN).encode()),
-                          ("c.graphml", graphml(folder)), ("d.onnx", onnx_model())):  # fmt: skip
+    for name, content in (
+        ("a.json", own_json(folder)),
+        ("b.json", json.dumps(DNN).encode()),
+        ("c.graphml", graphml(folder)),
+        ("d.onnx", onnx_model()),
+    ):
         (folder / name).write_bytes(content)
         assert load_graph(folder / name).num_ops >= 5
 

@@ -260,9 +260,7 @@ def test_bytes_and_devices_bound_every_merge(seed, rule, acyclic):
     allowed = rng.random((24, 3)) < 0.6
     allowed[np.arange(24), rng.integers(0, 3, 24)] = True
     cap_bytes = 1500.0
-    grouping = group_ops(
-        graph, rng.random(24), 4, rule, allowed=allowed, cap_bytes=cap_bytes, acyclic=acyclic
-    )  # fmt: skip
+    grouping = group_ops(graph, rng.random(24), 4, rule, allowed=allowed, cap_bytes=cap_bytes, acyclic=acyclic)
     held = graph.state_bytes + graph.parameter_bytes + graph.output_bytes  # all forward
     for group in range(grouping.num_groups):
         members = np.flatnonzero(grouping.op_group == group)
@@ -276,9 +274,11 @@ def test_the_graph_of_groups_has_no_cycle_where_asked(seed, rule, num_groups):
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, 30)
     graph = replace(
-        graph, colocation=np.where(rng.random(30) < 0.3, rng.integers(0, 4, 30), -1).astype(np.int32),
-        phases=np.sort(rng.integers(0, 3, 30)).astype(np.int8), modules=tuple(rng.choice(["a", "a.b", "c"], 30)),
-    )  # fmt: skip
+        graph,
+        colocation=np.where(rng.random(30) < 0.3, rng.integers(0, 4, 30), -1).astype(np.int32),
+        phases=np.sort(rng.integers(0, 3, 30)).astype(np.int8),
+        modules=tuple(rng.choice(["a", "a.b", "c"], 30)),
+    )
     grouping = group_ops(graph, rng.random(30), num_groups, rule, acyclic=True)
     groups = nx.DiGraph()
     for tensor, reader in zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True):

@@ -57,7 +57,9 @@ def test_a_linear_step_op_by_op() -> None:
         ("update.adam", "0", "update"),
     ]
     assert [reads(graph, op) for op in range(graph.num_ops)] == [
-        [], [], [],
+        [],
+        [],
+        [],
         ["0.weight", "0.bias", "input_0"],
         ["addmm"],
         ["relu"],
@@ -67,7 +69,7 @@ def test_a_linear_step_op_by_op() -> None:
         ["threshold_backward"],
         ["0.weight", "mm"],
         ["0.bias", "sum_2"],
-    ]  # fmt: skip
+    ]
     assert graph.colocation.tolist() == [0, 1, -1, -1, -1, -1, -1, -1, 0, 1, 0, 1]
     assert list(zip(graph.mutation_op, graph.mutation_tensor, strict=True)) == [(10, 0), (11, 1)]
     assert [graph.names[graph.tensor_op[tensor]] for tensor in graph.output_tensors] == ["sum_1"]
@@ -174,8 +176,10 @@ def test_every_argument_is_there_before_it_is_read(name: str) -> None:
 def test_a_tied_weight_is_one_parameter_updated_once() -> None:
     graph = graph_of(Case(Tied(), torch.tensor([[0, 3], [6, 3]]), mean_square))
     assert [name for name in graph.names if name.startswith("update")] == [
-        "update_embedding.weight", "update_hidden.weight", "update_hidden.bias",
-    ]  # fmt: skip
+        "update_embedding.weight",
+        "update_hidden.weight",
+        "update_hidden.bias",
+    ]
     update = index(graph, "update_embedding.weight")
     assert reads(graph, update) == ["embedding.weight", "add"]
 
@@ -183,8 +187,9 @@ def test_a_tied_weight_is_one_parameter_updated_once() -> None:
 def test_frozen_and_unused_parameters_are_there_but_not_updated() -> None:
     graph = graph_of(Case(PartlyFrozen(), random(3, 4), mean_square))
     assert [name for name in graph.names if name.startswith("update")] == [
-        "update_trained.weight", "update_trained.bias",
-    ]  # fmt: skip
+        "update_trained.weight",
+        "update_trained.bias",
+    ]
     unused = index(graph, "unused.weight")
     assert graph.targets[unused] == "parameter"
     assert unused not in graph.tensor_op[graph.input_tensors]

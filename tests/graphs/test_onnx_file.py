@@ -47,9 +47,13 @@ def mlp(tmp_path: Path, batch: object = 4) -> Path:
         node("Exp", ["y"], ["nobody"], name="/dead/Exp"),
     ]
     weights = {
-        "enc.fc.weight": np.zeros((8, 16), np.float32), "enc.fc.bias": np.zeros(16, np.float32),
-        "w": np.zeros((32, 5), np.float32), "zero": np.array([0]), "two": np.array([2]), "minus": np.array([32]),
-    }  # fmt: skip
+        "enc.fc.weight": np.zeros((8, 16), np.float32),
+        "enc.fc.bias": np.zeros(16, np.float32),
+        "w": np.zeros((32, 5), np.float32),
+        "zero": np.array([0]),
+        "two": np.array([2]),
+        "minus": np.array([32]),
+    }
     return write(tmp_path / "mlp.onnx", nodes, {"x": [batch, 8]}, ["y"], weights)
 
 
@@ -57,9 +61,14 @@ def test_a_model_becomes_ops_parameters_and_costs(tmp_path: Path) -> None:
     graph = load_graph(mlp(tmp_path))
     assert graph.names == ("x", "enc.fc.weight", "enc.fc.bias", "w", "/enc/fc/Gemm", "/enc/Relu", "/dec/MatMul")
     assert graph.targets == (
-        "input", "parameter", "parameter", "parameter", "aten.addmm.default", "aten.relu.default",
+        "input",
+        "parameter",
+        "parameter",
+        "parameter",
+        "aten.addmm.default",
+        "aten.relu.default",
         "aten.matmul.default",
-    )  # fmt: skip
+    )
     assert graph.modules == ("", "enc.fc", "enc.fc", "dec", "enc.fc", "enc", "dec")
     assert graph.parameter_bytes.tolist() == [0, 512, 64, 640, 0, 0, 0]
     assert graph.flops.tolist() == [0, 0, 0, 0, 2 * 4 * 8 * 16, 64, 2 * 2 * 32 * 5]
@@ -113,8 +122,9 @@ def test_what_is_wrong_is_named(nodes: list[Any], message: str, tmp_path: Path) 
 
 
 def test_control_flow_and_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    body = helper.make_graph([helper.make_node("Relu", ["x"], ["b"])], "b", [],
-                             [helper.make_tensor_value_info("b", FLOAT, [2])])  # fmt: skip
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["b"])], "b", [], [helper.make_tensor_value_info("b", FLOAT, [2])]
+    )
     node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
     path = write(tmp_path / "m.onnx", [node], {"c": [1], "x": [2]}, ["y"], {})
     with pytest.raises(FileProblem, match=r"node 0 \(If ''\).*control flow"):

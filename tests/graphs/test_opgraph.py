@@ -63,11 +63,21 @@ def test_to_networkx_keeps_facts_and_merges_edges_of_one_pair() -> None:
     converted = graph.to_networkx()
     assert converted.graph["fingerprint"] == graph.fingerprint
     assert dict(converted.nodes[1]) == {
-        "name": "op1", "target": "aten.op", "module": "", "signature": "aten.op:1", "phase": "backward", "flops": 2.0,
-        "bytes_moved": 0.0, "output_bytes": 7, "parameter_bytes": 0, "gradient_bytes": 0, "state_bytes": 0,
-        "workspace_bytes": 0, "colocation": -1,
+        "name": "op1",
+        "target": "aten.op",
+        "module": "",
+        "signature": "aten.op:1",
+        "phase": "backward",
+        "flops": 2.0,
+        "bytes_moved": 0.0,
+        "output_bytes": 7,
+        "parameter_bytes": 0,
+        "gradient_bytes": 0,
+        "state_bytes": 0,
+        "workspace_bytes": 0,
+        "colocation": -1,
         "tensors": [{"id": 2, "output": 0, "bytes": 7, "shape": [1], "dtype": "uint8"}],
-    }  # fmt: skip
+    }
     assert sorted(converted.edges(data=True)) == [
         (0, 1, {"tensors": [0, 1], "bytes": 8}),
         (0, 2, {"tensors": [1], "bytes": 5}),

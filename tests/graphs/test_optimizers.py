@@ -70,8 +70,11 @@ def test_two_updaters_share_one_state() -> None:
 def test_state_bytes() -> None:
     parameter = torch.zeros(3, 4)
     assert {name: state_bytes(spec, parameter) for name, spec in OPTIMIZERS.items()} == {
-        "sgd": 0, "momentum": 48, "adam": 100, "adamw": 100,
-    }  # fmt: skip
+        "sgd": 0,
+        "momentum": 48,
+        "adam": 100,
+        "adamw": 100,
+    }
     for spec in OPTIMIZERS.values():
         state = UpdateState(spec, parameter)
         kept = [*state.moments, *([state.step] if state.step is not None else [])]

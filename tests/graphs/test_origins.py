@@ -81,10 +81,15 @@ def test_a_recomputed_forward_keeps_its_modules_and_is_backward() -> None:
 
     graph = capture(Recomputed(), torch.ones(3, 4), mean_square, "sgd")
     assert modules_of(graph, "aten.addmm.default") == [
-        (False, "inner.linear"), (False, "head"), (True, "inner.linear"),
-    ]  # fmt: skip
+        (False, "inner.linear"),
+        (False, "head"),
+        (True, "inner.linear"),
+    ]
     assert modules_of(graph, "aten.cos.default") == [(True, "inner")]
     assert [name for name, target in zip(graph.names, graph.targets, strict=True) if target == "parameter"] == [
-        "inner.linear.weight", "inner.linear.bias", "head.weight", "head.bias",
-    ]  # fmt: skip
+        "inner.linear.weight",
+        "inner.linear.bias",
+        "head.weight",
+        "head.bias",
+    ]
     assert graph.targets.count("constant") == 1  # `shift`, and no stale copy of a parameter

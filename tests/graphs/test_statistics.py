@@ -32,13 +32,19 @@ def test_sources_are_neither_wide_nor_long() -> None:
 
 def test_sums_and_phases() -> None:
     graph = op_graph(
-        [[], [0], [1], [0, 2]], targets=["parameter", "aten.a", "aten.b", "update.sgd"],
-        phases=[FORWARD, FORWARD, BACKWARD, UPDATE], flops=[0, 6, 3, 1], colocation=[0, -1, 0, 0],
-    )  # fmt: skip
+        [[], [0], [1], [0, 2]],
+        targets=["parameter", "aten.a", "aten.b", "update.sgd"],
+        phases=[FORWARD, FORWARD, BACKWARD, UPDATE],
+        flops=[0, 6, 3, 1],
+        colocation=[0, -1, 0, 0],
+    )
     graph = dataclasses.replace(
-        graph, gradient_bytes=np.array([4, 0, 0, 0]), state_bytes=np.array([0, 0, 0, 8]),
-        workspace_bytes=np.array([0, 5, 7, 0]), bytes_moved=np.array([0, 1, 2, 3]),
-    )  # fmt: skip
+        graph,
+        gradient_bytes=np.array([4, 0, 0, 0]),
+        state_bytes=np.array([0, 0, 0, 8]),
+        workspace_bytes=np.array([0, 5, 7, 0]),
+        bytes_moved=np.array([0, 1, 2, 3]),
+    )
     found = describe_graph(graph, top=2)
     assert found.phases == {"forward": 2, "backward": 1, "update": 1}
     assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes, found.workspace_bytes) == (1, 4, 8, 7)

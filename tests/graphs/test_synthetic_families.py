@@ -16,10 +16,13 @@ from rlplace.graphs.synthetic import FAMILIES, synthetic
 
 def small(family: str) -> st.SearchStrategy[dict[str, int]]:
     names = {
-        "layered": ("layers", "width", "fan_in"), "fork_join": ("stages", "width", "depth"),
-        "series_parallel": ("ops",), "recurrent": ("layers", "steps"), "mixture_of_experts": ("layers", "experts"),
+        "layered": ("layers", "width", "fan_in"),
+        "fork_join": ("stages", "width", "depth"),
+        "series_parallel": ("ops",),
+        "recurrent": ("layers", "steps"),
+        "mixture_of_experts": ("layers", "experts"),
         "encoder_decoder": ("encoder", "decoder", "heads"),
-    }  # fmt: skip
+    }
     return st.fixed_dictionaries({name: st.integers(1, 4) for name in names[family]})
 
 
@@ -75,10 +78,21 @@ def test_a_seed_is_a_graph(family: str) -> None:
 def test_a_chain_has_a_twin_for_every_op() -> None:
     graph = synthetic("fork_join", stages=1, width=1, depth=1, optimizer="sgd")
     assert graph.names == (
-        "input", "stem", "stage0.branch0.0", "stem.0.forward", "stage0.branch0.0.1.forward", "stage0.join.2.forward",
-        "loss", "loss.backward", "stage0.join.2.backward", "stage0.branch0.0.1.backward",
-        "stage0.branch0.0.1.backward.weight", "stem.0.backward.weight", "update_stem", "update_stage0.branch0.0",
-    )  # fmt: skip
+        "input",
+        "stem",
+        "stage0.branch0.0",
+        "stem.0.forward",
+        "stage0.branch0.0.1.forward",
+        "stage0.join.2.forward",
+        "loss",
+        "loss.backward",
+        "stage0.join.2.backward",
+        "stage0.branch0.0.1.backward",
+        "stage0.branch0.0.1.backward.weight",
+        "stem.0.backward.weight",
+        "update_stem",
+        "update_stage0.branch0.0",
+    )
     reads = [
         [graph.names[graph.tensor_op[t]] for t in graph.input_tensors[a:b]]
         for a, b in zip(graph.input_offsets[:-1], graph.input_offsets[1:], strict=True)

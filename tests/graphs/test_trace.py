@@ -65,11 +65,19 @@ def test_backward_ops_carry_the_module_of_the_forward_op_they_differentiate() ->
     assert modules_of(traced, aten.tanh.default) == [("forward", "body.1")] * 2
     assert modules_of(traced, aten.tanh_backward.default) == [("backward", "body.1")] * 2
     assert modules_of(traced, aten.addmm.default) == [
-        ("forward", "body.0"), ("forward", "body.2"), ("forward", "body.0"), ("forward", "body.2"),
-    ]  # fmt: skip
+        ("forward", "body.0"),
+        ("forward", "body.2"),
+        ("forward", "body.0"),
+        ("forward", "body.2"),
+    ]
     assert [module for phase, module in modules_of(traced, aten.mm.default) if phase == "backward"] == [
-        "body.2", "body.2", "body.0", "body.2", "body.2", "body.0",
-    ]  # fmt: skip
+        "body.2",
+        "body.2",
+        "body.0",
+        "body.2",
+        "body.2",
+        "body.0",
+    ]
 
 
 def test_ops_of_the_root_stay_at_the_root_and_sums_of_gradients_go_to_what_they_sum() -> None:
@@ -113,9 +121,10 @@ def test_nothing_is_written_but_buffers_at_the_end_and_statistics_by_their_norm(
     case = CASES[name]()
     traced = trace(case.model, case.inputs, case.loss_fn)
     mutating = [
-        node for node in calls(traced)
+        node
+        for node in calls(traced)
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-    ]  # fmt: skip
+    ]
     for node in mutating:
         assert node.target in (aten.copy_.default, aten._native_batch_norm_legit.default)
         written = node.args[3:5] if node.target is aten._native_batch_norm_legit.default else node.args[:1]

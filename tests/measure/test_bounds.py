@@ -31,8 +31,12 @@ def problem(reads: list[list[int]], costs: list[list[float]], gang: bool = False
     links = tuple(Link(f"{a}>{b}", 1e9) for a in names for b in names if a != b)
     routes = tuple(Route(a, b, (f"{a}>{b}",)) for a in names for b in names if a != b)
     graph = op_graph(reads)
-    return Problem(graph, Host("h", tuple(devices), links, routes), Costs(np.array(costs), "estimated"),
-                   Grouping(np.arange(len(reads))))  # fmt: skip
+    return Problem(
+        graph,
+        Host("h", tuple(devices), links, routes),
+        Costs(np.array(costs), "estimated"),
+        Grouping(np.arange(len(reads))),
+    )
 
 
 def total_work_s(drawn: Problem) -> float:

@@ -16,10 +16,13 @@ def problem() -> Problem:
     graph = fork_join(4, 4, 1000)
     devices = tuple(Device(f"d{k}", "k", "simulated", 1 << 30, memory_pool="ram", dispatcher="lock") for k in range(2))
     host = Host(
-        "two", devices, (Link("a", 1e6, 1e-4), Link("b", 1e6, 1e-4)),
+        "two",
+        devices,
+        (Link("a", 1e6, 1e-4), Link("b", 1e6, 1e-4)),
         (Route("d0", "d1", ("a",), blocks_destination=True), Route("d1", "d0", ("b",), blocks_destination=True)),
-        dispatch_order="request", run_ahead=1,
-    )  # fmt: skip
+        dispatch_order="request",
+        run_ahead=1,
+    )
     costs = np.repeat(np.random.default_rng(0).uniform(0.005, 0.02, (graph.num_ops, 1)), 2, axis=1)
     return Problem(graph, host, Costs(costs, "profiled"), Grouping(np.arange(graph.num_ops)))
 
@@ -34,8 +37,12 @@ def test_nothing_to_fit_changes_nothing() -> None:
 
 def test_figures_enter_costs_links_and_host_as_named() -> None:
     before = problem()
-    after = apply(before, Figures(op_scale=2.0, op_overhead_s=0.5, corun=0.25, dispatch_s=0.125, transfer_latency_s=1.0,
-                                  transfer_scale=4.0))  # fmt: skip
+    after = apply(
+        before,
+        Figures(
+            op_scale=2.0, op_overhead_s=0.5, corun=0.25, dispatch_s=0.125, transfer_latency_s=1.0, transfer_scale=4.0
+        ),
+    )
     runs = ~before.graph.is_source
     # launching is part of a profiled op: what the dispatcher takes is taken from the op
     expected = before.costs.op_time_s[runs] * 2.0 + 0.5 - 0.125

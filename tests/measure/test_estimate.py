@@ -22,15 +22,29 @@ def chain(
     n = len(targets)
     empty = np.zeros(0, dtype=np.int32)
     return OpGraph(
-        names=tuple(f"op{i}" for i in range(n)), targets=tuple(targets), modules=("",) * n, signatures=tuple(targets),
-        phases=np.zeros(n, dtype=np.int8), flops=np.array(flops, dtype=np.float64),
-        bytes_moved=np.array(bytes_moved, dtype=np.float64), parameter_bytes=np.zeros(n), gradient_bytes=np.zeros(n),
-        state_bytes=np.zeros(n), workspace_bytes=np.zeros(n), colocation=np.full(n, -1), tensor_op=np.arange(n),
-        tensor_output=np.zeros(n), tensor_bytes=np.full(n, 4), tensor_shapes=((1,),) * n,
+        names=tuple(f"op{i}" for i in range(n)),
+        targets=tuple(targets),
+        modules=("",) * n,
+        signatures=tuple(targets),
+        phases=np.zeros(n, dtype=np.int8),
+        flops=np.array(flops, dtype=np.float64),
+        bytes_moved=np.array(bytes_moved, dtype=np.float64),
+        parameter_bytes=np.zeros(n),
+        gradient_bytes=np.zeros(n),
+        state_bytes=np.zeros(n),
+        workspace_bytes=np.zeros(n),
+        colocation=np.full(n, -1),
+        tensor_op=np.arange(n),
+        tensor_output=np.zeros(n),
+        tensor_bytes=np.full(n, 4),
+        tensor_shapes=((1,),) * n,
         tensor_dtypes=tuple(dtypes or ("float32",) * n),
-        input_offsets=np.array([0, *range(n)]), input_tensors=np.arange(n - 1), mutation_op=empty,
-        mutation_tensor=empty, output_tensors=empty,
-    )  # fmt: skip
+        input_offsets=np.array([0, *range(n)]),
+        input_tensors=np.arange(n - 1),
+        mutation_op=empty,
+        mutation_tensor=empty,
+        output_tensors=empty,
+    )
 
 
 def device(**facts: object) -> Device:
@@ -102,10 +116,14 @@ def test_dtype_is_the_first_floating_output_else_input() -> None:
 def test_dtype_is_the_first_of_several_outputs() -> None:
     graph = chain(["input", "aten.var_mean.correction", "aten.relu.default"], [0] * 3, [0] * 3)
     graph = replace(
-        graph, tensor_op=np.array([0, 1, 1, 1, 2]), tensor_output=np.array([0, 0, 1, 2, 0]), tensor_bytes=np.full(5, 4),
-        tensor_shapes=((1,),) * 5, tensor_dtypes=("float32", "int64", "float16", "float64", "int32"),
+        graph,
+        tensor_op=np.array([0, 1, 1, 1, 2]),
+        tensor_output=np.array([0, 0, 1, 2, 0]),
+        tensor_bytes=np.full(5, 4),
+        tensor_shapes=((1,),) * 5,
+        tensor_dtypes=("float32", "int64", "float16", "float64", "int32"),
         input_tensors=np.array([0, 3]),
-    )  # fmt: skip
+    )
     assert op_dtypes(graph) == ["float32", "float16", "float64"]
 
 

@@ -45,8 +45,12 @@ def test_equal_times_have_no_rank_correlation() -> None:
 
 def test_the_mix_is_a_quarter_each_and_avoids_what_was_seen() -> None:
     graph = op_graph([[] for _ in range(12)])
-    host = Host("h", tuple(Device(f"d{k}", "k", "simulated", 1) for k in range(2)), (Link("a", 1.0), Link("b", 1.0)),
-                (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))))  # fmt: skip
+    host = Host(
+        "h",
+        tuple(Device(f"d{k}", "k", "simulated", 1) for k in range(2)),
+        (Link("a", 1.0), Link("b", 1.0)),
+        (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))),
+    )
     problem = Problem(graph, host, Costs(np.ones((12, 2)), "estimated"), Grouping(np.arange(12)))
     best = np.arange(12, dtype=np.int32) % 2
     test, kinds = draw_mix(problem, best, 20, np.random.default_rng(0))
@@ -60,12 +64,19 @@ def test_the_mix_is_a_quarter_each_and_avoids_what_was_seen() -> None:
 
 
 def test_constraints_that_leave_nothing_to_draw_are_said() -> None:
-    host = Host("h", tuple(Device(f"d{k}", "k", "simulated", 1) for k in range(2)), (Link("a", 1.0), Link("b", 1.0)),
-                (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))))  # fmt: skip
+    host = Host(
+        "h",
+        tuple(Device(f"d{k}", "k", "simulated", 1) for k in range(2)),
+        (Link("a", 1.0), Link("b", 1.0)),
+        (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))),
+    )
     pinned = Problem(
-        op_graph([[] for _ in range(3)]), host, Costs(np.ones((3, 2)), "estimated"), Grouping(np.arange(3)),
+        op_graph([[] for _ in range(3)]),
+        host,
+        Costs(np.ones((3, 2)), "estimated"),
+        Grouping(np.arange(3)),
         allowed=np.array([[True, False]] * 3),
-    )  # fmt: skip
+    )
     only = np.zeros((1, 3), dtype=np.int32)
     with pytest.raises(InvalidValue, match="0 of 4 that were not drawn before"):
         draw_mix(pinned, only[0], 4, np.random.default_rng(1), unlike=only)

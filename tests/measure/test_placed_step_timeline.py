@@ -49,10 +49,11 @@ def assert_runs_as_planned(graph: OpGraph, host: Host, plan: Plan, timeline: Tim
     origin = plan.devices[graph.tensor_op[plan.transfer_tensor]]
     for core in range(host.num_devices):
         items = [
-            item for item in plan.sequence.tolist()
+            item
+            for item in plan.sequence.tolist()
             if core in cores[where[item]]
             and (not sources[item] if item < n else (names[origin[item - n]], names[where[item]]) in copies)
-        ]  # fmt: skip
+        ]
         assert np.all(end[items][:-1] <= start[items][1:]), "one item at a time, in plan order"
 
 

@@ -57,9 +57,19 @@ def test_an_op_takes_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPa
     graph = capture(nn.Sequential(nn.ReLU(), nn.Tanh()), torch.ones(3))
     none = np.zeros(0)
     timeline = Timeline(
-        np.zeros(3, dtype=np.int32), np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.5, 4.0]),
-        none, none, none, none, none, none, none, none, "measured",
-    )  # fmt: skip
+        np.zeros(3, dtype=np.int32),
+        np.array([0.0, 1.0, 2.0]),
+        np.array([0.0, 1.5, 4.0]),
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        "measured",
+    )
 
     class Step:
         def __init__(self, *_: object, **__: object) -> None: ...

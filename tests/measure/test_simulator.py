@@ -37,9 +37,12 @@ def run(problem: Problem, devices: list[int], priorities: list[float] | None = N
         for i, (start, end) in enumerate(zip(timeline.op_start_s, timeline.op_end_s, strict=True))
     }
     for tensor, destination, start, end in zip(
-        timeline.transfer_tensor, timeline.transfer_destination, timeline.transfer_start_s, timeline.transfer_end_s,
+        timeline.transfer_tensor,
+        timeline.transfer_destination,
+        timeline.transfer_start_s,
+        timeline.transfer_end_s,
         strict=True,
-    ):  # fmt: skip
+    ):
         times[f"{tensor} -> {destination}"] = (float(start), float(end))
     return times
 
@@ -57,8 +60,13 @@ def test_chain() -> None:
 def test_diamond_overlaps_compute_and_transfer() -> None:
     problem = problem_of(op_graph([[], [0], [0], [1, 2]], 100), [1, 2, 3, 1], plain_host(2))
     assert run(problem, [0, 0, 1, 0]) == {
-        "op 0": (0, 1), "op 1": (1, 3), "0 -> 1": (1, 2), "op 2": (2, 5), "2 -> 0": (5, 6), "op 3": (6, 7),
-    }  # fmt: skip
+        "op 0": (0, 1),
+        "op 1": (1, 3),
+        "0 -> 1": (1, 2),
+        "op 2": (2, 5),
+        "2 -> 0": (5, 6),
+        "op 3": (6, 7),
+    }
 
 
 def test_latency_is_the_largest_and_bandwidth_the_least_of_a_route() -> None:
@@ -147,9 +155,14 @@ def test_a_gang_is_busy_with_its_members_and_is_handed_their_tensors() -> None:
     problem = problem_of(op_graph([[], [], [0, 1], [2]], 100), [1, 3, 2, 1], gang_host())
     times = run(problem, [0, 1, 2, 1])
     assert times == {
-        "op 0": (0, 1), "op 1": (0, 3), "0 -> 2": (1, 1), "1 -> 2": (3, 3), "op 2": (3, 5), "2 -> 1": (5, 5),
+        "op 0": (0, 1),
+        "op 1": (0, 3),
+        "0 -> 2": (1, 1),
+        "1 -> 2": (3, 3),
+        "op 2": (3, 5),
+        "2 -> 1": (5, 5),
         "op 3": (5, 6),
-    }  # fmt: skip
+    }
 
 
 def test_idle_members_wait_for_a_gang_with_higher_priority() -> None:
@@ -188,9 +201,11 @@ def test_ops_side_by_side_slow_each_other_down() -> None:
 
 def test_an_update_waits_for_other_readers_and_for_transfers() -> None:
     graph = op_graph(
-        [[], [], [0, 1], [0], [0]], 100, targets=["parameter", "input", "update.sgd", "aten.mm", "aten.mm"],
+        [[], [], [0, 1], [0], [0]],
+        100,
+        targets=["parameter", "input", "update.sgd", "aten.mm", "aten.mm"],
         mutations=[(2, 0)],
-    )  # fmt: skip
+    )
     problem = problem_of(graph, [0, 0, 1, 2, 1], plain_host(2))
     times = run(problem, [0, 0, 0, 0, 1], [0, 0, 9, 1, 1])
     assert times["op 3"] == (0, 2)
@@ -241,8 +256,13 @@ def test_memory_counters_of_a_timeline() -> None:
     timeline = simulator.timeline(simulator.plan(np.array([0, 1])))
     counters = zip(timeline.memory_device, timeline.memory_time_s, timeline.memory_bytes, strict=True)
     assert [tuple(map(float, counter)) for counter in counters] == [
-        (0, 0, 100), (0, 2, 0), (1, 0, 0), (1, 1, 100), (1, 2, 120), (1, 3, 0),
-    ]  # fmt: skip
+        (0, 0, 100),
+        (0, 2, 0),
+        (1, 0, 0),
+        (1, 1, 100),
+        (1, 2, 120),
+        (1, 3, 0),
+    ]
 
 
 def test_throughput_is_the_busiest_device_or_link() -> None:

@@ -19,8 +19,13 @@ from rlplace.report.chrome_trace import chrome_trace, write_chrome_trace
 
 def graph() -> OpGraph:
     """An input, a convolution, its backward, an addition of both, an update; tensors of 100 bytes."""
-    targets = ["input", "aten.convolution.default", "aten.convolution_backward.default", "aten.add.Tensor",
-               "update.adam"]  # fmt: skip
+    targets = [
+        "input",
+        "aten.convolution.default",
+        "aten.convolution_backward.default",
+        "aten.add.Tensor",
+        "update.adam",
+    ]
     return op_graph([[], [0], [1], [1, 2], [2]], 100, targets=targets, phases=[0, 0, 1, 1, 2])
 
 
@@ -74,8 +79,13 @@ def test_every_slice_of_a_hand_worked_timeline() -> None:
     ]
     assert events(trace, "X")[0]["args"] == {"target": "aten.convolution.default", "module": "", "bytes": 100}
     assert events(trace, "X")[4]["args"] == {
-        "target": "aten.convolution.default", "module": "", "bytes": 100, "tensor": 1, "from": "gpu:0", "to": "gpu:1",
-    }  # fmt: skip
+        "target": "aten.convolution.default",
+        "module": "",
+        "bytes": 100,
+        "tensor": 1,
+        "from": "gpu:0",
+        "to": "gpu:1",
+    }
 
 
 def test_arrows_go_from_the_producer_over_the_transfer_to_the_first_reader() -> None:
@@ -114,8 +124,13 @@ def test_metadata_names_and_sorts_processes_and_rows() -> None:
     first = [e for e in metadata if e["pid"] == 1]
     order = {e["tid"]: e["args"]["sort_index"] for e in first if e["name"] == "thread_sort_index"}
     assert [rows(trace)[tid] for tid in sorted(order, key=order.__getitem__)] == [
-        "gpu:0", "gpu:1", "gpu:0 up", "gpu:0 down", "gpu:1 up", "gpu:1 down",
-    ]  # fmt: skip
+        "gpu:0",
+        "gpu:1",
+        "gpu:0 up",
+        "gpu:0 down",
+        "gpu:1 up",
+        "gpu:1 down",
+    ]
     assert len({(e["pid"], e["tid"]) for e in events(trace, "X")}) == len({e["tid"] for e in events(trace, "X")}) == 12
     assert sorted({e["id"] for e in events(trace, "s")}) == [0, 1, 2, 3]
 
@@ -129,9 +144,12 @@ def test_a_written_trace_loads_as_json_in_object_format(tmp_path: Path) -> None:
 
 def test_slices_that_overlap_on_one_link_get_rows_of_their_own() -> None:
     late = dataclasses.replace(
-        timeline(), transfer_source=np.zeros(2, dtype=np.int32), transfer_destination=np.ones(2, dtype=np.int32),
-        transfer_start_s=np.array([2e-3, 2.5e-3]), transfer_end_s=np.array([3e-3, 6e-3]),
-    )  # fmt: skip
+        timeline(),
+        transfer_source=np.zeros(2, dtype=np.int32),
+        transfer_destination=np.ones(2, dtype=np.int32),
+        transfer_start_s=np.array([2e-3, 2.5e-3]),
+        transfer_end_s=np.array([3e-3, 6e-3]),
+    )
     trace = chrome_trace({"measured": late}, graph(), host())
     assert list(rows(trace).values()) == ["gpu:0", "gpu:1", "gpu:0 up", "gpu:0 up (2)", "gpu:1 down", "gpu:1 down (2)"]
 
@@ -155,14 +173,23 @@ def test_a_sent_parameter_has_an_arrow_from_its_transfer_and_a_hand_over_one_wit
     trace = chrome_trace(
         {
             "simulated": Timeline(
-                np.array([0, 1, 2], dtype=np.int32), np.array([0.0, 1e-3, 2e-3]), np.array([0.0, 2e-3, 3e-3]),
-                np.array([0, 1], dtype=np.int32), np.array([0, 1], dtype=np.int32), np.array([1, 2], dtype=np.int32),
-                np.array([0.0, 2e-3]), np.array([1e-3, 2e-3]), none, none.astype(np.int32), none.astype(np.int64),
+                np.array([0, 1, 2], dtype=np.int32),
+                np.array([0.0, 1e-3, 2e-3]),
+                np.array([0.0, 2e-3, 3e-3]),
+                np.array([0, 1], dtype=np.int32),
+                np.array([0, 1], dtype=np.int32),
+                np.array([1, 2], dtype=np.int32),
+                np.array([0.0, 2e-3]),
+                np.array([1e-3, 2e-3]),
+                none,
+                none.astype(np.int32),
+                none.astype(np.int64),
                 "simulated",
             )
         },
-        small, gang_host,
-    )  # fmt: skip
+        small,
+        gang_host,
+    )
     names = rows(trace)
     assert [(e["id"], e["ph"], names[e["tid"]]) for e in trace["traceEvents"] if e["ph"] in {"s", "t", "f"}] == [
         (0, "s", "cpu:0>cpu:1"),
@@ -183,13 +210,23 @@ def test_slices_of_a_row_never_overlap_and_arrows_lie_in_slices() -> None:
     trace = chrome_trace(
         {
             "simulated": Timeline(
-                device, starts, ends, crossing.astype(np.int32), device[crossing], device[crossing + 1],
-                ends[crossing], ends[crossing], np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64),
+                device,
+                starts,
+                ends,
+                crossing.astype(np.int32),
+                device[crossing],
+                device[crossing + 1],
+                ends[crossing],
+                ends[crossing],
+                np.zeros(0),
+                np.zeros(0, dtype=np.int32),
+                np.zeros(0, dtype=np.int64),
                 "simulated",
             )
         },
-        chain, host(),
-    )  # fmt: skip
+        chain,
+        host(),
+    )
     by_row: dict[int, list[tuple[int, int]]] = {}
     for event in events(trace, "X"):
         start = round(event["ts"] * 1e3)

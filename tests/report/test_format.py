@@ -37,8 +37,13 @@ def test_format_bytes_uses_binary_units(num_bytes: float, text: str) -> None:
 
 
 def test_format_clock_rounds_to_seconds() -> None:
-    assert [format_clock(s) for s in (59.6, 3599.7, 86_400.0, -75.0, math.nan)] == ["1:00", "1:00:00", "24:00:00",
-                                                                                    "-1:15", "–"]  # fmt: skip
+    assert [format_clock(s) for s in (59.6, 3599.7, 86_400.0, -75.0, math.nan)] == [
+        "1:00",
+        "1:00:00",
+        "24:00:00",
+        "-1:15",
+        "–",
+    ]
 
 
 def test_format_ms_keeps_digits_of_tiny_steps() -> None:

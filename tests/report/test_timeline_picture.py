@@ -34,12 +34,19 @@ def timeline(device: list[int], start_s: list[float], end_s: list[float], sent: 
     tensors = [tensor for tensor, _, _ in sent]
     starts, ends = np.array(start_s, dtype=np.float64), np.array(end_s, dtype=np.float64)
     return Timeline(
-        np.array(device, dtype=np.int32), starts, ends, np.array(tensors, dtype=np.int32),
+        np.array(device, dtype=np.int32),
+        starts,
+        ends,
+        np.array(tensors, dtype=np.int32),
         np.array([source for _, source, _ in sent], dtype=np.int32),
         np.array([destination for _, _, destination in sent], dtype=np.int32),
-        0.1 * starts[tensors] + 0.9 * ends[tensors], ends[tensors], np.zeros(0), np.zeros(0, dtype=np.int32),
-        np.zeros(0, dtype=np.int64), "simulated",
-    )  # fmt: skip
+        0.1 * starts[tensors] + 0.9 * ends[tensors],
+        ends[tensors],
+        np.zeros(0),
+        np.zeros(0, dtype=np.int32),
+        np.zeros(0, dtype=np.int64),
+        "simulated",
+    )
 
 
 def share_of(picture: np.ndarray, color: str) -> float:
@@ -50,8 +57,13 @@ def share_of(picture: np.ndarray, color: str) -> float:
 def test_the_picture_has_the_right_size_and_areas_in_proportion(tmp_path: Path) -> None:
     path = tmp_path / "timeline.png"
     graph = op_graph([[], [0], [1], [1]], 8, phases=[0, 1, 1, 2])
-    save_timeline_png(path, timeline([0, 1, 0, 1], [0, 0.1, 0.4, 0.4], [0.1, 0.4, 1.0, 0.5], [(0, 0, 1), (1, 1, 0)]),
-                      graph, host(2), "four ops")  # fmt: skip
+    save_timeline_png(
+        path,
+        timeline([0, 1, 0, 1], [0, 0.1, 0.4, 0.4], [0.1, 0.4, 1.0, 0.5], [(0, 0, 1), (1, 1, 0)]),
+        graph,
+        host(2),
+        "four ops",
+    )
     picture = imread(path)
     lanes_in = 2 * 0.62 + 2 * 0.27 + 5 * 0.07
     assert picture.shape == (round((1.0 + lanes_in + 0.62) * 150), WIDTH, 4)
@@ -68,8 +80,9 @@ def test_any_number_of_devices_and_directions_fits(tmp_path: Path, num_devices: 
     sent = [(i, device[i], device[i + 1]) for i in range(n - 1) if device[i] != device[i + 1]]
     graph = op_graph([[], *([i] for i in range(n - 1))], 8)
     times = np.arange(n) * 1e-4
-    save_timeline_png(tmp_path / "t.png", timeline(device, list(times), list(times + 1e-4), sent), graph,
-                      host(num_devices))  # fmt: skip
+    save_timeline_png(
+        tmp_path / "t.png", timeline(device, list(times), list(times + 1e-4), sent), graph, host(num_devices)
+    )
     height, width, _ = imread(tmp_path / "t.png").shape
     assert width == WIDTH
     assert height <= (1.0 + 16.0 + 0.62) * 150 + 1
@@ -79,8 +92,9 @@ def test_ten_thousand_ops_and_an_empty_step_are_drawn(tmp_path: Path) -> None:
     n = 10_000
     times = np.arange(n) * 1e-6
     graph = op_graph([[]] * n, 8, phases=[i * 3 // n for i in range(n)])
-    save_timeline_png(tmp_path / "many.png", timeline([i % 4 for i in range(n)], list(times), list(times + 4e-6), []),
-                      graph, host(4))  # fmt: skip
+    save_timeline_png(
+        tmp_path / "many.png", timeline([i % 4 for i in range(n)], list(times), list(times + 4e-6), []), graph, host(4)
+    )
     assert share_of(imread(tmp_path / "many.png"), PHASE_COLORS["forward"]) > 0.05
     save_timeline_png(
         tmp_path / "none.png", timeline([0], [0.0], [0.0], []), op_graph([[]], targets=["input"]), host(1)

@@ -33,9 +33,15 @@ NMT = [
 def test_blocks_are_numbered_layers_and_what_stands_beside_them() -> None:
     split = find_blocks(chain(NMT))
     assert split.paths == (
-        "encoder.embedding", "encoder.layers.0", "encoder.layers.1", "decoder.embedding", "decoder.layers.0",
-        "decoder.layers.1", "decoder.attention", "projection",
-    )  # fmt: skip
+        "encoder.embedding",
+        "encoder.layers.0",
+        "encoder.layers.1",
+        "decoder.embedding",
+        "decoder.layers.0",
+        "decoder.layers.1",
+        "decoder.attention",
+        "projection",
+    )
     # the encoder's own op follows the layer that it reads, the loss the projection
     assert split.op_block.tolist() == [0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 7]
     assert split.cost_s.tolist() == [1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 2.0]

@@ -28,9 +28,9 @@ def test_all_weights_are_tried_over_all_groupings_and_equal_placements_once() ->
     problem = layered_problem()
     timer = Counting(problem)
     found = score_scheduled(Task(problem, timer, Budget(1000)), until=1.0)
-    expected = np.concatenate([
-        grouping.expand(Greedy.of(problem, grouping).place(STARTS)) for grouping in groupings(problem)
-    ])  # fmt: skip
+    expected = np.concatenate(
+        [grouping.expand(Greedy.of(problem, grouping).place(STARTS)) for grouping in groupings(problem)]
+    )
     assert {one.devices.tobytes() for one in found} == {row.tobytes() for row in expected}
     assert timer.count == len(found) == len(np.unique(expected, axis=0))
     step_s = Simulator(problem, threads=1).step_times(np.stack([one.devices for one in found]))

@@ -24,8 +24,19 @@ sys.exit(main())
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_best_placement_so_far(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", PROGRAM, "train", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
-               "--host", "cores", "--budget", "10m", "--run", str(folder)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "train",
+        "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
+        "--host",
+        "cores",
+        "--budget",
+        "10m",
+        "--run",
+        str(folder),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for _ in range(4000):  # its kernels may have to be compiled first, on a busy machine
             if (folder / "placement.json").exists() or process.poll() is not None:

@@ -45,8 +45,12 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
 
 
 def test_without_eager_its_row_says_why() -> None:
-    table = fill_table([Entry("single", plan(0))], None, "simulated host", lambda plans, others: [
-        Measurement("ok", 1.0, (1.0,)) for _ in plans])  # fmt: skip
+    table = fill_table(
+        [Entry("single", plan(0))],
+        None,
+        "simulated host",
+        lambda plans, others: [Measurement("ok", 1.0, (1.0,)) for _ in plans],
+    )
     assert table.row("eager")["status"] == "skipped"
     assert table.row("eager")["why"] == "simulated host"
 

@@ -76,8 +76,15 @@ def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_pa
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     (record,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     content = record.read_bytes()
-    for text in ("place/step_time_ms", "place/speedup", "place/infeasible_rate", "train/value_loss", "budget_s",
-                 "placement.json", "rlplace"):  # fmt: skip
+    for text in (
+        "place/step_time_ms",
+        "place/speedup",
+        "place/infeasible_rate",
+        "train/value_loss",
+        "budget_s",
+        "placement.json",
+        "rlplace",
+    ):
         assert text.encode() in content, text
     assert b"NaN" not in content
     (picture,) = (folder / "wandb").glob("offline-run-*/files/media/images/place/timeline_*.png")
@@ -94,8 +101,13 @@ def run_apart(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     # an empty folder would make matplotlib look for fonts, which it says on stderr where that takes long
     environment |= {"HOME": str(home), "MPLCONFIGDIR": matplotlib.get_cachedir()}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment, timeout=600,
-        stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done

@@ -25,9 +25,11 @@ from rlplace.training.tracking import make_tracker
 def simulated_problem() -> Problem:
     graph = fork_join(3, 2, 1000)
     host = Host(
-        "two", tuple(Device(f"d{k}", "k", "simulated", 1 << 30) for k in range(2)),
-        (Link("a", 1e6), Link("b", 1e6)), (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))),
-    )  # fmt: skip
+        "two",
+        tuple(Device(f"d{k}", "k", "simulated", 1 << 30) for k in range(2)),
+        (Link("a", 1e6), Link("b", 1e6)),
+        (Route("d0", "d1", ("a",)), Route("d1", "d0", ("b",))),
+    )
     costs = np.full((graph.num_ops, 2), 0.01)
     return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
 

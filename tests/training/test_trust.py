@@ -15,8 +15,19 @@ from rlplace.measure.threads import usable_cores
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
 def test_every_figure_is_there_and_in_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "fidelity.png"
-    arguments = ["fidelity", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50", "--host", "cores:2", "--placements", "8",
-                 "--fit", "4", "--plot", str(plot), "--json"]  # fmt: skip
+    arguments = [
+        "fidelity",
+        "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
+        "--host",
+        "cores:2",
+        "--placements",
+        "8",
+        "--fit",
+        "4",
+        "--plot",
+        str(plot),
+        "--json",
+    ]
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["schema"] == 1

@@ -38,8 +38,10 @@ def test_one_sample_by_hand() -> None:
     output = model(dense_BD, rows_TBL, clicks_B)
     sample = 3
     vectors = [model.bottom(dense_BD[sample])]
-    vectors += [table.weight[rows_TBL[t, sample, 0]] + table.weight[rows_TBL[t, sample, 1]]
-                for t, table in enumerate(model.tables)]  # fmt: skip
+    vectors += [
+        table.weight[rows_TBL[t, sample, 0]] + table.weight[rows_TBL[t, sample, 1]]
+        for t, table in enumerate(model.tables)
+    ]
     dots = torch.stack([vectors[i] @ vectors[j] for i in range(4) for j in range(i)])
     torch.testing.assert_close(output.logits[sample], model.top(torch.cat((vectors[0], dots)))[0])
     torch.testing.assert_close(output.loss, binary_cross_entropy_with_logits(output.logits, clicks_B))

@@ -44,7 +44,11 @@ def test_those_that_value_an_expert_least_skip_it() -> None:
     chosen_TK = torch.tensor([[0], [0], [0], [1]])
     weights_TK = torch.tensor([[0.9], [0.2], [0.7], [0.6]])
     expected = torch.stack(
-        [0.9 * experts.experts[0](tokens_TW[0]), torch.zeros(3), 0.7 * experts.experts[0](tokens_TW[2]),
-         0.6 * experts.experts[1](tokens_TW[3])]
-    )  # fmt: skip
+        [
+            0.9 * experts.experts[0](tokens_TW[0]),
+            torch.zeros(3),
+            0.7 * experts.experts[0](tokens_TW[2]),
+            0.6 * experts.experts[1](tokens_TW[3]),
+        ]
+    )
     torch.testing.assert_close(experts(tokens_TW, chosen_TK, weights_TK), expected)

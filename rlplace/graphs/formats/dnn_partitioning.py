@@ -106,10 +106,14 @@ class DnnPartitioning:
         nodes: list[dict[str, object]] = []
         for op, number in enumerate(ids):
             node: dict[str, object] = {
-                "id": number, "name": self.labels[op], "supportedOnFpga": bool(self.supported[op]),
-                "cpuLatency": float(self.cpu_ms[op]), "fpgaLatency": float(self.accelerator_ms[op]),
-                "isBackwardNode": bool(graph.phases[op] == BACKWARD), "size": float(self.size_bytes[op]),
-            }  # fmt: skip
+                "id": number,
+                "name": self.labels[op],
+                "supportedOnFpga": bool(self.supported[op]),
+                "cpuLatency": float(self.cpu_ms[op]),
+                "fpgaLatency": float(self.accelerator_ms[op]),
+                "isBackwardNode": bool(graph.phases[op] == BACKWARD),
+                "size": float(self.size_bytes[op]),
+            }
             if graph.colocation[op] >= 0:
                 node["colorClass"] = self.class_ids[graph.colocation[op]]
             if graph.modules[op]:
@@ -118,8 +122,9 @@ class DnnPartitioning:
         edges = [
             {"sourceId": ids[source], "destId": ids[reader], "cost": float(self.transfer_ms[source]), "size": size}
             for source, reader, size in zip(
-                graph.input_tensors.tolist(), graph.edge_op.tolist(), self.edge_bytes.tolist(), strict=True)
-        ]  # fmt: skip
+                graph.input_tensors.tolist(), graph.edge_op.tolist(), self.edge_bytes.tolist(), strict=True
+            )
+        ]
         counts = {"maxSizePerFPGA": self.capacity_bytes, "maxFPGAs": self.num_accelerators, "maxCPUs": self.num_cpus}
         write_json_atomic(path, {**counts, "nodes": nodes, "edges": edges}, indent=1)
 
@@ -199,9 +204,14 @@ def _topological_order(
 
 
 def _build(
-    check: FieldReader, nodes: list[dict[str, Any]], links: list[tuple[int, int, float, float]], order: list[int],
-    num_accelerators: int, num_cpus: int, capacity: float,
-) -> DnnPartitioning:  # fmt: skip
+    check: FieldReader,
+    nodes: list[dict[str, Any]],
+    links: list[tuple[int, int, float, float]],
+    order: list[int],
+    num_accelerators: int,
+    num_cpus: int,
+    capacity: float,
+) -> DnnPartitioning:
     n, where = len(nodes), check.where
     class_ids: dict[int, int] = {}
     colocation = np.full(n, -1)
@@ -234,22 +244,44 @@ def _build(
     names = tuple(str(number) for number in ids.tolist())
     bytes_ = np.rint(transfer_ms * TRANSFER_BYTES_PER_MS).astype(np.int64)
     graph = OpGraph(
-        names=names, targets=("published",) * n, modules=tuple(modules), signatures=names,
-        phases=np.where(backward, BACKWARD, FORWARD).astype(np.int8), flops=np.zeros(n), bytes_moved=np.zeros(n),
-        parameter_bytes=np.zeros(n, dtype=np.int64), gradient_bytes=np.zeros(n, dtype=np.int64),
-        state_bytes=np.zeros(n, dtype=np.int64), workspace_bytes=np.zeros(n, dtype=np.int64),
-        colocation=colocation.astype(np.int32), tensor_op=np.arange(n, dtype=np.int32),
-        tensor_output=np.zeros(n, dtype=np.int32), tensor_bytes=bytes_,
+        names=names,
+        targets=("published",) * n,
+        modules=tuple(modules),
+        signatures=names,
+        phases=np.where(backward, BACKWARD, FORWARD).astype(np.int8),
+        flops=np.zeros(n),
+        bytes_moved=np.zeros(n),
+        parameter_bytes=np.zeros(n, dtype=np.int64),
+        gradient_bytes=np.zeros(n, dtype=np.int64),
+        state_bytes=np.zeros(n, dtype=np.int64),
+        workspace_bytes=np.zeros(n, dtype=np.int64),
+        colocation=colocation.astype(np.int32),
+        tensor_op=np.arange(n, dtype=np.int32),
+        tensor_output=np.zeros(n, dtype=np.int32),
+        tensor_bytes=bytes_,
         tensor_shapes=tuple((b,) for b in bytes_.tolist()),
-        tensor_dtypes=("uint8",) * n, input_offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        tensor_dtypes=("uint8",) * n,
+        input_offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
         input_tensors=np.array([source for _, source, _, _ in table], dtype=np.int32),
-        mutation_op=np.zeros(0, dtype=np.int32), mutation_tensor=np.zeros(0, dtype=np.int32),
+        mutation_op=np.zeros(0, dtype=np.int32),
+        mutation_tensor=np.zeros(0, dtype=np.int32),
         output_tensors=np.zeros(0, dtype=np.int32),
-    )  # fmt: skip
+    )
     edge_bytes = np.array([size for *_, size in table], dtype=np.float64)
     for array in (ids, accelerator_ms, cpu_ms, transfer_ms, size_bytes, supported, edge_bytes):
         array.flags.writeable = False
     return DnnPartitioning(
-        graph, ids, tuple(labels), tuple(class_ids), accelerator_ms, cpu_ms, transfer_ms, size_bytes, supported,
-        edge_bytes, num_accelerators, num_cpus, capacity,
-    )  # fmt: skip
+        graph,
+        ids,
+        tuple(labels),
+        tuple(class_ids),
+        accelerator_ms,
+        cpu_ms,
+        transfer_ms,
+        size_bytes,
+        supported,
+        edge_bytes,
+        num_accelerators,
+        num_cpus,
+        capacity,
+    )

@@ -50,8 +50,9 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
                 declarations.append(f'<key id="{key}" for="{owner}" attr.name="{name}" attr.type="{kind}"/>')
             text = json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
             if _NOT_XML.search(text):
-                raise InvalidValue(name, shown(text), "characters that XML can hold", where=str(path),
-                                   hint="Save it as .json.")  # fmt: skip
+                raise InvalidValue(
+                    name, shown(text), "characters that XML can hold", where=str(path), hint="Save it as .json."
+                )
             lines.append(f'<data key="{keys[owner, name]}">{escape(text, {chr(13): "&#13;"})}</data>')
         return "".join(lines)
 

@@ -50,12 +50,17 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
             output_bytes=output_bytes[i],
             colocation=int(graph.colocation[i]),
             tensors=[
-                {"id": t, "output": tensor_output[t], "bytes": tensor_bytes[t], "shape": list(graph.tensor_shapes[t]),
-                 "dtype": graph.tensor_dtypes[t]}
+                {
+                    "id": t,
+                    "output": tensor_output[t],
+                    "bytes": tensor_bytes[t],
+                    "shape": list(graph.tensor_shapes[t]),
+                    "dtype": graph.tensor_dtypes[t],
+                }
                 for t in range(starts[i], starts[i + 1])
             ],
             **{name: column[i] for name, column in counts.items()},
-        )  # fmt: skip
+        )
     producers = graph.tensor_op.tolist()
     for tensor, reader in zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True):
         producer = producers[tensor]

@@ -112,9 +112,13 @@ def made_up_tensors(
 
 
 def read_results(
-    graph: nx.DiGraph[Any], ids: Mapping[int, int], index: Mapping[Hashable, int], reads: Sequence[set[int]],
-    is_ours: bool, where: str,
-) -> tuple[list[tuple[int, int]], list[int]]:  # fmt: skip
+    graph: nx.DiGraph[Any],
+    ids: Mapping[int, int],
+    index: Mapping[Hashable, int],
+    reads: Sequence[set[int]],
+    is_ours: bool,
+    where: str,
+) -> tuple[list[tuple[int, int]], list[int]]:
     """In-place updates and outputs of one of our graphs; of a graph of others, none: what nobody reads is freed.
 
     Raises:
@@ -125,8 +129,11 @@ def read_results(
     outputs, mutations = graph.graph.get("outputs"), graph.graph.get("mutations")
     if not isinstance(outputs, list) or any(type(t) is not int or t not in ids for t in outputs):
         raise InvalidValue("outputs", shown(outputs), "a list of ids of tensors", where=where)
-    pairs = [tuple(pair) if isinstance(pair, list | tuple) else () for pair in mutations or ()] if isinstance(
-        mutations, list) else [()]  # fmt: skip
+    pairs = (
+        [tuple(pair) if isinstance(pair, list | tuple) else () for pair in mutations or ()]
+        if isinstance(mutations, list)
+        else [()]
+    )
     if any(len(p) != 2 or set(map(type, p)) != {int} or p[0] not in index or p[1] not in ids for p in pairs):
         raise InvalidValue("mutations", shown(mutations), "a list of pairs of an op and a tensor", where=where)
     return [(index[op], ids[tensor]) for op, tensor in pairs], [ids[tensor] for tensor in outputs]

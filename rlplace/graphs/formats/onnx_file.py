@@ -130,9 +130,10 @@ class _Builder:
         where = f"{self.path}, node {place} ({shortened(node.op_type)} {shortened(node.name)!r})"
         if node.op_type in CONTROL_FLOW or any(a.HasField("g") or a.graphs for a in node.attribute):
             raise FileProblem(
-                where, "it holds a graph of its own, and control flow cannot be placed: export the model with its "
-                "loops unrolled and its branches taken."
-            )  # fmt: skip
+                where,
+                "it holds a graph of its own, and control flow cannot be placed: export the model with its "
+                "loops unrolled and its branches taken.",
+            )
         for name in node.input:
             if name and name not in self.base:
                 expected = "a value that an input, an initializer or an earlier node makes"
@@ -228,9 +229,12 @@ class _Builder:
         if name not in self.values:
             reason = f"onnx says: {self.reasons[name]}. " if self.reasons.get(name) else ""
             raise InvalidValue(
-                f"shape of {shortened(name)!r}", "unknown", "a shape that can be inferred", where=item.where,
+                f"shape of {shortened(name)!r}",
+                "unknown",
+                "a shape that can be inferred",
+                where=item.where,
                 hint=f"{reason}Simplify the model (onnxsim), or give the shape in its value_info.",
-            )  # fmt: skip
+            )
         return self.values[name]
 
 

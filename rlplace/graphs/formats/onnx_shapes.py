@@ -218,6 +218,9 @@ def _num_elements(shape: Any) -> int:
 def _no_size(value: Any, axis: int, label: str, path: Path) -> InvalidValue:
     sizes = ", ".join(str(dim.dim_value or dim.dim_param or "?") for dim in value.type.tensor_type.shape.dim)
     return InvalidValue(
-        f"input {shortened(value.name)!r}", f"of shape ({shortened(sizes)})", "sizes that are known", where=str(path),
+        f"input {shortened(value.name)!r}",
+        f"of shape ({shortened(sizes)})",
+        "sizes that are known",
+        where=str(path),
         hint=f"Say the size of its dimension {axis}: dims={{{label!r}: 128}}, or --dims {label}=128.",
-    )  # fmt: skip
+    )

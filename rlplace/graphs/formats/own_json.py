@@ -96,9 +96,10 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
         raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
     if "fingerprint" in fields.data and fields.text("fingerprint") != graph.fingerprint:
         raise FileProblem(
-            where, f"its fingerprint is {shown(fields.text('fingerprint'))!r}, but its content's is "
-            f"{graph.fingerprint!r}: the file was damaged or edited. Remove the field `fingerprint` if you edited it."
-        )  # fmt: skip
+            where,
+            f"its fingerprint is {shown(fields.text('fingerprint'))!r}, but its content's is "
+            f"{graph.fingerprint!r}: the file was damaged or edited. Remove the field `fingerprint` if you edited it.",
+        )
     return graph
 
 

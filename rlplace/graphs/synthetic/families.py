@@ -47,8 +47,15 @@ def layered(rng: np.random.Generator, *, layers: int = 10, width: int = 8, fan_i
             reads = chosen[place].tolist() if layer else []
             name = f"layer{layer}.{place}"
             is_matmul = bool(has_weight[place]) or not layer
-            cells.append(Cell(tuple(reads), MATMUL if is_matmul else ADD if len(reads) > 1 else RELU, f"layer{layer}",
-                              name, name if is_matmul else ""))  # fmt: skip
+            cells.append(
+                Cell(
+                    tuple(reads),
+                    MATMUL if is_matmul else ADD if len(reads) > 1 else RELU,
+                    f"layer{layer}",
+                    name,
+                    name if is_matmul else "",
+                )
+            )
     return cells
 
 
@@ -97,8 +104,9 @@ def series_parallel(rng: np.random.Generator, *, ops: int = 60, series: float = 
         is_matmul = place == 0 or bool(rng.random() < 0.5)
         name = f"op{place}"
         target = MATMUL if is_matmul else ADD if len(read) > 1 else RELU
-        cells.append(Cell(tuple(sorted(read)), target, f"block{place * 10 // len(order)}", name,
-                          name if is_matmul else ""))  # fmt: skip
+        cells.append(
+            Cell(tuple(sorted(read)), target, f"block{place * 10 // len(order)}", name, name if is_matmul else "")
+        )
     return cells
 
 

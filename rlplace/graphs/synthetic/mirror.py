@@ -85,8 +85,15 @@ class Step:
     def add_backward(self) -> None:
         """Adds the loss and, from the last cell to the first, gradients of inputs and of weights."""
         (loss,) = self._add("loss", "aten.mean.default", "", FORWARD, self._total(self.results), self.results, [1])
-        seed = self._add("loss.backward", "aten.expand.default", "", BACKWARD, self._total(self.results), [loss],
-                         [self.elements[tensor] for tensor in self.results])  # fmt: skip
+        seed = self._add(
+            "loss.backward",
+            "aten.expand.default",
+            "",
+            BACKWARD,
+            self._total(self.results),
+            [loss],
+            [self.elements[tensor] for tensor in self.results],
+        )
         self.results, sinks = [loss], self.results
         gradients: dict[int, list[int]] = defaultdict(list)  # by forward tensor
         for tensor, gradient in zip(sinks, seed, strict=True):
@@ -98,16 +105,28 @@ class Step:
             inputs = [self.outputs[i] for i in cell.reads]
             if inputs:
                 kept = [self.weights[cell.weight]] if cell.weight else [output]
-                made = self._add(name, cell.target if cell.weight else _backward_of(cell.target), cell.module, BACKWARD,
-                                 flops, [upstream, *kept], [self.elements[tensor] for tensor in inputs])  # fmt: skip
+                made = self._add(
+                    name,
+                    cell.target if cell.weight else _backward_of(cell.target),
+                    cell.module,
+                    BACKWARD,
+                    flops,
+                    [upstream, *kept],
+                    [self.elements[tensor] for tensor in inputs],
+                )
                 for tensor, gradient in zip(inputs, made, strict=True):
                     gradients[tensor].append(gradient)
             if cell.weight:
                 reads = [upstream, *(inputs or [self.input])]
                 self.weight_gradients[cell.weight] += self._add(
-                    f"{name}.weight", MATMUL, cell.module, BACKWARD, flops, reads,
+                    f"{name}.weight",
+                    MATMUL,
+                    cell.module,
+                    BACKWARD,
+                    flops,
+                    reads,
                     [self.elements[self.weights[cell.weight]]],
-                )  # fmt: skip
+                )
 
     def add_updates(self, optimizer: str) -> None:
         """Adds up each weight's gradients and updates it where it lives."""
@@ -116,8 +135,15 @@ class Step:
             op, size = self.tensor_op[tensor], self.elements[tensor]
             gradient = self._sum(self.weight_gradients[weight], f"{weight}.gradient", self.modules[op])
             update = len(self.names)
-            self._add(f"update_{weight}", f"update.{optimizer}", self.modules[op], UPDATE, flops * size,
-                      [tensor, gradient], [])  # fmt: skip
+            self._add(
+                f"update_{weight}",
+                f"update.{optimizer}",
+                self.modules[op],
+                UPDATE,
+                flops * size,
+                [tensor, gradient],
+                [],
+            )
             self.state_bytes[update] = kept * size * _ELEMENT_BYTES
             self.moved[update] = float((3 + 2 * kept) * size * _ELEMENT_BYTES)
             self.mutations.append((update, tensor))
@@ -158,9 +184,15 @@ class Step:
         )
 
     def _add(
-        self, name: str, target: str, module: str, phase: int, flops: float, reads: Sequence[int],
+        self,
+        name: str,
+        target: str,
+        module: str,
+        phase: int,
+        flops: float,
+        reads: Sequence[int],
         outputs: Sequence[int],
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         """The tensors of a new op with outputs of so many elements."""
         op, first = len(self.names), len(self.elements)
         distinct = sorted(set(reads))

@@ -93,9 +93,12 @@ def _orders(contraction: Contraction) -> Iterator[Ints]:
 
 def _lattice(contraction: Contraction, most_ideals: int) -> Lattice | None:
     return enumerate_ideals(
-        contraction.source_offsets, contraction.sources, contraction.reader_offsets, contraction.readers,
+        contraction.source_offsets,
+        contraction.sources,
+        contraction.reader_offsets,
+        contraction.readers,
         most=most_ideals,
-    )  # fmt: skip
+    )
 
 
 def _solve(
@@ -110,11 +113,27 @@ def _solve(
     slack = limit_ms * (1 + 1e-12)
     unit_offsets, unit_nets = units.unit_nets
     pairs = _relax(
-        lattice.offsets, lattice.step_unit, lattice.step_ideal, units.accelerator_ms, units.cpu_ms, units.size_bytes,
-        units.supported, units.net_ms, units.net_source, np.diff(units.net_offsets).astype(np.int32), unit_offsets,
-        unit_nets, record.num_accelerators, record.num_cpus > 0, record.capacity_bytes, in_turn, slack,
-        most_pairs, value, parent,
-    )  # fmt: skip
+        lattice.offsets,
+        lattice.step_unit,
+        lattice.step_ideal,
+        units.accelerator_ms,
+        units.cpu_ms,
+        units.size_bytes,
+        units.supported,
+        units.net_ms,
+        units.net_source,
+        np.diff(units.net_offsets).astype(np.int32),
+        unit_offsets,
+        unit_nets,
+        record.num_accelerators,
+        record.num_cpus > 0,
+        record.capacity_bytes,
+        in_turn,
+        slack,
+        most_pairs,
+        value,
+        parent,
+    )
     if pairs < 0:
         return None
     state = int(np.argmin(value[-1]))
@@ -152,11 +171,27 @@ def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints
 
 @kernel
 def _relax(
-    offsets: NDArray[np.int64], step_unit: Ints, step_ideal: Ints, accelerator_ms: Floats, cpu_ms: Floats,
-    size_bytes: Floats, supported: NDArray[np.bool_], net_ms: Floats, net_source: Ints, net_sinks: Ints,
-    unit_offsets: Ints, unit_nets: Ints, num_accelerators: int, has_cpu: bool, capacity_bytes: float, in_turn: bool,
-    limit_ms: float, most_pairs: int, value: Floats, parent: Ints,
-) -> int:  # fmt: skip
+    offsets: NDArray[np.int64],
+    step_unit: Ints,
+    step_ideal: Ints,
+    accelerator_ms: Floats,
+    cpu_ms: Floats,
+    size_bytes: Floats,
+    supported: NDArray[np.bool_],
+    net_ms: Floats,
+    net_source: Ints,
+    net_sinks: Ints,
+    unit_offsets: Ints,
+    unit_nets: Ints,
+    num_accelerators: int,
+    has_cpu: bool,
+    capacity_bytes: float,
+    in_turn: bool,
+    limit_ms: float,
+    most_pairs: int,
+    value: Floats,
+    parent: Ints,
+) -> int:
     """Fill `value` (I, 2 (K + 1)) and `parent`; the number of pairs of ideals looked at, -1 where they are too many.
 
     `value[i, c (K + 1) + k]` is the least max-load (or sum, with `in_turn`) of ideal i on k accelerators, and the

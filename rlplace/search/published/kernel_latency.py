@@ -91,15 +91,24 @@ def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints, part: Ints,
         if devices[v] != g.num_accelerators:
             number[devices[v] * n + piece[v] - 1] = -1
     return finish_pieces(
-        devices, g.num_accelerators, g.work_ms, g.transfer_ms, g.source_offsets, g.sources, g.reader_offsets, g.readers,
-        part, num_parts, finish_ms,
-    )  # fmt: skip
+        devices,
+        g.num_accelerators,
+        g.work_ms,
+        g.transfer_ms,
+        g.source_offsets,
+        g.sources,
+        g.reader_offsets,
+        g.readers,
+        part,
+        num_parts,
+        finish_ms,
+    )
 
 
 @kernel
 def anneal_latency(
     g: PieceGraph, unit_device: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float
-) -> float:  # fmt: skip
+) -> float:
     """The least latency met in `steps` moves from `unit_device` (U,), which fits; `best` (U,) holds its placement.
 
     Moves are those of max-load: one unit, two that swap, a window of the topological order, a cluster that grows along
@@ -234,7 +243,7 @@ def _pick_device(g: PieceGraph, unit_device: Ints, unit: int, random: Words) -> 
 @kernel
 def _grow(
     g: PieceGraph, unit_device: Ints, cluster: Ints, mark: NDArray[np.int64], step: int, most: int, random: Words
-) -> int:  # fmt: skip
+) -> int:
     """Grow `cluster` from its first unit along edges within its device, up to `most` units; its size."""
     size, head, home = 1, 0, unit_device[cluster[0]]
     mark[cluster[0]] = step

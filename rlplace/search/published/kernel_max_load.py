@@ -156,7 +156,7 @@ def smooth(g: LoadGraph, s: Loads, scale: float, doublings: int) -> float:
 @kernel
 def anneal_loads(
     g: LoadGraph, s: Loads, best: Ints, random: Words, steps: int, hot: float, cold: float, doublings: int
-) -> float:  # fmt: skip
+) -> float:
     """The least max-load met in `steps` moves from `s.devices`; `best` (U,) holds its placement.
 
     Moves, accepted by Metropolis' rule on the loads' smoothed maximum (a high norm, so that progress below the maximum

@@ -70,8 +70,12 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
     high: list[NDArray[np.float64]] = []
     height = 0
 
-    def add(entries: list[tuple[NDArray[np.int64], NDArray[np.int64], float | NDArray[np.float64]]], size: int,
-            at_least: float, at_most: float) -> None:  # fmt: skip
+    def add(
+        entries: list[tuple[NDArray[np.int64], NDArray[np.int64], float | NDArray[np.float64]]],
+        size: int,
+        at_least: float,
+        at_most: float,
+    ) -> None:
         nonlocal height
         for row, column, value in entries:
             rows.append(height + row.ravel())
@@ -94,8 +98,12 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
     paid = np.repeat(np.arange(accelerators)[None], nets, axis=0)
     cost = np.repeat(units.net_ms[:, None], accelerators, axis=1)
     device = np.arange(devices)
-    add([(at, x, work), (paid, out, cost), (paid, into, cost), (device, np.full(devices, largest), -1.0)], devices,
-        -np.inf, 0.0)  # fmt: skip
+    add(
+        [(at, x, work), (paid, out, cost), (paid, into, cost), (device, np.full(devices, largest), -1.0)],
+        devices,
+        -np.inf,
+        0.0,
+    )
     held, size = at[:, :accelerators], np.repeat(units.size_bytes[:, None], accelerators, axis=1)
     scale = max(record.capacity_bytes, 1.0)
     add([(held, x[:, :accelerators], size / scale)], accelerators, -np.inf, record.capacity_bytes / scale)
@@ -117,9 +125,12 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         options["node_limit"] = nodes
     with _mute_solver():
         answer = milp(
-            objective, integrality=whole, bounds=Bounds(np.zeros(largest + 1), upper),
-            constraints=LinearConstraint(table, np.concatenate(low), np.concatenate(high)), options=options,
-        )  # fmt: skip
+            objective,
+            integrality=whole,
+            bounds=Bounds(np.zeros(largest + 1), upper),
+            constraints=LinearConstraint(table, np.concatenate(low), np.concatenate(high)),
+            options=options,
+        )
     bound = getattr(answer, "mip_dual_bound", None)
     bound_ms = float(bound) if bound is not None and math.isfinite(bound) else 0.0
     if answer.x is None:

@@ -68,10 +68,21 @@ class MaxLoadSearch:
         self._timer = MaxLoad(record)
         units = self.units
         self._graph = LoadGraph(
-            record.num_accelerators, record.num_devices, record.capacity_bytes, units.accelerator_ms, units.cpu_ms,
-            units.size_bytes, units.supported, units.net_ms, units.net_source, units.net_offsets, units.net_sinks,
-            *units.unit_nets, self.order, _places(self.order),
-        )  # fmt: skip
+            record.num_accelerators,
+            record.num_devices,
+            record.capacity_bytes,
+            units.accelerator_ms,
+            units.cpu_ms,
+            units.size_bytes,
+            units.supported,
+            units.net_ms,
+            units.net_source,
+            units.net_offsets,
+            units.net_sinks,
+            *units.unit_nets,
+            self.order,
+            _places(self.order),
+        )
 
     def values_ms(self, devices: Ints) -> NDArray[np.float64]:
         """(B,) milliseconds; see `Search`."""
@@ -104,10 +115,22 @@ class PieceLatencySearch:
         ops = np.argsort(units.op_unit, kind="stable").astype(np.int32)
         offsets = np.concatenate(([0], np.cumsum(np.bincount(units.op_unit)))).astype(np.int32)
         self._graph = PieceGraph(
-            record.num_accelerators, record.num_devices, record.capacity_bytes, work_ms(record), record.transfer_ms,
-            graph.input_offsets, graph.input_tensors, *graph.readers, units.op_unit, offsets, ops, units.size_bytes,
-            units.supported, self.order, _places(self.order),
-        )  # fmt: skip
+            record.num_accelerators,
+            record.num_devices,
+            record.capacity_bytes,
+            work_ms(record),
+            record.transfer_ms,
+            graph.input_offsets,
+            graph.input_tensors,
+            *graph.readers,
+            units.op_unit,
+            offsets,
+            ops,
+            units.size_bytes,
+            units.supported,
+            self.order,
+            _places(self.order),
+        )
 
     def values_ms(self, devices: Ints) -> NDArray[np.float64]:
         """(B,) milliseconds; see `Search`."""

@@ -76,9 +76,14 @@ class PublishedResult:
 
 
 def solve(
-    record: DnnPartitioning, objective: str, *, seconds: float = math.inf, evaluations: int | None = None,
-    seed: int = 0, methods: Sequence[str] = METHODS,
-) -> PublishedResult:  # fmt: skip
+    record: DnnPartitioning,
+    objective: str,
+    *,
+    seconds: float = math.inf,
+    evaluations: int | None = None,
+    seed: int = 0,
+    methods: Sequence[str] = METHODS,
+) -> PublishedResult:
     """The best placement of each method, and a bound; no row reports an infeasible placement.
 
     Args:
@@ -127,9 +132,14 @@ class _Run:
     """One call of `solve`: the clock, and what methods hand on to each other."""
 
     def __init__(
-        self, record: DnnPartitioning, objective: str, seconds: float, evaluations: int | None, seed: int,
+        self,
+        record: DnnPartitioning,
+        objective: str,
+        seconds: float,
+        evaluations: int | None,
+        seed: int,
         methods: list[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._deadline = time.monotonic() + seconds
         self._record, self._objective = record, objective
         self._search = make_search(record, objective)

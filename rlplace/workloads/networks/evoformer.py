@@ -64,9 +64,7 @@ class Evoformer(nn.Module):
             return EvoformerOutput(msa_logits, distance_logits, None)
         msa_loss = self.loss(msa_logits.flatten(0, 1), labels_SR.flatten())
         distance_loss = self.loss(distance_logits.flatten(0, 1), distances_RR.flatten())
-        return EvoformerOutput(
-            msa_logits, distance_logits, MSA_WEIGHT * msa_loss + DISTOGRAM_WEIGHT * distance_loss
-        )  # fmt: skip
+        return EvoformerOutput(msa_logits, distance_logits, MSA_WEIGHT * msa_loss + DISTOGRAM_WEIGHT * distance_loss)
 
 
 class Embedding(nn.Module):

@@ -76,8 +76,14 @@ def test_the_contraction_of_a_small_training_step() -> None:
     nodes[1]["colorClass"] = nodes[4]["colorClass"] = 7
     edges = [(0, 1), (1, 2), (2, 5), (5, 4), (4, 3)]
     record = parse_dnn_partitioning(
-        {"maxSizePerFPGA": 9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes,
-         "edges": [{"sourceId": a, "destId": b, "cost": 1.0} for a, b in edges]})  # fmt: skip
+        {
+            "maxSizePerFPGA": 9,
+            "maxFPGAs": 2,
+            "maxCPUs": 1,
+            "nodes": nodes,
+            "edges": [{"sourceId": a, "destId": b, "cost": 1.0} for a, b in edges],
+        }
+    )
     found = contract(record)
     unit = dict(zip(record.graph.names, found.units.op_unit.tolist(), strict=True))
     assert unit["0"] == unit["1"] == unit["4"]
