@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
-from rlplace.graphs.capture import as_call
-from rlplace.graphs.trace import trace_step
+from rlplace.graphs.capturing.capture import as_call
+from rlplace.graphs.capturing.trace import trace_step
 from rlplace.workloads import build, parse_workload
 
 Step = tuple[nn.Module, Any, Callable[[Any], torch.Tensor] | None]

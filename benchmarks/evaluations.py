@@ -18,7 +18,7 @@ from suites import SUITES, key_of, problem_of
 
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
-from rlplace.search.anneal import anneal_finer
+from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.task import Budget, Task
 
 EVALUATIONS = 3000

@@ -7,15 +7,16 @@ import sys
 
 import torch
 
-from rlplace.cli.words import finite
+from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
-from rlplace.measure.runner import idle_share
-from rlplace.measure.threads import one_thread_here
-from rlplace.search import AnnealConfig, anneal, baselines, eft
-from rlplace.training.calibration import calibrated, majority
-from rlplace.training.eager import EagerStep
+from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.runner import idle_share
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.runs.calibration import calibrated, majority
+from rlplace.search import AnnealConfig, anneal, eft
+from rlplace.search.rules import baselines
 from rlplace.workloads import build, parse_workload
 
 SEARCH_S = 60.0

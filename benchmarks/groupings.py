@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from record import as_markdown, record
 
-from rlplace.cli.words import finite
+from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.measure.estimate import estimate_costs
-from rlplace.measure.hosts import resolve_host
+from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulator import Simulator
-from rlplace.search.anneal import AnnealConfig, anneal
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.runs.setup import build_for, capture_workload
+from rlplace.search.improve.anneal import AnnealConfig, anneal
 from rlplace.search.registry import Found, find
 from rlplace.search.task import Budget
-from rlplace.training.session import build_for, capture_workload
 from rlplace.workloads import parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"

@@ -15,7 +15,7 @@ from record import RESULTS, as_markdown, record
 
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
-from rlplace.search.published import METHODS, solve
+from rlplace.partitioning import METHODS, solve
 
 OBJECTIVES = {"throughput": "max-load", "latency": "piece-latency"}
 

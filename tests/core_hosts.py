@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 
 
 def core_host(num_devices: int = 2, *, has_gang: bool = False) -> Host:

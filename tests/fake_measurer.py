@@ -7,8 +7,8 @@ from micrographs import op_graph
 from numpy.typing import NDArray
 from random_problems import plain_host
 
-from rlplace.graphs.grouping import Grouping
-from rlplace.measure.costs import Costs
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from small_models import Case
 from torch import Tensor
 
-from rlplace.graphs.capture import as_call
+from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
-from rlplace.measure.host import Host
-from rlplace.measure.placed_step import PlacedStep
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.measure.residents import Residents
-from rlplace.measure.workers import Crew
+from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.workers import Crew
 
 NUM_STEPS = 3
 HOST = core_host(2)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from micrographs import op_graph
 
-from rlplace.graphs.grouping import Grouping
+from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs import Costs
-from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 
 BIG = 1 << 50

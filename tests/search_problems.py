@@ -10,9 +10,9 @@ from micrographs import op_graph
 from random_problems import plain_host
 
 from rlplace.graphs import Grouping
-from rlplace.measure.costs import Costs
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulator import Simulator
+from rlplace.measure.simulate.simulator import Simulator
 
 FORK = [[], [0], [0], [0], [1, 2], [2, 3]]
 

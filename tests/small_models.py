@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.graphs.capture import as_call
+from rlplace.graphs.capturing.capture import as_call
 
 Loss = Callable[[Any], Tensor]
 

@@ -58,7 +58,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_method_is_in_the_docs() -> None:
-    from rlplace.compare.people import PEOPLE
+    from rlplace.compare.pytorch_rows import PEOPLE
     from rlplace.search.registry import METHODS
 
     text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, parse_constraints, print_json
+from rlplace.cli.arguments import check_workload, find_host, parse_constraints, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -57,7 +57,7 @@ def compare(
     spec = check_workload(workload)
     if objective not in OBJECTIVES:
         raise UnknownName("objective", objective, OBJECTIVES)
-    from rlplace.compare.published import is_published_file, run_published
+    from rlplace.partitioning.compare import is_published_file, run_published
 
     if spec.is_file and is_published_file(spec.path):
         if host is not None:

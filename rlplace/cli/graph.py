@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, print_json, say
+from rlplace.cli.arguments import check_workload, find_host, print_json, say
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
     from rlplace.graphs.opgraph import OpGraph
-    from rlplace.measure.host import Host
+    from rlplace.measure.hosts.host import Host
     from rlplace.measure.problem import Problem
     from rlplace.workloads import WorkloadSpec
 
@@ -92,7 +92,7 @@ def describe(problem: Problem, top: int) -> dict[str, Any]:
     import numpy as np
 
     from rlplace.graphs.statistics import describe_graph
-    from rlplace.measure.bounds import critical_path_s
+    from rlplace.measure.bounds.bounds import critical_path_s
 
     op_time_s = problem.costs.op_time_s
     single = int(np.argmin(op_time_s.sum(axis=0)))
@@ -117,7 +117,7 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     from rlplace.files import read_json
     from rlplace.graphs.formats.dispatch import is_dnn_partitioning
     from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
-    from rlplace.measure.published import published_problem
+    from rlplace.partitioning.problem import published_problem
 
     if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
         return None  # such a graph saved in a format of ours, which holds no costs
@@ -125,11 +125,11 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
 
 
 def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int) -> Problem:
-    from rlplace.measure.costs import Costs
+    from rlplace.measure.costs.estimate import estimate_costs
     from rlplace.measure.problem import Problem
-    from rlplace.training.session import given_costs
+    from rlplace.runs.setup import given_costs
 
-    return Problem.grouped(graph, host, given_costs(spec, host) or Costs.estimate(graph, host), num_groups)
+    return Problem.grouped(graph, host, given_costs(spec, host) or estimate_costs(graph, host), num_groups)
 
 
 def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tuple[OpGraph, float]:
@@ -146,7 +146,7 @@ def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tupl
         raise InvalidValue("dims", dims, "none: only an ONNX model has dynamic dimensions", where=str(spec))
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from rlplace.training.session import capture_workload
+    from rlplace.runs.setup import capture_workload
     from rlplace.workloads import build
 
     try:

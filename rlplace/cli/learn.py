@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, parse_constraints, parse_duration, print_json
+from rlplace.cli.arguments import check_workload, find_host, parse_constraints, parse_duration, print_json
 
 
 def train(
@@ -94,7 +94,7 @@ def export(
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout
     """
-    from rlplace.training.session import export_run
+    from rlplace.export.session import export_run
 
     result = export_run(folder, workload=workload, is_check=check)
     if json:

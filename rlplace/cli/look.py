@@ -7,7 +7,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import print_json, say
+from rlplace.cli.arguments import print_json, say
 
 
 def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
@@ -17,7 +17,7 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
         name: a preset, `auto`, `cores` or a host file; empty lists the presets
         json: print one JSON object on stdout
     """
-    from rlplace.measure.hosts import describe_hosts, resolve_host
+    from rlplace.measure.hosts.resolve import describe_hosts, resolve_host
 
     if name:
         host = resolve_host(name)

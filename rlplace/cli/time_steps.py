@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.words import check_workload, find_host, parse_constraints, print_json, say
+from rlplace.cli.arguments import check_workload, find_host, parse_constraints, print_json, say
 
 
 def simulate(
@@ -37,7 +37,7 @@ def simulate(
         timeline: write a Chrome trace of the simulated step here
         json: print one JSON object on stdout
     """
-    from rlplace.training.stopwatch import time_placement
+    from rlplace.runs.step_time import time_placement
 
     spec, found = check_workload(workload), find_host(host, gangs=gangs)
     constraints = parse_constraints(pin, exclude, together, found)
@@ -73,7 +73,7 @@ def measure(
         timeline: write a Chrome trace of a measured and of a simulated step here
         json: print one JSON object on stdout
     """
-    from rlplace.training.stopwatch import time_placement
+    from rlplace.runs.step_time import time_placement
 
     spec, found = check_workload(workload), find_host(host, gangs=gangs)
     constraints = parse_constraints(pin, exclude, together, found)
@@ -111,7 +111,7 @@ def fidelity(
         plot: where the scatter plot goes
         json: print one JSON object on stdout
     """
-    from rlplace.training.trust import run_fidelity
+    from rlplace.runs.fidelity import run_fidelity
 
     spec, found = check_workload(workload), find_host(host, gangs=gangs)
     constraints = parse_constraints(pin, exclude, together, found)
@@ -154,7 +154,7 @@ def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False,
 
     if subject != "simulator":
         raise UnknownName("benchmark", subject, ("simulator",))
-    from rlplace.measure.bench_simulator import bench_simulator
+    from rlplace.measure.simulate.bench_simulator import bench_simulator
 
     result = bench_simulator(is_quick=quick, on_row=lambda row: say(str(row)))
     if json:

@@ -15,12 +15,12 @@ from typing import Any
 
 from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RunnerError
-from rlplace.graphs.capture import capture
+from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
-from rlplace.measure.host import Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulator import Simulator
-from rlplace.search.baselines import plain_devices, single
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.rules.baselines import plain_devices, single
 from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build
 
 START_TIMEOUT_S = 300.0

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlplace.compare.row import Comparison, Objective, Row
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
-from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.race import RaceProtocol, Timer
-from rlplace.measure.runner import HostRunner
-from rlplace.measure.simulator import Simulator
-from rlplace.search.op_order import shorten
+from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.race import RaceProtocol, Timer
+from rlplace.measure.run.runner import HostRunner
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.order.op_order import shorten
 from rlplace.search.registry import METHODS, Found, find
 from rlplace.search.task import Budget
-from rlplace.training.eager import EagerStep
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""

@@ -7,25 +7,25 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.compare.people import PEOPLE, what_people_run
+from rlplace.compare.pytorch_rows import PEOPLE, what_people_run
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import OP_ORDER, CompareConfig, compare
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.graphs.constraints import Constraints
-from rlplace.measure.host import Host
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
-from rlplace.measure.threads import one_thread_here
+from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.compare_table import compare_table
 from rlplace.report.format import format_seconds
+from rlplace.report.progress import make_progress
+from rlplace.runs.calibration import calibrated
+from rlplace.runs.setup import default_size, graph_for, make_problem
 from rlplace.search.registry import METHODS
-from rlplace.training.calibration import calibrated
-from rlplace.training.progress import make_progress
-from rlplace.training.session import default_size, graph_for, make_problem
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:
-    from rlplace.training.progress import Progress
+    from rlplace.report.progress import Progress
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""

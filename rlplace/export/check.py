@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.step import PlacedModel
-from rlplace.graphs.capture import capture
+from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.host import Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.training.eager import EagerStep
+from rlplace.measure.run.eager import EagerStep
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 SMALLEST_SCALE = 1e-3

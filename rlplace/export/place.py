@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from rlplace.export.step import PlacedModel
-from rlplace.graphs.capture import capture
-from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
-from rlplace.graphs.trace import LossFn
-from rlplace.measure.host import Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.training import train
 

@@ -12,14 +12,14 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.detect import detect_host
-from rlplace.measure.host import Host
-from rlplace.measure.placed_step import PlacedStep
+from rlplace.measure.hosts.detect import detect_host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, check_plan
 from rlplace.measure.plan import Plan
-from rlplace.measure.residents import Residents
-from rlplace.measure.threads import keep_freed_memory
-from rlplace.measure.workers import Crew
+from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.threads import keep_freed_memory
+from rlplace.measure.run.workers import Crew
 
 
 class PlacedModel:

@@ -1,11 +1,11 @@
 """Graphs: what a step computes (`OpGraph`), how to run it (`Program`), what moves together (`Grouping`)."""
 
-from rlplace.graphs.capture import capture
-from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.op_costs import register_cost, unregister_cost
 from rlplace.graphs.formats import load_graph, save_graph
-from rlplace.graphs.grouping import Grouping, group_ops
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.graphs.interpreter import StepResult, run_graph
-from rlplace.graphs.op_costs import register_cost, unregister_cost
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, PHASES, UPDATE, OpGraph
 from rlplace.graphs.program import OptimizerSpec, Program
 

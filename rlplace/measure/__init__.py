@@ -9,18 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlplace.measure.costs import Costs
-    from rlplace.measure.detect import detect_host
-    from rlplace.measure.host import Device, Host, Link, Route
-    from rlplace.measure.hosts import list_presets, resolve_host
-    from rlplace.measure.measurement import Measurement, Measurer, Timeline
+    from rlplace.measure.costs.costs import Costs
+    from rlplace.measure.hosts.detect import detect_host
+    from rlplace.measure.hosts.host import Device, Host, Link, Route
+    from rlplace.measure.hosts.resolve import list_presets, resolve_host
+    from rlplace.measure.measurement import Measurement, Measurer
     from rlplace.measure.placement import Placement, load_placement, save_placement
     from rlplace.measure.plan import Plan
     from rlplace.measure.problem import Problem
-    from rlplace.measure.race import RaceProtocol, race
-    from rlplace.measure.ranks import upward_ranks
-    from rlplace.measure.runner import HostRunner
-    from rlplace.measure.simulator import Simulator
+    from rlplace.measure.run.race import RaceProtocol, race
+    from rlplace.measure.run.runner import HostRunner
+    from rlplace.measure.simulate.ranks import upward_ranks
+    from rlplace.measure.simulate.simulator import Simulator
+    from rlplace.measure.timeline import Timeline
 
 __all__ = [
     "Costs",
@@ -47,27 +48,27 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Costs": "rlplace.measure.costs",
-    "Device": "rlplace.measure.host",
-    "Host": "rlplace.measure.host",
-    "HostRunner": "rlplace.measure.runner",
-    "Link": "rlplace.measure.host",
+    "Costs": "rlplace.measure.costs.costs",
+    "Device": "rlplace.measure.hosts.host",
+    "Host": "rlplace.measure.hosts.host",
+    "HostRunner": "rlplace.measure.run.runner",
+    "Link": "rlplace.measure.hosts.host",
     "Measurement": "rlplace.measure.measurement",
     "Measurer": "rlplace.measure.measurement",
     "Placement": "rlplace.measure.placement",
     "Plan": "rlplace.measure.plan",
     "Problem": "rlplace.measure.problem",
-    "RaceProtocol": "rlplace.measure.race",
-    "Route": "rlplace.measure.host",
-    "Simulator": "rlplace.measure.simulator",
-    "Timeline": "rlplace.measure.measurement",
-    "detect_host": "rlplace.measure.detect",
-    "list_presets": "rlplace.measure.hosts",
+    "RaceProtocol": "rlplace.measure.run.race",
+    "Route": "rlplace.measure.hosts.host",
+    "Simulator": "rlplace.measure.simulate.simulator",
+    "Timeline": "rlplace.measure.timeline",
+    "detect_host": "rlplace.measure.hosts.detect",
+    "list_presets": "rlplace.measure.hosts.resolve",
     "load_placement": "rlplace.measure.placement",
-    "race": "rlplace.measure.race",
-    "resolve_host": "rlplace.measure.hosts",
+    "race": "rlplace.measure.run.race",
+    "resolve_host": "rlplace.measure.hosts.resolve",
     "save_placement": "rlplace.measure.placement",
-    "upward_ranks": "rlplace.measure.ranks",
+    "upward_ranks": "rlplace.measure.simulate.ranks",
 }
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.costs import Costs
-from rlplace.measure.host import Link
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Link
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulator import Simulator
+from rlplace.measure.simulate.simulator import Simulator
 
 FIELDS = ("op_scale", "op_overhead_s", "corun", "dispatch_s", "transfer_latency_s", "transfer_scale")
 _SMALLEST = 1e-7

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.files import write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.host import Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 

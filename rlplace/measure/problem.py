@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.constraints import Constraints
-from rlplace.graphs.grouping import LATENCY_S, S_PER_BYTE, Grouping, group_ops
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE, Grouping, group_ops
+from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.rules import GroupingRule
-from rlplace.measure.costs import Costs
-from rlplace.measure.host import Host
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host
 
 MEMORY_SHARE = 0.25
 """Part of the smallest device's memory that the bytes of a group may take."""
@@ -104,7 +104,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit.
         """
-        from rlplace.measure.profile import profile_costs, profile_links
+        from rlplace.measure.costs.profile import profile_costs, profile_links
 
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
         (constraints or Constraints()).resolve(graph, *_names(host))
@@ -128,7 +128,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit, or a device without the figures that an estimate needs.
         """
-        from rlplace.measure.estimate import estimate_costs
+        from rlplace.measure.costs.estimate import estimate_costs
 
         costs = estimate_costs(graph, host)
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)

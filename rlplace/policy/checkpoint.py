@@ -16,7 +16,7 @@ from rlplace.env.features import GraphFeatures
 from rlplace.env.one_shot import observation_space
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import read_json, write_bytes_atomic, write_json_atomic
-from rlplace.policy.placer_policy import PlacerArchitecture, PlacerPolicy
+from rlplace.policy.placer.policy import PlacerArchitecture, PlacerPolicy
 
 SCHEMA = 1
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.files import write_json_atomic
 from rlplace.graphs.opgraph import PHASES, OpGraph
-from rlplace.measure.host import Host
-from rlplace.measure.measurement import Timeline
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.timeline import Timeline
 from rlplace.report.format import format_seconds
 
 Event = dict[str, Any]

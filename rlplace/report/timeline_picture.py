@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
 from rlplace.graphs.opgraph import PHASES, OpGraph
-from rlplace.measure.host import Host
-from rlplace.measure.measurement import Timeline
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.timeline import Timeline
 from rlplace.report.format import format_bytes, format_seconds
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}

@@ -49,30 +49,53 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("single", "baselines:solve_single", "baseline", "everything on the best feasible device"),
-        Method("round-robin", "baselines:solve_round_robin", "baseline", "groups dealt out in order"),
-        Method("random", "baselines:solve_random", "search", "groups drawn uniformly"),
-        Method("blocks", "baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
-        Method("expert", "expert:solve_expert", "baseline", "by module, as by hand: runs, layer k on device k, halves"),
-        Method("metis", "metis:solve_metis", "baseline", "balanced parts, few bytes cut: Karypis and Kumar 1998"),
-        Method("scotch", "scotch:solve_scotch", "baseline", "mapping onto the devices: Pellegrini 1996"),
-        Method("eft", "eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
-        Method("heft", "heft:solve_heft", "scheduler", "HEFT with insertion: Topcuoglu et al. 2002"),
-        Method("peft", "peft:solve_peft", "scheduler", "look-ahead by optimistic costs: Arabnejad and Barbosa 2014"),
-        Method("critical-path", "critical_path:solve_critical_path", "scheduler", "CPOP: Topcuoglu et al. 2002"),
-        Method("m-topo", "baechi:solve_m_topo", "scheduler", "even memory, in order: Baechi, Jeon et al. 2020"),
-        Method("m-etf", "baechi:solve_m_etf", "scheduler", "earliest start first: Baechi, Jeon et al. 2020"),
-        Method("m-sct", "baechi:solve_m_sct", "scheduler", "favourite children by LP: Baechi, Jeon et al. 2020"),
+        Method("single", "rules.baselines:solve_single", "baseline", "everything on the best feasible device"),
+        Method("round-robin", "rules.baselines:solve_round_robin", "baseline", "groups dealt out in order"),
+        Method("random", "rules.baselines:solve_random", "search", "groups drawn uniformly"),
+        Method("blocks", "rules.baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
         Method(
-            "cp-sat", "cp_sat:solve_cp_sat", "exact", "constraint program: optimal when small, else a bound (OR-Tools)"
+            "expert",
+            "rules.expert:solve_expert",
+            "baseline",
+            "by module, as by hand: runs, layer k on device k, halves",
         ),
-        Method("anneal", "anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
-        Method("evolve", "evolve:solve", "search", "a list scheduler whose weights CMA-ES tunes, then annealing"),
-        Method("local-search", "local_search:solve", "search", "first improvement over critical groups, restarted"),
-        Method("multilevel", "multilevel:solve", "search", "annealing over ever finer groups: Walshaw 2004"),
-        Method("genetic", "genetic:solve", "search", "biased random keys: Gonçalves & Resende 2011"),
-        Method("cem", "cem:solve", "search", "cross-entropy method, a categorical a group: Rubinstein 1999"),
-        Method("portfolio", "portfolio:solve", "search", "all placements where they are few, else evolve"),
+        Method("metis", "rules.metis:solve_metis", "baseline", "balanced parts, few bytes cut: Karypis and Kumar 1998"),
+        Method("scotch", "rules.scotch:solve_scotch", "baseline", "mapping onto the devices: Pellegrini 1996"),
+        Method("eft", "schedule.eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
+        Method("heft", "schedule.heft:solve_heft", "scheduler", "HEFT with insertion: Topcuoglu et al. 2002"),
+        Method(
+            "peft",
+            "schedule.peft:solve_peft",
+            "scheduler",
+            "look-ahead by optimistic costs: Arabnejad and Barbosa 2014",
+        ),
+        Method(
+            "critical-path", "schedule.critical_path:solve_critical_path", "scheduler", "CPOP: Topcuoglu et al. 2002"
+        ),
+        Method(
+            "m-topo", "schedule.baechi:solve_m_topo", "scheduler", "even memory, in order: Baechi, Jeon et al. 2020"
+        ),
+        Method("m-etf", "schedule.baechi:solve_m_etf", "scheduler", "earliest start first: Baechi, Jeon et al. 2020"),
+        Method(
+            "m-sct", "schedule.baechi:solve_m_sct", "scheduler", "favourite children by LP: Baechi, Jeon et al. 2020"
+        ),
+        Method(
+            "cp-sat",
+            "exact.cp_sat:solve_cp_sat",
+            "exact",
+            "constraint program: optimal when small, else a bound (OR-Tools)",
+        ),
+        Method("anneal", "improve.anneal:solve", "search", "annealing over groups, then ops: Kirkpatrick et al. 1983"),
+        Method(
+            "evolve", "improve.evolve:solve", "search", "a list scheduler whose weights CMA-ES tunes, then annealing"
+        ),
+        Method(
+            "local-search", "improve.local_search:solve", "search", "first improvement over critical groups, restarted"
+        ),
+        Method("multilevel", "improve.multilevel:solve", "search", "annealing over ever finer groups: Walshaw 2004"),
+        Method("genetic", "improve.genetic:solve", "search", "biased random keys: Gonçalves & Resende 2011"),
+        Method("cem", "improve.cem:solve", "search", "cross-entropy method, a categorical a group: Rubinstein 1999"),
+        Method("portfolio", "improve.portfolio:solve", "search", "all placements where they are few, else evolve"),
     )
 }
 

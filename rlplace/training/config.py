@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.constraints import Constraints
-from rlplace.graphs.rules import GroupingRule
-from rlplace.training.tracking import TRACKING_MODES
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.runs.tracking import TRACKING_MODES
 
 REWARDS = ("log_speedup", "sqrt")
 TEACHERS = ("eft", "none")
@@ -24,7 +24,7 @@ class TrainConfig:
     num_groups: int = 256
     """Most groups of ops that the policy places."""
     grouping: str = "heavy-edge"
-    """The rule that groups are made by, a word of `rlplace.graphs.rules.GroupingRule`."""
+    """The rule that groups are made by, a word of `rlplace.graphs.grouping.rule.GroupingRule`."""
     acyclic: bool = False
     """Keep the graph of groups without cycles, whatever of the rule that costs."""
     constraints: Constraints = field(default_factory=Constraints)

@@ -11,14 +11,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlplace.env import PlacementVecEnv, make_reward
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulator import Simulator
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import PlacerPPO, imitate, make_policy, save_policy
-from rlplace.training.calibration import majority
+from rlplace.runs.calibration import majority
+from rlplace.runs.folder import RunFolder
+from rlplace.runs.tracking import Tracker
 from rlplace.training.candidates import Candidates
 from rlplace.training.config import TrainConfig
-from rlplace.training.run_folder import RunFolder
 from rlplace.training.sb3_writer import sb3_logger
-from rlplace.training.tracking import Tracker
 
 SCREENED = 8
 """Samples simulated for each one that is measured."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulator import Simulator
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.training.candidates import Candidates
 
 BATCH = 64

@@ -7,7 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from rlplace.training.tracking import Tracker
+from rlplace.runs.tracking import Tracker
 
 
 class TrackerWriter(KVWriter):

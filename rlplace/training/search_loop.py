@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.measure.race import RaceProtocol
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.report.progress import Progress
+from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.training.candidates import Candidate, Candidates
 from rlplace.training.config import TrainConfig
-from rlplace.training.judge import Judge
-from rlplace.training.progress import Progress
-from rlplace.training.tracking import NoTracker, Tracker
+from rlplace.training.evaluator import Judge
 
 FINALISTS = 4
 FINAL_SHARE = 0.15

@@ -12,26 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, RunnerError
-from rlplace.measure.measurement import Timeline
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.race import RaceProtocol
-from rlplace.measure.simulator import Simulator
-from rlplace.measure.threads import one_thread_here
+from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
-from rlplace.search import baselines, eft
-from rlplace.training.calibration import calibrated, majority
+from rlplace.report.progress import Progress, make_progress
+from rlplace.runs.calibration import calibrated, majority
+from rlplace.runs.folder import RunFolder
+from rlplace.runs.tracking import NoTracker, Tracker
+from rlplace.search import eft
+from rlplace.search.rules import baselines
 from rlplace.training.config import TrainConfig
-from rlplace.training.eager import EagerStep
-from rlplace.training.judge import Judge
+from rlplace.training.evaluator import Judge
 from rlplace.training.learner import PolicySearch
-from rlplace.training.progress import Progress, make_progress
 from rlplace.training.random_search import RandomSearch
-from rlplace.training.run_folder import RunFolder
 from rlplace.training.search_loop import Found, search_within
 from rlplace.training.table import Entry, Table, fill_table
-from rlplace.training.tracking import NoTracker, Tracker
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +47,3 @@ class BertConfig(WorkloadConfig):
         The paper's batch of 256 is spread over 16 chips; 16 sequences a step is our choice.
         """
         return cls(layers=12, width=768, heads=12, batch=16, tokens=512, vocab=30522)
-
-
-def build(config: BertConfig) -> Parts:
-    """The model with tokens, masked-token labels, (B, tokens), and next-sentence labels, (B,)."""
-    import torch
-
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import tokens, transformers
-
-    hf = transformers()
-    model = hf.BertForPreTraining(
-        hf.BertConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            intermediate_size=4 * config.width,
-            max_position_embeddings=config.tokens,
-            hidden_dropout_prob=config.dropout,
-            attention_probs_dropout_prob=config.dropout,
-        )
-    )
-    inputs = {
-        "input_ids": tokens(config.vocab, config.batch, config.tokens),
-        "labels": tokens(config.vocab, config.batch, config.tokens),
-        "next_sentence_label": torch.randint(2, (config.batch,)),
-    }
-    return Parts(model, inputs, loss_of)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlplace.workloads import (
     bert,
@@ -24,7 +25,6 @@ from rlplace.workloads import (
     whisper,
 )
 from rlplace.workloads.options import WorkloadConfig
-from rlplace.workloads.zoo import EXTRA, PACKAGE
 
 if TYPE_CHECKING:
     from rlplace.workloads.workload import Parts
@@ -36,12 +36,18 @@ class Family:
 
     config: type[WorkloadConfig]
     """The class of its options."""
-    build: Callable[[Any], Parts]
-    """From such options to a model, its inputs and its loss; imports torch."""
+    home: str = ""
+    """`module:function` of what builds it; by default `build` of the file in `networks/` that has its name."""
     package: str = ""
     """What it is built from; empty where torch alone does."""
     extra: str = ""
     """The extra that brings `package`."""
+
+    def build(self, config: WorkloadConfig) -> Parts:
+        """A model, its inputs and its loss at the size that `config` says; imports torch."""
+        module, _, function = (self.home or f"rlplace.workloads.networks.{config.NAME}:build").partition(":")
+        make: Callable[[WorkloadConfig], Parts] = getattr(importlib.import_module(module), function)
+        return make(config)
 
     @property
     def is_installed(self) -> bool:
@@ -49,23 +55,23 @@ class Family:
         return not self.package or find_spec(self.package) is not None
 
 
-ZOO = (PACKAGE, EXTRA)
+ZOO = {"package": "transformers", "extra": "zoo"}
 
 CATALOG: dict[str, Family] = {
-    "bert": Family(bert.BertConfig, bert.build, *ZOO),
-    "clip": Family(clip.ClipConfig, clip.build, *ZOO),
-    "dlrm": Family(dlrm.DLRMConfig, dlrm.build),
-    "evoformer": Family(evoformer.EvoformerConfig, evoformer.build),
-    "gpt2": Family(gpt2.GPT2Config, gpt2.build, *ZOO),
-    "inception_v3": Family(inception_v3.InceptionV3Config, inception_v3.build),
-    "llama": Family(llama.LlamaConfig, llama.build, *ZOO),
-    "mixtral": Family(mixtral.MixtralConfig, mixtral.build, *ZOO),
-    "nmt": Family(nmt.NMTConfig, nmt.build),
-    "resnet50": Family(resnet50.ResNet50Config, resnet50.build, *ZOO),
-    "rnnlm": Family(rnnlm.RNNLMConfig, rnnlm.build),
-    "t5": Family(t5.T5Config, t5.build, *ZOO),
-    "vit": Family(vit.ViTConfig, vit.build, *ZOO),
-    "whisper": Family(whisper.WhisperConfig, whisper.build, *ZOO),
+    "bert": Family(bert.BertConfig, **ZOO),
+    "clip": Family(clip.ClipConfig, **ZOO),
+    "dlrm": Family(dlrm.DLRMConfig),
+    "evoformer": Family(evoformer.EvoformerConfig),
+    "gpt2": Family(gpt2.GPT2Config, **ZOO),
+    "inception_v3": Family(inception_v3.InceptionV3Config),
+    "llama": Family(llama.LlamaConfig, **ZOO),
+    "mixtral": Family(mixtral.MixtralConfig, **ZOO),
+    "nmt": Family(nmt.NMTConfig),
+    "resnet50": Family(resnet50.ResNet50Config, **ZOO),
+    "rnnlm": Family(rnnlm.RNNLMConfig),
+    "t5": Family(t5.T5Config, **ZOO),
+    "vit": Family(vit.ViTConfig, **ZOO),
+    "whisper": Family(whisper.WhisperConfig, **ZOO),
 }
 
 CONFIGS: dict[str, type[WorkloadConfig]] = {name: family.config for name, family in CATALOG.items()}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 CRITEO_ROWS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
@@ -56,16 +53,3 @@ class DLRMConfig(WorkloadConfig):
         MLPs of 512-256-64-16 and 512-256-1 and the batch of 128 as in the authors' code.
         """
         return cls(max_rows=max(CRITEO_ROWS))
-
-
-def build(config: DLRMConfig) -> Parts:
-    """The model with features, (B, dense), rows to look up, (tables, B, lookups), and labels, (B,), 0 or 1."""
-    import torch
-
-    from rlplace.workloads.networks.dlrm import DLRM
-    from rlplace.workloads.workload import Parts, loss_of
-
-    dense_BD = torch.rand(config.batch, config.dense)
-    rows_TBL = torch.stack([torch.randint(rows, (config.batch, config.lookups)) for rows in config.rows])
-    clicks_B = torch.randint(2, (config.batch,)).float()
-    return Parts(DLRM(config), (dense_BD, rows_TBL, clicks_B), loss_of)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 AMINO_ACIDS = 23
 """20 amino acids, unknown, gap and mask."""
 DISTANCE_BINS = 64
 """Bins of the distogram (supplement, section 1.9.8)."""
-MASKED_SHARE = 0.15
-"""Share of the alignment that is masked and predicted (supplement, section 1.2.7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +52,3 @@ class EvoformerConfig(WorkloadConfig):
         return cls(
             blocks=48, sequences=128, residues=256, msa_width=256, pair_width=128, heads=8, pair_heads=4, head_width=32
         )
-
-
-def build(config: EvoformerConfig) -> Parts:
-    """The model with a masked MSA and its labels, (sequences, residues), and distance bins, (residues, residues)."""
-    import torch
-
-    from rlplace.workloads.networks.evoformer import IGNORED, Evoformer
-    from rlplace.workloads.workload import Parts, loss_of
-
-    whole_SR = torch.randint(AMINO_ACIDS - 1, (config.sequences, config.residues))
-    masked_SR = torch.rand(whole_SR.shape) < MASKED_SHARE
-    masked_SR[0, 0] = True  # there is always something to predict
-    msa_SR = torch.where(masked_SR, AMINO_ACIDS - 1, whole_SR)
-    labels_SR = torch.where(masked_SR, whole_SR, IGNORED)
-    distances_RR = torch.randint(DISTANCE_BINS, (config.residues, config.residues))
-    return Parts(Evoformer(config), (msa_SR, labels_SR, distances_RR), loss_of)

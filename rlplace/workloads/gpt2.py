@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +48,3 @@ class GPT2Config(WorkloadConfig):
         The paper's batch of 512 takes many machines; 8 sequences a step is our choice.
         """
         return cls(layers=12, width=768, heads=12, batch=8, tokens=1024, vocab=50257)
-
-
-def build(config: GPT2Config) -> Parts:
-    """The model with tokens, (B, tokens), which are their own labels, shifted by one inside."""
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import tokens, transformers
-
-    hf = transformers()
-    model = hf.GPT2LMHeadModel(
-        hf.GPT2Config(
-            vocab_size=config.vocab,
-            n_positions=config.tokens,
-            n_embd=config.width,
-            n_layer=config.layers,
-            n_head=config.heads,
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-    )
-    model.loss_type = "ForCausalLM"  # what it falls back to, with a warning: its class name does not say so
-    text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +52,3 @@ class InceptionV3Config(WorkloadConfig):
     def paper(cls) -> Self:
         """32 images of 299 pixels, as Szegedy et al. (2015) train it (section 8)."""
         return cls(batch=32, image_size=299)
-
-
-def build(config: InceptionV3Config) -> Parts:
-    """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
-    import torch
-
-    from rlplace.workloads.networks.inception_v3 import InceptionV3
-    from rlplace.workloads.workload import Parts, loss_of
-
-    images = torch.randn(config.batch, 3, config.image_size, config.image_size)
-    labels = torch.randint(config.classes, (config.batch,))
-    return Parts(InceptionV3(config), (images, labels), loss_of)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +51,3 @@ class LlamaConfig(WorkloadConfig):
         The paper's batch of 4 million tokens takes many machines; one sequence a step is our choice.
         """
         return cls(layers=32, width=4096, heads=32, kv_heads=32, mlp=11008, batch=1, tokens=2048, vocab=32000)
-
-
-def build(config: LlamaConfig) -> Parts:
-    """The model with tokens, (B, tokens), which are their own labels, shifted by one inside."""
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import tokens, transformers
-
-    hf = transformers()
-    model = hf.LlamaForCausalLM(
-        hf.LlamaConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            intermediate_size=config.mlp,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            max_position_embeddings=config.tokens,
-            bos_token_id=0,
-            eos_token_id=1,
-            use_cache=False,
-        )
-    )
-    text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of)

@@ -6,12 +6,9 @@ From `transformers`, but for the experts: `networks/experts.py` says why.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +71,3 @@ class MixtralConfig(WorkloadConfig):
             tokens=2048,
             vocab=32000,
         )
-
-
-def build(config: MixtralConfig) -> Parts:
-    """The model with tokens, (B, tokens), which are their own labels, shifted by one inside."""
-    from rlplace.workloads.networks.experts import Experts
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import tokens, transformers
-
-    hf = transformers()
-    model = hf.MixtralForCausalLM(
-        hf.MixtralConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            intermediate_size=config.mlp,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            num_local_experts=config.experts,
-            num_experts_per_tok=config.chosen,
-            max_position_embeddings=config.tokens,
-            bos_token_id=0,
-            eos_token_id=1,
-            use_cache=False,
-        )
-    )
-    for layer in model.model.layers:
-        layer.mlp.experts = Experts(
-            config.width, config.mlp, config.experts, config.capacity, std=model.config.initializer_range
-        )
-    text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of)

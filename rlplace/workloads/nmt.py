@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,3 @@ class NMTConfig(WorkloadConfig):
         The batch of 64 is our choice.
         """
         return cls(layers=2, units=1024, batch=64, steps=50, vocab=32000)
-
-
-def build(config: NMTConfig) -> Parts:
-    """The model with source, target and label tokens, (steps, B) each."""
-    import torch
-
-    from rlplace.workloads.networks.nmt import NMT
-    from rlplace.workloads.workload import Parts, loss_of
-
-    tokens_TB = (torch.randint(config.vocab, (config.steps, config.batch)) for _ in range(3))
-    return Parts(NMT(config), tuple(tokens_TB), loss_of)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +36,3 @@ class ResNet50Config(WorkloadConfig):
         The paper's batch of 256 is spread over GPUs; 32 images a step is our choice, as in `inception_v3`.
         """
         return cls(batch=32, image_size=224)
-
-
-def build(config: ResNet50Config) -> Parts:
-    """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
-    import torch
-
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import transformers
-
-    hf = transformers()
-    model = hf.ResNetForImageClassification(
-        hf.ResNetConfig(
-            embedding_size=config.width,
-            hidden_sizes=[config.width * factor for factor in (4, 8, 16, 32)],
-            num_labels=config.classes,
-        )
-    )
-    inputs = {
-        "pixel_values": torch.randn(config.batch, 3, config.image_size, config.image_size),
-        "labels": torch.randint(config.classes, (config.batch,)),
-    }
-    return Parts(model, inputs, loss_of)

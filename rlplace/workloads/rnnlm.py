@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +43,3 @@ class RNNLMConfig(WorkloadConfig):
         1,500 units, 35 steps, the 10,000 words of the Penn Treebank. The batch of 64 is our choice, as in `nmt`.
         """
         return cls(layers=2, units=1500, batch=64, steps=35, vocab=10000)
-
-
-def build(config: RNNLMConfig) -> Parts:
-    """The model with tokens and the tokens that follow them, (steps, B) each."""
-    import torch
-
-    from rlplace.workloads.networks.rnnlm import RNNLM
-    from rlplace.workloads.workload import Parts, loss_of
-
-    text_TB = torch.randint(config.vocab, (config.steps + 1, config.batch))
-    return Parts(RNNLM(config), (text_TB[:-1].clone(), text_TB[1:].clone()), loss_of)

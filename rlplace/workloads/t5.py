@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +50,3 @@ class T5Config(WorkloadConfig):
         paper's batch of 128 is spread over many chips; 8 pairs a step is our choice.
         """
         return cls(layers=12, width=768, heads=12, batch=8, tokens=512, target_tokens=114, vocab=32128)
-
-
-def build(config: T5Config) -> Parts:
-    """The model with source tokens, (B, tokens), and target tokens as labels, (B, target_tokens)."""
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import tokens, transformers
-
-    hf = transformers()
-    model = hf.T5ForConditionalGeneration(
-        hf.T5Config(
-            vocab_size=config.vocab,
-            d_model=config.width,
-            d_kv=config.width // config.heads,
-            d_ff=4 * config.width,
-            num_layers=config.layers,
-            num_heads=config.heads,
-            dropout_rate=config.dropout,
-            decoder_start_token_id=0,
-            use_cache=False,
-        )
-    )
-    inputs = {
-        "input_ids": tokens(config.vocab, config.batch, config.tokens),
-        "labels": tokens(config.vocab, config.batch, config.target_tokens),
-    }
-    return Parts(model, inputs, loss_of)

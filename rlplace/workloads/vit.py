@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +50,3 @@ class ViTConfig(WorkloadConfig):
         The paper's batch of 4,096 is spread over many chips; 32 images a step is our choice.
         """
         return cls(layers=12, width=768, heads=12, batch=32, image_size=224)
-
-
-def build(config: ViTConfig) -> Parts:
-    """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
-    import torch
-
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import fake_weights_fit, transformers
-
-    hf = transformers()
-    with fake_weights_fit():
-        model = hf.ViTForImageClassification(
-            hf.ViTConfig(
-                hidden_size=config.width,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                intermediate_size=4 * config.width,
-                hidden_dropout_prob=config.dropout,
-                attention_probs_dropout_prob=config.dropout,
-                image_size=config.image_size,
-                patch_size=config.patch_size,
-                num_labels=config.classes,
-            )
-        )
-    inputs = {
-        "pixel_values": torch.randn(config.batch, 3, config.image_size, config.image_size),
-        "labels": torch.randint(config.classes, (config.batch,)),
-    }
-    return Parts(model, inputs, loss_of)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlplace.workloads.options import WorkloadConfig
-
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +54,3 @@ class WhisperConfig(WorkloadConfig):
         The paper's batch of 256 is spread over many GPUs; 8 recordings a step is our choice.
         """
         return cls(layers=6, width=512, heads=8, batch=8, mels=80, frames=3000, tokens=448, vocab=51865)
-
-
-def build(config: WhisperConfig) -> Parts:
-    """The model with spectrograms, (B, mels, frames), and transcripts as labels, (B, tokens)."""
-    import torch
-
-    from rlplace.workloads.workload import Parts, loss_of
-    from rlplace.workloads.zoo import tokens, transformers
-
-    hf = transformers()
-    model = hf.WhisperForConditionalGeneration(
-        hf.WhisperConfig(
-            vocab_size=config.vocab,
-            num_mel_bins=config.mels,
-            d_model=config.width,
-            encoder_layers=config.layers,
-            encoder_attention_heads=config.heads,
-            encoder_ffn_dim=4 * config.width,
-            decoder_layers=config.layers,
-            decoder_attention_heads=config.heads,
-            decoder_ffn_dim=4 * config.width,
-            max_source_positions=config.frames // 2,
-            max_target_positions=config.tokens,
-            dropout=config.dropout,
-            attention_dropout=config.dropout,
-            activation_dropout=config.dropout,
-            pad_token_id=0,
-            bos_token_id=0,
-            eos_token_id=0,
-            decoder_start_token_id=0,
-            use_cache=False,
-        )
-    )
-    inputs = {
-        "input_features": torch.randn(config.batch, config.mels, config.frames),
-        "labels": tokens(config.vocab, config.batch, config.tokens),
-    }
-    return Parts(model, inputs, loss_of)

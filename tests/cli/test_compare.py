@@ -10,9 +10,9 @@ import pytest
 
 from rlplace.cli.main import main
 from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
-from rlplace.graphs.formats.dnn_split import load_split
-from rlplace.measure.max_load import MaxLoad
 from rlplace.measure.placement import load_placement
+from rlplace.partitioning.max_load import MaxLoad
+from rlplace.partitioning.split import load_split
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
 PUBLISHED = {

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlplace import __version__
+from rlplace.cli.arguments import finite, parse_duration
 from rlplace.cli.main import main
 from rlplace.cli.time_steps import fidelity_words
-from rlplace.cli.words import finite, parse_duration
 from rlplace.errors import InvalidValue
 from rlplace.measure.fidelity import Fidelity
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.compare.replicas import ReplicaTeam, ring_all_reduce_s, with_batch_share
 from rlplace.errors import InvalidValue, RunnerError
-from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.workloads import WorkloadSpec, parse_workload
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"

@@ -16,10 +16,10 @@ from search_problems import barred, fork_problem
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import CompareConfig, compare
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
-from rlplace.graphs.capture import capture
-from rlplace.graphs.grouping import Grouping
-from rlplace.measure.costs import Costs
-from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.search.registry import METHODS, Method
 from rlplace.search.task import Task
@@ -106,14 +106,14 @@ def test_seconds_are_shared_and_not_exceeded(monkeypatch: pytest.MonkeyPatch) ->
         clock.now_s += next(takes_s)
 
     monkeypatch.setattr("rlplace.compare.run.time", clock)
-    monkeypatch.setattr("rlplace.search.baselines.solve_random", note)
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_random", note)
     compare(two_chains(), CompareConfig(("random",), seconds=8.0, seeds=4))
     # those who take less than their share leave the rest to the others, and the last has next to nothing, not nothing
     assert given == pytest.approx([8 / 4, 7.5 / 3, 4.5 / 2, 0.05])
 
 
 def test_a_method_that_scored_nothing_was_too_slow_and_is_not_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.search.baselines.solve_random", lambda task: time.sleep(task.budget.seconds))
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_random", lambda task: time.sleep(task.budget.seconds))
     single, random = compare(two_chains(), CompareConfig(("single", "random"), seconds=0.2)).rows
     assert (single.status, random.status, random.value_s) == ("ok", "timeout", math.inf)
     assert "time was up" in random.why
@@ -130,7 +130,7 @@ def test_a_missing_extra_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) 
     def lacking(task: Task) -> None:
         raise MissingExtra("ortools", "exact")
 
-    monkeypatch.setattr("rlplace.search.baselines.solve_blocks", lacking)
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_blocks", lacking)
     comparison = compare(two_chains(), CompareConfig(("single", "blocks")))
     single, blocks = comparison.rows
     assert (single.status, blocks.status) == ("ok", "skipped")
@@ -215,7 +215,7 @@ def test_a_solver_that_fails_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None
     def failing(task: Task) -> None:
         raise RunnerError("the program gmap failed")
 
-    monkeypatch.setattr("rlplace.search.baselines.solve_blocks", failing)
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_blocks", failing)
     single, blocks = compare(two_chains(), CompareConfig(("single", "blocks"))).rows
     assert (single.status, blocks.status, blocks.why) == ("ok", "error", "the program gmap failed")
 
@@ -224,7 +224,7 @@ def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(task: Task) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlplace.search.baselines.solve_random", interrupted)
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_random", interrupted)
     comparison = compare(two_chains(), CompareConfig(("single", "random"), evaluations=4))
     assert [row.method for row in comparison.rows] == ["single"]
     assert comparison.to_dict()["interrupted"] is True

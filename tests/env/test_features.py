@@ -4,9 +4,9 @@ from micrographs import fork_join, op_graph
 from random_problems import plain_host
 
 from rlplace.env import graph_features
-from rlplace.graphs.grouping import Grouping
+from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD, UPDATE
-from rlplace.measure.costs import Costs
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 
 

@@ -8,7 +8,7 @@ from stable_baselines3.common.env_checker import check_env as check_sb3_env
 
 from rlplace.env import LogSpeedupReward, OneShotEnv
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure.simulator import Simulator
+from rlplace.measure.simulate.simulator import Simulator
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import check_export, script
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement, Problem, Simulator
-from rlplace.search import baselines
+from rlplace.search.rules import baselines
 
 TINY = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 

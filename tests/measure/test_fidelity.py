@@ -8,9 +8,9 @@ from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
-from rlplace.measure.costs import Costs
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import KINDS, draw_mix, judge_fidelity
-from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 
 

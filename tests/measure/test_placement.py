@@ -11,8 +11,8 @@ from micrographs import op_graph
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs import Grouping
-from rlplace.measure.costs import Costs
-from rlplace.measure.host import Device, Host, Link, Route
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.placement import Placement, check_plan, load_placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem

@@ -12,11 +12,11 @@ from micrographs import op_graph
 from random_problems import plain_host, random_graph
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.constraints import Constraints
-from rlplace.graphs.grouping import Grouping
-from rlplace.measure.costs import Costs
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.host import Route
+from rlplace.measure.hosts.host import Route
 from rlplace.measure.problem import Problem, _mean_transfer
 
 

@@ -12,8 +12,8 @@ from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.host import Device, Host, Link, Route
-from rlplace.measure.measurement import Timeline
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.timeline import Timeline
 from rlplace.report.chrome_trace import chrome_trace, write_chrome_trace
 
 

@@ -10,8 +10,8 @@ from matplotlib.image import imread
 from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.host import Device, Host, Link, Route
-from rlplace.measure.measurement import Timeline
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png
 from rlplace.report.timeline_picture import PHASE_COLORS, TRANSFER_COLOR
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlplace.runs.tracking import NoTracker
 from rlplace.training.sb3_writer import sb3_logger
-from rlplace.training.tracking import NoTracker
 
 
 class Notebook(NoTracker):

@@ -14,12 +14,12 @@ from torch import nn
 
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import Grouping, capture
-from rlplace.graphs.constraints import Constraints
+from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.measurement import Measurement
+from rlplace.runs.tracking import make_tracker
 from rlplace.training import TrainConfig, train
-from rlplace.training.judge import Judge
-from rlplace.training.tracking import make_tracker
+from rlplace.training.evaluator import Judge
 
 
 def simulated_problem() -> Problem:

@@ -18,13 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from rlplace.errors import MissingExtra
 from rlplace.graphs import capture, run_graph
-from rlplace.graphs.capture import as_call
+from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
-from rlplace.measure.placed_step import PlacedStep
-from rlplace.measure.residents import Residents
-from rlplace.measure.workers import Crew
+from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.workers import Crew
 from rlplace.workloads import CATALOG, CONFIGS, Workload, build, parse_workload
 
 HOST = core_host(2)

@@ -19,7 +19,7 @@ from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.formats.dnn_fields import FieldReader
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
-from rlplace.graphs.topological import topological_order
+from rlplace.graphs.paths import topological_order
 
 TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
 """What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlplace.graphs.topological import topological_order
+from rlplace.graphs.paths import topological_order
 
 MATMUL = "aten.mm.default"
 ADD = "aten.add.Tensor"

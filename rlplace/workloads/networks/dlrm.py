@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.workloads.dlrm import DLRMConfig
+from rlplace.workloads.workload import Parts, loss_of
 
 
 class DLRMOutput(NamedTuple):
@@ -84,3 +85,11 @@ def mlp(*widths: int) -> nn.Sequential:
     for into, out in pairwise(widths):
         layers += [nn.Linear(into, out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def build(config: DLRMConfig) -> Parts:
+    """The model with features, (B, dense), rows to look up, (tables, B, lookups), and labels, (B,), 0 or 1."""
+    dense_BD = torch.rand(config.batch, config.dense)
+    rows_TBL = torch.stack([torch.randint(rows, (config.batch, config.lookups)) for rows in config.rows])
+    clicks_B = torch.randint(2, (config.batch,)).float()
+    return Parts(DLRM(config), (dense_BD, rows_TBL, clicks_B), loss_of)

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.workloads.evoformer import AMINO_ACIDS, DISTANCE_BINS, EvoformerConfig
+from rlplace.workloads.workload import Parts, loss_of
 
 IGNORED = -100
 """Label of what is not masked."""
+MASKED_SHARE = 0.15
+"""Share of the alignment that is masked and predicted (supplement, section 1.2.7)."""
 MSA_WEIGHT, DISTOGRAM_WEIGHT = 2.0, 0.3
 MAX_OFFSET = 32
 """Offsets in the sequence are told apart up to this (algorithm 4)."""
@@ -205,3 +208,14 @@ def transition(width: int) -> nn.Sequential:
 
 def _normed(width: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out, bias=False))
+
+
+def build(config: EvoformerConfig) -> Parts:
+    """The model with a masked MSA and its labels, (sequences, residues), and distance bins, (residues, residues)."""
+    whole_SR = torch.randint(AMINO_ACIDS - 1, (config.sequences, config.residues))
+    masked_SR = torch.rand(whole_SR.shape) < MASKED_SHARE
+    masked_SR[0, 0] = True  # there is always something to predict
+    msa_SR = torch.where(masked_SR, AMINO_ACIDS - 1, whole_SR)
+    labels_SR = torch.where(masked_SR, whole_SR, IGNORED)
+    distances_RR = torch.randint(DISTANCE_BINS, (config.residues, config.residues))
+    return Parts(Evoformer(config), (msa_SR, labels_SR, distances_RR), loss_of)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from rlplace.workloads.inception_v3 import InceptionV3Config
+from rlplace.workloads.workload import Parts, loss_of
 
 AUX_WEIGHT = 0.4
 """Weight of the auxiliary head's loss in the released training code (`inception_model.py` of tensorflow/models)."""
@@ -275,3 +276,10 @@ def pooled_branch(in_channels: int, out_channels: int) -> nn.Sequential:
 def chain(**layers: nn.Module) -> nn.Sequential:
     """The layers one after another, each under its own name."""
     return nn.Sequential(OrderedDict(layers))
+
+
+def build(config: InceptionV3Config) -> Parts:
+    """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
+    images = torch.randn(config.batch, 3, config.image_size, config.image_size)
+    labels = torch.randint(config.classes, (config.batch,))
+    return Parts(InceptionV3(config), (images, labels), loss_of)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.workloads.nmt import NMTConfig
+from rlplace.workloads.workload import Parts, loss_of
 
 State = tuple[Tensor, Tensor]
 """Hidden and cell state of one LSTM layer, (B, H) each."""
@@ -152,3 +153,9 @@ def _unroll(cell: nn.Module, inputs: Sequence[Tensor], state: State) -> tuple[li
         state = cell(x_BI, state)
         outputs.append(state[0])
     return outputs, state
+
+
+def build(config: NMTConfig) -> Parts:
+    """The model with source, target and label tokens, (steps, B) each."""
+    tokens_TB = (torch.randint(config.vocab, (config.steps, config.batch)) for _ in range(3))
+    return Parts(NMT(config), tuple(tokens_TB), loss_of)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlplace.workloads.networks.nmt import LSTMCell
 from rlplace.workloads.rnnlm import RNNLMConfig
+from rlplace.workloads.workload import Parts, loss_of
 
 
 class RNNLMOutput(NamedTuple):
@@ -56,3 +57,9 @@ class RNNLM(nn.Module):
             return RNNLMOutput(tuple(logits), None)
         losses = [self.loss(logits_BV, labels_B) for logits_BV, labels_B in zip(logits, labels_TB.unbind(0))]
         return RNNLMOutput(tuple(logits), torch.stack(losses).mean())
+
+
+def build(config: RNNLMConfig) -> Parts:
+    """The model with tokens and the tokens that follow them, (steps, B) each."""
+    text_TB = torch.randint(config.vocab, (config.steps + 1, config.batch))
+    return Parts(RNNLM(config), (text_TB[:-1].clone(), text_TB[1:].clone()), loss_of)

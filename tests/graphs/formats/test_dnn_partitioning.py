@@ -20,8 +20,8 @@ from rlplace.graphs.formats.dnn_partitioning import (
     load_dnn_partitioning,
     parse_dnn_partitioning,
 )
-from rlplace.graphs.formats.dnn_split import load_split, save_split
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
+from rlplace.partitioning.split import load_split, save_split
 
 #  ids 9 -> 5 -> 7 (backward, class of 5), 9 -> 7; 2 alone
 TINY: dict[str, Any] = {

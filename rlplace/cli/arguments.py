@@ -1,0 +1,93 @@
+"""The words of the command line: durations, JSON on stdout, and what WORKLOAD, HOST and constraints stand for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rlplace.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlplace.graphs.grouping.constraints import Constraints
+    from rlplace.measure.hosts.host import Host
+    from rlplace.workloads import WorkloadSpec
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str, field: str = "budget") -> float:
+    """Seconds in `90`, `150s`, `5m` or `1.5h`.
+
+    Raises:
+        InvalidValue: anything else.
+
+    >>> parse_duration("1.5m")
+    90.0
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise InvalidValue(field, text, "a duration such as 90, 150s, 5m or 1.5h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """One JSON object on stdout; what is not finite becomes null."""
+    json.dump(finite(data), sys.stdout, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def finite(value: Any) -> Any:
+    """The same data with infinities and nans as None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def say(message: str) -> None:
+    """A line for people, on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def check_workload(text: str) -> WorkloadSpec:
+    """What WORKLOAD names, checked without importing torch.
+
+    Raises:
+        UnknownName, InvalidValue: a mistake in it.
+    """
+    from rlplace.workloads import parse_workload
+
+    return parse_workload(text)
+
+
+def find_host(text: str, *, gangs: bool = False) -> Host:
+    """The host that HOST stands for."""
+    from rlplace.measure.hosts.resolve import resolve_host
+
+    return resolve_host(text, gangs=gangs)
+
+
+def parse_constraints(
+    pin: Sequence[str], exclude: Sequence[str], together: Sequence[str], host: Host | None = None
+) -> Constraints:
+    """What `--pin`, `--exclude` and `--together` say, checked against the devices of `host` where it is given.
+
+    Raises:
+        InvalidValue: a word of another form.
+        UnknownName: a device that the host does not have.
+    """
+    from rlplace.graphs.grouping.constraints import Constraints
+
+    constraints = Constraints.parse(pins=pin, exclusions=exclude, together=together)
+    if host is not None:
+        constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
+    return constraints

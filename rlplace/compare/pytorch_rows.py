@@ -1,0 +1,151 @@
+"""What people run instead of placing: the rows set apart in the table, measured on a real host, or estimated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from rlplace.compare.replicas import ReplicaTeam, simulated_replicas, with_batch_share
+from rlplace.compare.row import Row
+from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.race import Timer
+from rlplace.search.rules.baselines import plain_devices
+from rlplace.workloads import Size, WorkloadSpec
+
+PEOPLE = {
+    "eager": "plain PyTorch on one device (one core, or the first GPU)",
+    "all-cores": "plain PyTorch with every core on every op",
+    "torch-compile": "torch.compile on one device",
+    "cuda-graph": "the whole step as one CUDA graph on one GPU",
+    "data-parallel": "a replica on every device, each with its share of the batch",
+}
+"""Rows that are no placement, by name."""
+
+Entry = tuple[Row, Timer | None]
+
+
+@contextmanager
+def what_people_run(
+    problem: Problem,
+    spec: WorkloadSpec | None,
+    names: tuple[str, ...],
+    *,
+    default_size: Size,
+    seed: int,
+    say: Callable[[str], None],
+) -> Iterator[list[Entry]]:
+    """One row for each of `names`, with a timer where it can run here; replicas end when the context does.
+
+    Args:
+        problem: its graph with a program where the host is real.
+        spec: the workload, to build replicas of; None has none.
+        names: of `PEOPLE`.
+        default_size: of a workload named without one.
+        seed: of the workload.
+        say: told what takes long.
+    """
+    with ExitStack() as stack:
+        entries: list[Entry] = []
+        for name in names:
+            if problem.host.is_simulated:
+                entries.append((_simulated(problem, spec, name, default_size, seed), None))
+                continue
+            try:
+                entries.append(
+                    (
+                        Row(name, 0, "ok", is_placement=False),
+                        _timer(problem, spec, name, default_size, seed, say, stack),
+                    )
+                )
+            except (RlplaceError, _CannotRun) as error:
+                entries.append((Row(name, 0, "skipped", is_placement=False, why=str(error)), None))
+        yield entries
+
+
+class _CannotRun(Exception):
+    """Says why a row is skipped."""
+
+
+def _timer(
+    problem: Problem,
+    spec: WorkloadSpec | None,
+    name: str,
+    default_size: Size,
+    seed: int,
+    say: Callable[[str], None],
+    stack: ExitStack,
+) -> Timer:
+    has_gpu = any(device.backend == "cuda" for device in problem.host.devices)
+    if name == "eager":
+        return EagerStep(problem.graph, problem.host, num_threads=1)
+    if name == "all-cores":
+        if has_gpu:
+            raise _CannotRun("the host's devices are GPUs")
+        return EagerStep(problem.graph, problem.host)
+    if name == "torch-compile":
+        return _compiled(problem, say)
+    if name == "cuda-graph":
+        if not has_gpu:
+            raise _CannotRun("the host has no GPU")
+        return _CudaGraphStep(problem)
+    devices = [problem.host.devices[index] for index in plain_devices(problem)]
+    share = _share(spec, len(devices), default_size)
+    say(f"starting {len(devices)} data-parallel replicas")
+    team = ReplicaTeam(
+        share, [device.cores for device in devices], default_size=default_size, seed=seed, is_cuda=has_gpu
+    )
+    stack.callback(team.close)
+    return team
+
+
+def _compiled(problem: Problem, say: Callable[[str], None]) -> Timer:
+    say("compiling the model with torch.compile")
+    step = EagerStep(problem.graph, problem.host, num_threads=1, transform=torch.compile)
+    begin = time.monotonic()
+    step()
+    say(f"compiled in {time.monotonic() - begin:.0f} s")
+    return step
+
+
+class _CudaGraphStep:
+    """The eager step captured once as a CUDA graph and replayed."""
+
+    def __init__(self, problem: Problem) -> None:
+        step = EagerStep(problem.graph, problem.host)
+        try:
+            self._graph = step.as_cuda_graph()
+        except RuntimeError as error:
+            raise _CannotRun(f"cannot be captured as a CUDA graph: {error}") from error
+
+    def __call__(self) -> float:
+        begin = time.perf_counter()
+        self._graph.replay()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+
+def _share(spec: WorkloadSpec | None, count: int, default_size: Size) -> WorkloadSpec:
+    if count < 2:
+        raise _CannotRun("the host has one device")
+    if spec is None:
+        raise _CannotRun("a graph alone has no batch to share out")
+    try:
+        return with_batch_share(spec, count, default_size)
+    except InvalidValue as error:
+        raise _CannotRun(str(error)) from error
+
+
+def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int) -> Row:
+    if name != "data-parallel":
+        why = "the host is simulated: nothing runs on it; one device is the row `single`"
+        return Row(name, 0, "skipped", is_placement=False, why=why)
+    try:
+        share = _share(spec, len(plain_devices(problem)), default_size)
+        return simulated_replicas(problem, share, default_size=default_size, seed=seed)
+    except (_CannotRun, RlplaceError) as error:
+        return Row(name, 0, "skipped", is_placement=False, why=str(error))

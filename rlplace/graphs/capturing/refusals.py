@@ -1,0 +1,271 @@
+"""What cannot be captured: why, where in the user's source, and what to do instead."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlplace.errors import CaptureError
+
+_DEPENDS_ON_DATA = (
+    "what runs there depends on the values of tensors, which a graph cannot hold; compute it with tensor ops "
+    "(torch.where, masks), or pass it as a plain argument"
+)
+_ADVICE = (
+    (r"DataDependent|DynamicOutputShape", _DEPENDS_ON_DATA),
+    (
+        r"\.numpy\(\)|__format__|can't convert",
+        "the values of tensors are not there while a graph is made; keep to tensor ops, and print or convert what the "
+        "step returns",
+    ),
+    (
+        r"no fake impl|abstract impl|UnsupportedOperator|fake tensor.*support",
+        "tracing runs ops on fake tensors, without values; say what this op returns (shapes, dtypes) with its "
+        "`register_fake`",
+    ),
+    (
+        r"no autograd formula|autograd kernel was not registered|derivative for .* is not implemented",
+        "the loss goes through this op; say how to differentiate it with `torch.library.register_autograd`, or capture "
+        "inference (leave `loss_fn` out)",
+    ),
+    (
+        r"alias annotations|mutates_args",
+        "a custom op must return new tensors instead of writing to its arguments (`mutates_args=()`); write what it "
+        "returns into a buffer afterwards (`buffer.copy_(...)`)",
+    ),
+    (
+        r"leaf Variable|leaf variable",
+        "parameters change in the optimizer's update only; keep what `forward` changes in a buffer "
+        "(`register_buffer`), or compute a new tensor",
+    ),
+    (
+        r"modified by an inplace operation",
+        "the backward needs a value that an in-place op has overwritten, eagerly too; use the op's out-of-place form "
+        "(`inplace=False`)",
+    ),
+    (r"same device|DeviceMismatch", "move the model and its inputs to one device; placing them is our part"),
+    (
+        r"backward through the graph a second time",
+        "`forward` and `loss_fn` must not call `backward`; return the loss",
+    ),
+)
+_RUN_EAGERLY = "run the model eagerly with the same inputs first; if that works, move this code out of the model"
+
+
+@contextlib.contextmanager
+def explained(model: nn.Module) -> Iterator[None]:
+    """While active, a failure of tracing becomes a `CaptureError` that names the op and the user's line."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the traceback of what is raised all the same
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        kind, message = type(error).__name__, str(error).splitlines()[0] if str(error) else ""
+        message = message if len(message) <= 300 else f"{message[:300]}..."
+        dependent = re.search(_ADVICE[0][0], kind) is not None
+        op = str(getattr(error, "func", "") or ("aten._local_scalar_dense" if dependent else ""))
+        source = user_line(error)
+        advice = next((text for pattern, text in _ADVICE if re.search(pattern, f"{kind}: {message}")), _RUN_EAGERLY)
+        raise CaptureError(
+            f"cannot capture the model: {kind}: {message}; op {op or 'unknown'}, in {_module_path(error, model)}, at "
+            f"{source or 'an unknown line'}. Hint: {advice}.",
+            op=op,
+            source=source,
+        ) from error
+    finally:
+        log.disabled = was_disabled
+
+
+def check_model(model: nn.Module, *, is_training: bool) -> None:
+    """Refuses modules that no trace goes through, or that have no shape yet.
+
+    Raises:
+        CaptureError: names the module and what to pass instead.
+    """
+    for path, module in model.named_modules():
+        place = f"module {path}" if path else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            wrong, instead = "is a ScriptModule", "pass the module that it was scripted from"
+        elif hasattr(module, "_orig_mod") and type(module).__name__ == "OptimizedModule":
+            wrong, instead = "was compiled by `torch.compile`", "pass the original, its `_orig_mod`"
+        elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            wrong, instead = f"is a {type(module).__name__}", "pass what it wraps, its `module`"
+        elif any(map(nn.parameter.is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
+            wrong, instead = "has lazy parameters without a shape", "call the model once with its inputs first"
+        elif is_training and any(
+            parameter._post_accumulate_grad_hooks for parameter in module.parameters(recurse=False)
+        ):
+            wrong = "has parameters with post-accumulate hooks, which would not run"
+            instead = "use `register_hook` for what changes a gradient, and an update of ours (`optimizer=...`)"
+        else:
+            continue
+        raise CaptureError(f"cannot capture the model: {place} ({type(module).__name__}) {wrong}; {instead}.")
+
+
+def check_devices(state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+    """Refuses models that are spread over devices, on `meta`, or elsewhere than their inputs.
+
+    Raises:
+        CaptureError: names one tensor of each device.
+    """
+    named = {**state, **{f"input {k}": tensor for k, tensor in enumerate(inputs)}}
+    first: dict[torch.device, str] = {}
+    for name, tensor in named.items():
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"{name} is a sparse tensor ({tensor.layout}), expected dense ones; densify it before (`.to_dense()`)."
+            )
+        if tensor.dim() or tensor.device.type != "cpu":  # a scalar on the CPU goes with any device
+            first.setdefault(tensor.device, name)
+    for device, name in first.items():
+        if device.type == "meta":
+            raise CaptureError(
+                f"{name} is on device meta, expected tensors of a real device; build the model and its inputs under "
+                f"`torch._subclasses.fake_tensor.FakeTensorMode()` to capture without allocating."
+            )
+    if len(first) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in first.items())
+        raise CaptureError(
+            f"the model and its inputs are on {len(first)} devices ({places}), expected one; move them to one device, "
+            f"placing them is our part."
+        )
+
+
+def check_apart(named: Mapping[str, torch.Tensor], written: Set[str]) -> None:
+    """Refuses tensors that share memory with one that the step writes to: on two devices they would come apart.
+
+    Args:
+        named: parameters, buffers, inputs and constants.
+        written: names of those that change in place.
+
+    Raises:
+        CaptureError: names both.
+    """
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in named.items():
+        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+    for sharing in by_storage.values():
+        for name in filter(written.__contains__, sharing) if len(sharing) > 1 else ():
+            low, high = _span(named[name])
+            for other in sharing:
+                if other != name and _span(named[other])[0] < high and low < _span(named[other])[1]:
+                    raise CaptureError(
+                        f"the step writes to {name}, which shares memory with {other}, and they may be placed apart; "
+                        f"give one of them memory of its own (`.clone()`), or tie them by one name."
+                    )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of its storage that a tensor shows, and the one behind the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    num_items = 1 + reach if tensor.numel() else 0
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + num_items * tensor.element_size()
+
+
+def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Refuses sparse gradients.
+
+    Raises:
+        CaptureError: names the parameter.
+    """
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise CaptureError(
+                f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a dense one: updates and "
+                f"transfers are of dense tensors; pass `sparse=False` to its embedding."
+            )
+
+
+@contextlib.contextmanager
+def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
+    """Refuses what draws from Python's or NumPy's own generator: the graph would hold the same draw for ever.
+
+    Args:
+        again: repeats what is watched, to find the line that draws.
+
+    Raises:
+        CaptureError: something was drawn; both generators are as they were before.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+        drawn = _drawn(python, numpy)
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+    if not drawn:
+        return
+    source, profile = "", sys.getprofile()
+    try:
+        sys.setprofile(_raise_on_draw)
+        again()
+    except _Drew as error:
+        source = user_line(error)
+    finally:
+        sys.setprofile(profile)
+        random.setstate(python)
+        np.random.set_state(numpy)
+    raise CaptureError(
+        f"cannot capture the model: it draws from {drawn}'s random generator, at {source or 'an unknown line'}. Every "
+        f"step would repeat that one draw. Hint: draw with torch (`torch.rand`), which is part of the graph and seeded "
+        f"for every step, or draw outside and pass the number as an argument.",
+        source=source,
+    )
+
+
+def _drawn(python: Any, numpy: Any) -> str:
+    if random.getstate() != python:
+        return "Python"
+    now: Any = np.random.get_state()
+    return "NumPy" if now[2] != numpy[2] or not np.array_equal(now[1], numpy[1]) else ""
+
+
+class _Drew(BaseException):
+    """Raised where a number is drawn."""
+
+
+def _raise_on_draw(_: FrameType, event: str, called: Any) -> None:
+    if event == "c_call" and getattr(called, "__self__", None) is random._inst:
+        sys.setprofile(None)
+        raise _Drew
+
+
+def _module_path(error: BaseException, model: nn.Module) -> str:
+    """The innermost module that was running."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = "the root module"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        running = frame.f_locals.get("self")
+        if isinstance(running, nn.Module) and paths.get(id(running)):
+            found = f"module {paths[id(running)]} ({type(running).__name__})"
+    return found
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost line of the traceback that is neither ours nor PyTorch's nor Python's, "" without one."""
+    foreign = (
+        str(Path(__file__).parents[1]),
+        str(Path(torch.__file__).parent),
+        random.__file__,
+        contextlib.__file__,
+        "<",
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(foreign):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return ""

@@ -1,0 +1,209 @@
+"""From a module to an ATen-level fx graph: forward, loss and gradients, with module paths and no mutation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import nn
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.functional import functionalise
+from rlplace.graphs.capturing.origins import annotated, spread_origins
+from rlplace.graphs.capturing.portable import portable
+from rlplace.graphs.capturing.refusals import check_dense, check_devices, check_model, explained, no_numbers_drawn
+
+LossFn = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced step: placeholders in the order `trainable`, `fixed`, `buffers`, `inputs`.
+
+    Attributes:
+        module: the fx graph module; its output is (results..., gradients...), flat.
+        trainable: dotted names of parameters that have a gradient.
+        fixed: dotted names of the other parameters.
+        buffers: dotted names.
+        values: the tensor behind each placeholder.
+        result: what the model (or the loss) returned, with fx's k-th output in place of its k-th tensor.
+        num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
+    """
+
+    module: torch.fx.GraphModule
+    trainable: tuple[str, ...]
+    fixed: tuple[str, ...]
+    buffers: tuple[str, ...]
+    values: tuple[torch.Tensor, ...]
+    result: Any
+    num_results: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Stands in a traced result for the `index`-th output of the fx graph."""
+
+    index: int
+
+
+def trace_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: LossFn | None, *, is_training: bool
+) -> Trace:
+    """The step of `model` as an fx graph; every node knows its module path and phase.
+
+    Raises:
+        CaptureError: control flow or an op that depends on the data; names the op and the user's line.
+    """
+    check_model(model, is_training=is_training)
+    trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
+    fixed = {name: p for name, p in model.named_parameters() if name not in trainable}
+    buffers = dict(model.named_buffers())
+    flat_inputs, input_spec = pytree.tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in flat_inputs if isinstance(leaf, torch.Tensor)]
+    names = (*trainable, *fixed, *buffers)
+    captured: dict[str, Any] = {}
+
+    def step(*flat: torch.Tensor) -> list[torch.Tensor | None]:
+        state = dict(zip(names, flat, strict=False))
+        inputs = iter(flat[len(names) :])
+        leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
+        call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
+        if is_training:
+            for name, parameter in trainable.items():
+                state[name].requires_grad_(True)
+                for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
+                    state[name].register_hook(hook)  # type: ignore[no-untyped-call]
+        with fx_traceback.annotate({"phase": "forward"}):
+            output = torch.func.functional_call(model, state, call_args, call_kwargs)
+            result = output if loss_fn is None else loss_fn(output)
+        replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
+        captured["replaced"] = [names.index(name) for name in replaced]
+        if not is_training:
+            return [*_flatten_result(result, captured), *replaced.values()]
+        loss = _check_loss(result)
+        setup_stacktrace_preservation_hooks([loss.grad_fn])  # type: ignore[list-item]
+        gradients = torch.autograd.grad(loss, flat[: len(trainable)], allow_unused=True)
+        check_dense(tuple(trainable), gradients)
+        return [*_flatten_result(loss, captured), *gradients, *replaced.values()]
+
+    values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors)
+    grad_mode = torch.enable_grad() if is_training else torch.no_grad()
+
+    def make() -> torch.fx.GraphModule:
+        with fx_traceback.preserve_node_meta(), annotated(model):
+            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
+
+    check_devices({**trainable, **fixed, **buffers}, tensors)
+    # lazy: nobody runs the code of the graph modules made on the way
+    with _untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode:
+        with no_numbers_drawn(again=make):
+            module = make()
+        spread_origins(module)
+        module = functionalise(module, captured["replaced"])
+    return Trace(
+        module=module,
+        trainable=tuple(trainable),
+        fixed=tuple(fixed),
+        buffers=tuple(buffers),
+        values=values,
+        result=captured["result"],
+        num_results=captured["num_results"],
+    )
+
+
+def _replaced(
+    before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """The new values of buffers that `forward` replaced (`self.mean = ...`)."""
+    replaced = {}
+    for name in buffers:
+        old, new = before[name], after[name]
+        if new is old:
+            continue
+        if not isinstance(new, torch.Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
+            found = f"{new.dtype} {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
+            raise CaptureError(
+                f"`forward` replaced buffer {name!r} by a {found}, expected {old.dtype} {tuple(old.shape)} as before; "
+                f"keep its shape and dtype, or keep the value in a plain attribute."
+            )
+        replaced[name] = new.detach()
+    return replaced
+
+
+def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor | None]:
+    leaves, spec = pytree.tree_flatten(result)
+    tensors: list[torch.Tensor | None] = []
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            leaves[position] = Output(len(tensors))
+            tensors.append(leaf.detach())
+        elif not isinstance(leaf, (bool, int, float, str, type(None))):
+            raise CaptureError(
+                f"the model returned a {type(leaf).__name__} ({leaf!r}) among its outputs, expected tensors and plain "
+                f"constants; return tensors, or wrap the model in one that does."
+            )
+    captured["result"], captured["num_results"] = pytree.tree_unflatten(leaves, spec), len(tensors)
+    return tensors
+
+
+def _check_loss(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"the loss is {shape}, expected a scalar tensor; reduce it (`.mean()`) in `loss_fn`.")
+    if loss.grad_fn is None:
+        raise CaptureError(
+            "the loss does not depend on any parameter that requires a gradient; unfreeze one, or capture inference "
+            "(leave `loss_fn` out)."
+        )
+    return loss
+
+
+def _fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Fake twins without symbols: whatever depends on data then fails where it happens, on the user's own line."""
+    mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
+    return [
+        value.detach() if isinstance(value, FakeTensor) else mode.from_tensor(value.detach(), static_shapes=True)
+        for value in values
+    ]
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Afterwards attributes that `forward` set (a cache, a counter) are what they were: they hold traced values.
+
+    Raises:
+        CaptureError: a plain tensor attribute was written in place, which the graph would take for a constant.
+    """
+    before = [(path, module, dict(vars(module))) for path, module in model.named_modules()]
+    plain = [
+        (f"{path}.{name}".removeprefix("."), value, value._version, value.detach().clone())
+        for path, _, attributes in before
+        for name, value in attributes.items()
+        if isinstance(value, torch.Tensor) and not value.is_inference()
+    ]
+    try:
+        yield
+    finally:
+        for _, module, attributes in before:
+            for name in vars(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
+        written = [(name, tensor, value) for name, tensor, version, value in plain if tensor._version != version]
+        with torch.no_grad():
+            for _, tensor, value in written:
+                tensor.copy_(value)
+    if written:
+        raise CaptureError(
+            f"`forward` writes to {written[0][0]!r} in place, a tensor in a plain attribute, which the graph would "
+            f"hold as a constant; make it a buffer (`register_buffer`)."
+        )

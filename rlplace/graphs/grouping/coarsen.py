@@ -1,0 +1,355 @@
+"""`Coarsening`: groups of ops that grow by merging, as a union-find over an `OpGraph`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping import merging
+from rlplace.graphs.grouping.merging import Bools, Floats, Longs
+from rlplace.graphs.opgraph import FORWARD, OpGraph
+
+Pairs = tuple[Longs, Longs]
+
+PAIRED_ROUNDS = 64
+"""Rounds of matching; more are left only where thousands of small groups hang on one."""
+
+
+class Coarsening:
+    """Groups of ops under construction; each is known by its first op, its root.
+
+    With `is_acyclic`, a merge that would close a cycle among the groups is undone. What a parameter or buffer that
+    lives with other ops feeds does not count: it is there before the step, and lives with its update, which comes last.
+
+    Args:
+        graph: N ops.
+        cost_s: (N,) float64.
+        allowed: (N, D) bool, devices where each op may be; a group may be where all its ops may, at least one device.
+        latency_s: seconds of a transfer, whatever its size ...
+        s_per_byte: ... and of each byte: an edge weighs what it takes to send its tensors.
+        cap_bytes: most bytes that stay on a group's device, for merges that are not of a class.
+        is_acyclic: keep the graph of groups without cycles.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        cost_s: Floats,
+        allowed: Bools,
+        *,
+        latency_s: float,
+        s_per_byte: float,
+        cap_bytes: float = np.inf,
+        is_acyclic: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.cap_bytes = cap_bytes
+        self._op_cost_s, self._op_allowed = cost_s, allowed
+        kept = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+        self._op_bytes = (kept + np.where(graph.phases == FORWARD, graph.output_bytes, 0)).astype(np.float64)
+        self._latency_s, self._s_per_byte = latency_s, s_per_byte
+        self._is_acyclic = is_acyclic
+        self._parent = np.arange(graph.num_ops, dtype=np.int64)
+        self._add_up()
+
+    @property
+    def total_s(self) -> float:
+        """Cost of all ops, rounded up."""
+        return float(self._op_cost_s.sum()) * (1 + 1e-9)
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are now."""
+        return int(np.count_nonzero(self._parent == np.arange(len(self._parent))))
+
+    def shares(self) -> Floats:
+        """(N,) float64: part of all cost, plus part of all bytes, that the group of each root has."""
+        total_s, total_bytes = max(self._cost_s.sum(), 1e-300), max(self._load_bytes.sum(), 1e-300)
+        return np.asarray(self._cost_s / total_s + self._load_bytes / total_bytes)
+
+    def roots(self) -> Longs:
+        """(N,) int64: root of each op."""
+        while True:
+            grandparent = self._parent[self._parent]
+            if np.array_equal(self._parent, grandparent):
+                return self._parent.copy()
+            self._parent = grandparent
+
+    def op_group(self) -> NDArray[np.int32]:
+        """(N,) int32: group of each op, numbered by first op."""
+        return np.unique(self.roots(), return_inverse=True)[1].astype(np.int32)
+
+    def allowed(self) -> Bools:
+        """(N, D) bool: devices where the group of each op may be."""
+        return self._allowed[self.roots()]
+
+    def join_classes(self) -> None:
+        """Merges the ops of each co-location class, whatever they cost; where cycles matter, what is between them too.
+
+        Raises:
+            InvalidValue: ops that must be together have no device in common.
+        """
+        self._tie(self.graph.colocation.astype(np.int64))
+        if self._is_acyclic:
+            self._tie(self._components())
+        lost = ~self._allowed[self.roots()].any(axis=1)
+        if np.any(lost):
+            op = int(np.argmax(lost))
+            between = " and what is between them" if self._is_acyclic else ""
+            raise InvalidValue(
+                "allowed",
+                f"no device for op {self.graph.names[op]!r} and what lives with it{between}",
+                "a device where all of them may be",
+                where="grouping",
+                hint="Pins and exclusions contradict each other.",
+            )
+
+    def join_alike(self, labels: Longs) -> bool:
+        """Merges the groups of ops with one label >= 0 that may be on the same devices, under the cap of bytes."""
+        roots = self.roots()
+        rows = np.unique(self._allowed[roots], axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        members = np.flatnonzero(labels >= 0)
+        keys = labels[members] * (int(rows.max(initial=0)) + 1) + rows[members]
+        _, leader, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return self._merge((members[leader][inverse], members), is_rule=True)
+
+    def join_pairs(self, pairs: Pairs) -> bool:
+        """Merges each pair of ops that may share a device; False if a cycle kept some apart."""
+        return self._merge(pairs, is_rule=True)
+
+    def join_sources(self) -> None:
+        """Merges each source without a class into its first reader; those that nobody reads into one group."""
+        graph = self.graph
+        free = graph.is_source & (graph.colocation < 0)
+        producer = graph.tensor_op[graph.input_tensors]
+        edges = np.flatnonzero(free[producer])
+        first = np.full(graph.num_ops, graph.num_ops, dtype=np.int64)
+        np.minimum.at(first, producer[edges], graph.edge_op[edges])
+        read = np.flatnonzero(first < graph.num_ops)
+        self._merge((read, first[read]))
+        self.join_alike(np.where(free & (first == graph.num_ops), 0, -1).astype(np.int64))
+
+    def join_single_consumers(self) -> bool:
+        """Merges every group into the only other group that reads it, to a fixpoint; False if a cycle kept some apart.
+
+        The rule of Mirhoseini et al. 2017 (section 3.3, co-location groups), for groups in place of ops.
+        """
+        is_whole = True
+        while True:
+            source, target, _ = self.edges()
+            nodes, start, count = np.unique(source, return_index=True, return_counts=True)
+            single = np.flatnonzero(count == 1)[::-1]
+            before = self.num_groups
+            is_whole &= self._merge((nodes[single], target[start[single]]))
+            if self.num_groups == before:
+                return is_whole
+
+    def merge_inseparable(self, least_ratio: float, cap_s: float, num_groups: int = 1) -> None:
+        """Merges groups where sending takes `least_ratio` times as long as the cheaper of the two, to a fixpoint.
+
+        The strongest such pair goes first, and a group grows once a round (a matching), until after many rounds what is
+        left are small groups around large ones; no group passes `cap_s`.
+        """
+        rounds = 0
+        while self.num_groups > num_groups:
+            first, second, weight_s = self._candidates()
+            cheaper_s = np.minimum(self._cost_s[first], self._cost_s[second])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.where(cheaper_s > 0, weight_s / cheaper_s, np.inf)
+            strong = np.flatnonzero(ratio >= least_ratio)
+            strong = strong[np.lexsort((strong, -weight_s[strong], -ratio[strong]))]
+            before = self.num_groups
+            self._merge(
+                (first[strong], second[strong]),
+                weight_s[strong],
+                least_ratio=least_ratio,
+                cap_s=cap_s,
+                num_groups=num_groups,
+                growth=merging.PAIRWISE if rounds < PAIRED_ROUNDS else merging.BY_HUBS,
+            )
+            if self.num_groups == before:
+                return
+            rounds += 1
+
+    def merge_heavy_edges(self, cap_s: float, num_groups: int) -> bool:
+        """Merges along edges, heaviest first, while no group passes the caps and more than `num_groups` are left."""
+        first, second, weight_s = self._candidates()
+        order = np.argsort(-weight_s, kind="stable")
+        before = self.num_groups
+        self._merge(
+            (first[order], second[order]),
+            weight_s[order],
+            cap_s=cap_s,
+            num_groups=num_groups,
+            growth=merging.PAIRWISE if self._is_acyclic else merging.FREELY,
+        )
+        return self.num_groups < before
+
+    def merge_leftovers(self, num_groups: int) -> None:
+        """Merges groups whether or not an edge joins them, until `num_groups` are left.
+
+        The two cheapest first; where cycles matter, neighbours in a topological order instead.
+        """
+        if self._is_acyclic:
+            self._merge_neighbours(num_groups)
+            return
+        roots = np.unique(self.roots())
+        merging.merge_cheapest(
+            self._parent,
+            self._cost_s,
+            self._load_bytes,
+            self._allowed,
+            roots,
+            self.cap_bytes,
+            max(len(roots) - num_groups, 0),
+        )
+
+    def lightest_pair_s(self) -> float:
+        """Least cost of two groups that an edge joins; the total where there is no edge."""
+        first, second, _ = self._candidates()
+        return float((self._cost_s[first] + self._cost_s[second]).min(initial=self.total_s))
+
+    def edges(self) -> tuple[Longs, Longs, Floats]:
+        """Edges between groups by (source, target): their roots, and the seconds that it takes to send their tensors.
+
+        A tensor goes to a group once, however many of its ops read it.
+        """
+        graph, roots, n = self.graph, self.roots(), self.graph.num_ops
+        tensor, reader = np.divmod(
+            np.unique(graph.input_tensors.astype(np.int64) * n + roots[graph.edge_op]), max(n, 1)
+        )
+        producer = roots[graph.tensor_op[tensor]]
+        outside = producer != reader
+        pairs, inverse = np.unique(producer[outside] * n + reader[outside], return_inverse=True)
+        send_s = self._latency_s + graph.tensor_bytes[tensor[outside]] * self._s_per_byte
+        weight_s = np.bincount(inverse, weights=send_s, minlength=len(pairs))
+        return pairs // max(n, 1), pairs % max(n, 1), weight_s.astype(np.float64)
+
+    def _candidates(self) -> tuple[Longs, Longs, Floats]:
+        """Pairs of groups that an edge joins, and its seconds in both directions together.
+
+        Where cycles matter, only pairs one top level apart, as merging one of them closes no cycle (Herrmann et al.
+        2019, "Multilevel Algorithms for Acyclic Partitioning of Directed Acyclic Graphs").
+        """
+        source, target, weight_s = self.edges()
+        if self._is_acyclic:
+            _, level = self._order()
+            near = level[target] - level[source] == 1
+            source, target, weight_s = source[near], target[near], weight_s[near]
+        n = max(self.graph.num_ops, 1)
+        pairs, inverse = np.unique(np.minimum(source, target) * n + np.maximum(source, target), return_inverse=True)
+        return pairs // n, pairs % n, np.bincount(inverse, weights=weight_s, minlength=len(pairs)).astype(np.float64)
+
+    def _merge(
+        self,
+        pairs: Pairs,
+        weight_s: Floats | None = None,
+        *,
+        least_ratio: float = 0.0,
+        cap_s: float = np.inf,
+        num_groups: int = 1,
+        growth: int = merging.FREELY,
+        is_rule: bool = False,
+    ) -> bool:
+        """Merges pairs in order; False if some were undone to avoid a cycle."""
+        before = self.roots()
+        weight_s = np.zeros(len(pairs[0])) if weight_s is None else weight_s
+        merging.merge_along(
+            self._parent,
+            self._cost_s,
+            self._load_bytes,
+            self._allowed,
+            pairs[0].astype(np.int64),
+            pairs[1].astype(np.int64),
+            weight_s,
+            least_ratio,
+            cap_s,
+            self.cap_bytes,
+            len(before) if is_rule else max(self.num_groups - num_groups, 0),
+            growth,
+        )
+        return self._undo_cycles(before)
+
+    def _merge_neighbours(self, num_groups: int) -> None:
+        cap_s = 2 * self.total_s / num_groups
+        while self.num_groups > num_groups:
+            order, _ = self._order()
+            before = self.num_groups
+            self._merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
+            if self.num_groups == before:
+                if cap_s >= self.total_s:
+                    return
+                cap_s *= 2
+
+    def _order(self) -> tuple[Longs, Longs]:
+        """Roots in a topological order, and (N,) top levels; roots on cycles are missing from the order."""
+        n = self.graph.num_ops
+        source, target = self._order_edges()
+        offsets = np.searchsorted(source, np.arange(n + 1)).astype(np.int64)
+        order, level = merging.topological_order(n, offsets, target)
+        return order[self._parent[order] == order], level
+
+    def _order_edges(self) -> Pairs:
+        """Distinct edges between groups that say which of two runs first, by (source, target)."""
+        graph, roots, n = self.graph, self.roots(), max(self.graph.num_ops, 1)
+        producer = graph.tensor_op[graph.input_tensors]
+        counts = ~(graph.is_resident & (graph.colocation >= 0))[producer]
+        source, target = roots[producer[counts]], roots[graph.edge_op[counts]]
+        outside = source != target
+        pairs = np.unique(source[outside] * n + target[outside])
+        return pairs // n, pairs % n
+
+    def _tie(self, labels: Longs) -> None:
+        """Merges the ops of each label >= 0, come what may."""
+        members = np.flatnonzero(labels >= 0)
+        _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
+        anywhere = np.ones((len(labels), 1), dtype=np.bool_)
+        merging.merge_along(
+            self._parent,
+            self._cost_s,
+            self._load_bytes,
+            anywhere,
+            members[leader][inverse],
+            members,
+            np.zeros(len(members)),
+            0.0,
+            np.inf,
+            np.inf,
+            len(members),
+            merging.FREELY,
+        )
+        self._add_up()
+
+    def _components(self) -> Longs:
+        """(N,) int64: the strongly connected component of each op's group; a group on no cycle is one by itself."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        source, target = self._order_edges()
+        n = self.graph.num_ops
+        adjacency = csr_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
+        _, component = connected_components(adjacency, directed=True, connection="strong")
+        return np.asarray(component, dtype=np.int64)[self.roots()]
+
+    def _undo_cycles(self, before: Longs) -> bool:
+        """Takes apart the groups on cycles as they were `before`, when there were none; False if there were any."""
+        if not self._is_acyclic:
+            return True
+        roots = self.roots()
+        component = self._components()
+        is_root = roots == np.arange(len(roots))
+        cyclic = np.bincount(component[is_root], minlength=int(component.max(initial=-1)) + 1)[component] > 1
+        if not np.any(cyclic):
+            return True
+        self._parent = np.where(cyclic, before, roots)
+        self._add_up()
+        return False
+
+    def _add_up(self) -> None:
+        """Sets cost, bytes and devices of every group from its ops'."""
+        roots, n = self.roots(), self.graph.num_ops
+        self._cost_s = np.bincount(roots, weights=self._op_cost_s, minlength=n).astype(np.float64)
+        self._load_bytes = np.bincount(roots, weights=self._op_bytes, minlength=n).astype(np.float64)
+        self._allowed = self._op_allowed.copy()
+        np.logical_and.at(self._allowed, roots, self._op_allowed)

@@ -1,0 +1,180 @@
+"""`Constraints`: where the user wants ops to be, and which of them together, as patterns."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.grouping.patterns import nearest_modules, ops_matching
+from rlplace.graphs.opgraph import OpGraph
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Constraints on the ops of one graph and the devices of one host.
+
+    Attributes:
+        allowed: (N, D) bool, devices where each op may be; at least one for each.
+        colocation: (N,) int32, the graph's co-location classes, merged where ops are to be together; -1 is free.
+    """
+
+    allowed: NDArray[np.bool_]
+    colocation: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Pins, exclusions and what stays together.
+
+    A pattern is a glob over module paths (with all that is below them), op names and ATen targets. A device is a glob
+    over device names (`cuda:1`, `cuda:*`), the part of a name before the colon (`cpu`), or a kind.
+
+    Attributes:
+        pins: (pattern, device): these ops run on such a device, and nowhere else.
+        exclusions: (pattern, device): these ops never run on such a device.
+        together: patterns whose ops are all on one device.
+
+    Example:
+        >>> Constraints.parse(pins=["encoder.embedding=cpu"], together=["attention,projection"]).pins
+        (('encoder.embedding', 'cpu'),)
+    """
+
+    pins: tuple[tuple[str, str], ...] = ()
+    exclusions: tuple[tuple[str, str], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def parse(
+        cls, *, pins: Sequence[str] = (), exclusions: Sequence[str] = (), together: Sequence[str] = ()
+    ) -> Constraints:
+        """The constraints in words: `PATTERN=DEVICE` for pins and exclusions, `PATTERN,PATTERN` for together.
+
+        Raises:
+            InvalidValue: a word of another form.
+        """
+        return cls(
+            tuple(_pair("pin", word) for word in pins),
+            tuple(_pair("exclude", word) for word in exclusions),
+            tuple(_patterns(word) for word in together),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.pins or self.exclusions or self.together)
+
+    def check_devices(self, device_names: Sequence[str], device_kinds: Sequence[str]) -> None:
+        """Raises where a pin or an exclusion names a device that is not there: known before there is a graph.
+
+        Raises:
+            UnknownName: no such device.
+        """
+        for _, word in (*self.pins, *self.exclusions):
+            _devices(word, device_names, device_kinds)
+
+    def resolve(self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]) -> Resolved:
+        """What the constraints say of the ops of `graph` and these D devices.
+
+        Ops of one co-location class, and ops that are together, may be where all of them may.
+
+        Raises:
+            InvalidValue: a pattern that matches no op, or constraints that leave an op no device.
+            UnknownName: a device that the host does not have.
+        """
+        allowed = np.ones((graph.num_ops, len(device_names)), dtype=np.bool_)
+        because: list[tuple[NDArray[np.int64], str]] = []
+        for is_pin, pairs in ((True, self.pins), (False, self.exclusions)):
+            for pattern, word in pairs:
+                verb = "pin" if is_pin else "exclude"
+                ops = _matching(graph, pattern, verb)
+                devices = _devices(word, device_names, device_kinds)
+                allowed[ops] &= devices if is_pin else ~devices
+                because.append((ops, f"{verb} {pattern}={word}"))
+        together = tuple(
+            np.unique(np.concatenate([_matching(graph, pattern, "together") for pattern in patterns]))
+            for patterns in self.together
+        )
+        tied = _tied(graph, together)
+        shared = np.ones((int(tied.max(initial=-1)) + 1, len(device_names)), dtype=np.bool_)
+        np.logical_and.at(shared, tied, allowed)
+        if not np.all(shared.any(axis=1)):
+            _contradiction(graph, tied == int(np.argmin(shared.any(axis=1))), because)
+        return Resolved(shared[tied], _classes(graph, tied, together))
+
+
+def _pair(field: str, word: str) -> tuple[str, str]:
+    pattern, equals, device = word.rpartition("=")
+    if not (pattern and equals and device):
+        raise InvalidValue(field, word, "PATTERN=DEVICE, e.g. encoder.*=cuda:1")
+    return pattern, device
+
+
+def _patterns(word: str) -> tuple[str, ...]:
+    patterns = tuple(word.split(","))
+    if not all(patterns):
+        raise InvalidValue("together", word, "PATTERN,PATTERN,... without gaps, e.g. attention,projection")
+    return patterns
+
+
+def _matching(graph: OpGraph, pattern: str, field: str) -> NDArray[np.int64]:
+    ops = ops_matching(graph, pattern)
+    if not len(ops):
+        near = nearest_modules(graph, pattern)
+        raise InvalidValue(
+            field,
+            pattern,
+            "a glob that matches a module path, an op name or a target of this graph",
+            hint=f"Did you mean {' or '.join(near)}?" if near else "It matches nothing.",
+        )
+    return ops
+
+
+def _devices(word: str, names: Sequence[str], kinds: Sequence[str]) -> NDArray[np.bool_]:
+    """(D,) bool: the devices that `word` names."""
+    found = [
+        fnmatch.fnmatchcase(name, word) or name.partition(":")[0] == word or kind == word
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    if not any(found):
+        raise UnknownName("device", word, {*names, *kinds, *(name.partition(":")[0] for name in names)})
+    return np.array(found, dtype=np.bool_)
+
+
+def _tied(graph: OpGraph, together: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """(N,) int64: one number for all ops that must be on one device."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    members = np.flatnonzero(graph.colocation >= 0)
+    _, leader, inverse = np.unique(graph.colocation[members], return_index=True, return_inverse=True)
+    ends = [members, *together]
+    heads = [members[leader][inverse], *(np.full(len(ops), ops[0]) for ops in together)]
+    rows, columns = np.concatenate(heads), np.concatenate(ends)
+    joined = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(graph.num_ops, graph.num_ops))
+    return np.asarray(connected_components(joined, directed=False)[1], dtype=np.int64)
+
+
+def _classes(graph: OpGraph, tied: NDArray[np.int64], together: Sequence[NDArray[np.int64]]) -> NDArray[np.int32]:
+    """(N,) int32: co-location classes, numbered by their first op, of all that is tied."""
+    classed = graph.colocation >= 0
+    for ops in together:
+        classed[ops] = True
+    classes = np.full(graph.num_ops, -1, dtype=np.int32)
+    classes[classed] = np.unique(tied[classed], return_inverse=True)[1]
+    return classes
+
+
+def _contradiction(graph: OpGraph, ops: NDArray[np.bool_], because: Sequence[tuple[NDArray[np.int64], str]]) -> None:
+    """Raises: these ops are tied, and what was asked of some of them leaves no device."""
+    reasons = [reason for matched, reason in because if np.any(ops[matched])]
+    first = graph.names[int(np.argmax(ops))]
+    tied = f" (tied to {int(ops.sum()) - 1} other ops)" if ops.sum() > 1 else ""
+    raise InvalidValue(
+        "constraints",
+        f"no device for op {first!r}{tied}",
+        "at least one device where all of them may be",
+        hint=f"Together these rule out every device: {'; '.join(reasons)}.",
+    )

@@ -1,0 +1,225 @@
+"""`Grouping`: sets of ops that move together, and the rules that make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.coarsen import Coarsening
+from rlplace.graphs.grouping.merging import mirrored_twins
+from rlplace.graphs.grouping.metis import metis_parts
+from rlplace.graphs.grouping.patterns import modules_matching
+from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+
+CAP_SLACK = 1.5
+"""A group may cost this many times an even share before the cap has to be relaxed."""
+CAP_GROWTH = 1.25
+"""Factor by which the cap is relaxed when nothing more can be merged under it."""
+INSEPARABLE = 2.0
+"""Two groups are merged at once where sending what is between them takes this many times the cheaper one's cost."""
+LARGEST_SHARE = 0.125
+"""Part of the whole cost that a group may reach by merges of that kind."""
+LATENCY_S, S_PER_BYTE = 20e-6, 1 / 12e9
+"""A transfer between two GPUs over PCIe 3.0, where the caller does not say what a transfer takes."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Maps N ops to G groups; every group has at least one op.
+
+    Attributes:
+        op_group: (N,) int32, group of each op, in 0..G-1.
+        rule: what made it, e.g. `heavy-edge:256`.
+        dropped: rules that were not followed everywhere, as that would have made the graph of groups cyclic.
+    """
+
+    op_group: NDArray[np.int32]
+    rule: str = ""
+    dropped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        op_group = np.ascontiguousarray(self.op_group, dtype=np.int32)
+        op_group.flags.writeable = False
+        object.__setattr__(self, "op_group", op_group)
+        if len(op_group) and (op_group.min() < 0 or len(np.unique(op_group)) != op_group.max() + 1):
+            raise InvalidValue(
+                "op_group", "gaps or negative groups", "groups numbered 0..G-1 without gaps", where="grouping"
+            )
+
+    @cached_property
+    def num_groups(self) -> int:
+        return int(self.op_group.max()) + 1 if len(self.op_group) else 0
+
+    def expand(self, group_devices: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Devices of ops (..., N) from devices of groups (..., G)."""
+        return np.ascontiguousarray(np.asarray(group_devices, dtype=np.int32)[..., self.op_group])
+
+
+def group_ops(
+    graph: OpGraph,
+    cost_s: NDArray[np.float64],
+    num_groups: int = 256,
+    rule: str = "heavy-edge",
+    *,
+    allowed: NDArray[np.bool_] | None = None,
+    acyclic: bool = False,
+    latency_s: float = LATENCY_S,
+    s_per_byte: float = S_PER_BYTE,
+    cap_bytes: float = np.inf,
+) -> Grouping:
+    """At most `num_groups` groups, numbered by their first op; the same arguments give the same groups.
+
+    Under every rule the ops of one co-location class are one group, and ops are never grouped that no device may hold
+    together. A source (parameter, input, constant) without a class joins its first reader. Then, by rule (see
+    `GroupingRule` for their options):
+
+    - `heavy-edge`: groups are merged where sending what is between them takes twice the cheaper one's cost, up to
+      an eighth of the whole cost: keeping them apart can hardly pay.
+    - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes,
+      and a group whose outputs are read by one other group joins it, to a fixpoint; cells first, where given.
+    - `module`: the ops of a module are one group.
+    - `metis`: `num_groups` parts of equal cost and bytes with the least seconds of sending between them.
+    - `none`: nothing more, and `num_groups` does not matter.
+
+    Where more than `num_groups` are left, the heaviest edges are merged first (heavy-edge coarsening, Karypis & Kumar
+    1998, over all edges in order of weight instead of a matching) under a cap of 1.5 even shares of the cost; where
+    nothing can be merged under it, it grows by a quarter. Where no edge is left at all, the two cheapest groups are
+    merged. More than `num_groups` remain only where devices or bytes keep them apart.
+
+    Args:
+        graph: N ops.
+        cost_s: (N,) float64, seconds of each op (the mean over devices, say).
+        num_groups: most groups to return, >= 1.
+        rule: the word of a `GroupingRule`.
+        allowed: (N, D) bool, devices where each op may be; None allows all.
+        acyclic: keep the graph of groups without cycles; `Grouping.dropped` then says which rules had to give way.
+            Classes never do: a class is joined by what is between its ops. What a parameter or buffer with a class
+            feeds does not count as an edge: it is there before the step begins.
+        latency_s: seconds that a transfer takes, whatever its size ...
+        s_per_byte: ... and for each byte.
+        cap_bytes: most bytes of parameters, gradients, optimizer state and forward outputs that a group may reach by
+            merging; a class may exceed it by itself.
+
+    Raises:
+        InvalidValue: an argument of the wrong shape or range, or ops that must be together and have no common device.
+        UnknownName: no such rule.
+        MissingExtra: the rule is `metis`, and pymetis is not installed.
+    """
+    parsed = GroupingRule.parse(rule)
+    cost_s, allowed = _checked(graph, cost_s, num_groups, allowed)
+    groups = Coarsening(
+        graph, cost_s, allowed, latency_s=latency_s, s_per_byte=s_per_byte, cap_bytes=cap_bytes, is_acyclic=acyclic
+    )
+    groups.join_classes()
+    dropped: list[str] = []
+    if parsed.name != "none":
+        groups.join_sources()
+        dropped = _follow(groups, parsed, cost_s, num_groups)
+        _reach(groups, num_groups)
+    word = rule if parsed.name == "none" else f"{rule}:{num_groups}"
+    return Grouping(groups.op_group(), rule=word, dropped=tuple(dropped))
+
+
+def _follow(groups: Coarsening, rule: GroupingRule, cost_s: NDArray[np.float64], num_groups: int) -> list[str]:
+    """Merges by the rule; returns what had to be dropped of it."""
+    dropped: list[str] = []
+    if rule.name == "heavy-edge":
+        groups.merge_inseparable(INSEPARABLE, LARGEST_SHARE * groups.total_s)
+    elif rule.name == "module":
+        if not groups.join_alike(_modules(groups.graph, rule.depth, is_apart=rule.is_apart)):
+            dropped.append("module")
+    elif rule.name == "colocation":
+        for pattern in rule.cells:
+            if not groups.join_alike(modules_matching(groups.graph, pattern)):
+                dropped.append(f"cell {pattern}")
+        if not groups.join_pairs(_twins(groups.graph)):
+            dropped.append("gradient")
+        if not groups.join_single_consumers():
+            dropped.append("single consumer")
+    elif rule.name == "metis":
+        labels = _parts(groups, num_groups)
+        if not groups.join_alike(labels):
+            dropped.append("metis")
+    return dropped
+
+
+def _reach(groups: Coarsening, num_groups: int) -> None:
+    """Merges heavy edges, then anything, until `num_groups` are left."""
+    cap_s = CAP_SLACK * groups.total_s / num_groups
+    while groups.num_groups > num_groups:
+        if groups.merge_heavy_edges(cap_s, num_groups):
+            continue
+        if cap_s >= groups.total_s:
+            groups.merge_leftovers(num_groups)
+            return
+        cap_s = max(cap_s * CAP_GROWTH, groups.lightest_pair_s())
+
+
+def _modules(graph: OpGraph, depth: int, *, is_apart: bool) -> NDArray[np.int64]:
+    """(N,) int64: a number for each module path cut at `depth` names, and for each phase of it with `is_apart`."""
+    number: dict[str, int] = {}
+    cut = {path: ".".join(path.split(".")[: depth or None]) for path in set(graph.modules)}
+    labels = np.array([number.setdefault(cut[path], len(number)) for path in graph.modules], dtype=np.int64)
+    labels = labels * 3 + graph.phases if is_apart else labels
+    return np.where(graph.is_source & (graph.colocation < 0), -1, labels).astype(np.int64)
+
+
+def _twins(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs of a forward op and a backward op that computes its gradient."""
+    runs = ~graph.is_source
+    module = _modules(graph, 0, is_apart=False)
+    offsets, readers = graph.readers
+    twin = mirrored_twins(
+        module,
+        runs & (graph.phases == FORWARD),
+        runs & (graph.phases == BACKWARD),
+        graph.is_source,
+        graph.tensor_op,
+        graph.input_offsets,
+        graph.input_tensors,
+        offsets,
+        readers,
+        int(module.max(initial=-1)) + 1,
+    )
+    backward = np.flatnonzero(twin >= 0)
+    return twin[backward], backward
+
+
+def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
+    """(N,) int64: METIS's part of each op."""
+    node = groups.op_group().astype(np.int64)
+    roots = np.unique(groups.roots())
+    source, target, weight_s = groups.edges()
+    numbers = np.searchsorted(roots, np.concatenate((source, target)))
+    parts = metis_parts(
+        len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
+    )
+    return parts[node]
+
+
+def _checked(
+    graph: OpGraph, cost_s: NDArray[np.float64], num_groups: int, allowed: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    cost_s = np.asarray(cost_s, dtype=np.float64)
+    if cost_s.shape != (graph.num_ops,):
+        raise InvalidValue("cost_s", cost_s.shape, f"shape {(graph.num_ops,)}", where="group_ops")
+    if not np.all(np.isfinite(cost_s)) or np.any(cost_s < 0):
+        raise InvalidValue("cost_s", "a negative or non-finite entry", "finite seconds >= 0", where="group_ops")
+    if num_groups < 1:
+        raise InvalidValue("num_groups", num_groups, "at least 1", where="group_ops")
+    if allowed is None:
+        return cost_s, np.ones((graph.num_ops, 1), dtype=np.bool_)
+    allowed = np.ascontiguousarray(allowed, dtype=np.bool_)
+    if allowed.ndim != 2 or len(allowed) != graph.num_ops or not allowed.shape[1]:
+        raise InvalidValue("allowed", allowed.shape, f"shape ({graph.num_ops}, D)", where="group_ops")
+    if not np.all(allowed.any(axis=1)):
+        op = int(np.argmin(allowed.any(axis=1)))
+        raise InvalidValue(
+            "allowed", f"no device for op {graph.names[op]!r}", "at least one for every op", where="group_ops"
+        )
+    return cost_s, allowed

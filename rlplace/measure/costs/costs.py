@@ -1,0 +1,41 @@
+"""`Costs`: seconds of every op on every device, and who says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.hosts.host import Host
+
+CostSource = Literal["estimated", "profiled", "given"]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Seconds per (op, device).
+
+    Attributes:
+        op_time_s: (N, D) float64, >= 0; launching (`Host.dispatch_s`) not included.
+        source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
+    """
+
+    op_time_s: NDArray[np.float64]
+    source: CostSource
+
+    def __post_init__(self) -> None:
+        op_time_s = np.ascontiguousarray(self.op_time_s, dtype=np.float64)
+        op_time_s.flags.writeable = False
+        object.__setattr__(self, "op_time_s", op_time_s)
+        if op_time_s.ndim != 2:
+            raise InvalidValue("op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
+        if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
+            raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
+
+    @staticmethod
+    def given(times_s: NDArray[np.float64], host: Host) -> Costs:
+        """The times (N,) that a graph file gives its ops, the same on every device."""
+        return Costs(np.repeat(times_s[:, None], host.num_devices, axis=1), "given")

@@ -1,0 +1,194 @@
+"""Host files: `load_host`, `save_host`, and `host_from_dict` for the same facts inside another file.
+
+A host file is JSON or YAML and holds the fields of `Host`, named as in `rlplace.measure.hosts.host`. Two short forms
+spare repetition and are written out on loading: a device with a `count` stands for that many (`cuda` becomes `cuda:0`,
+`cuda:1`, ...), and a `topology`, a list of `Wiring`s, gives links and routes to the pairs of devices for which `routes`
+names none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlplace.decode import decode_list, decode_record, described
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.hosts.wiring import Wiring, lay_routes
+
+ENDINGS = (".json", ".yaml", ".yml")
+
+_MOST_COPIES = 1024
+
+
+def load_host(path: str | os.PathLike[str]) -> Host:
+    """The host that a JSON or YAML file describes; loading runs no code.
+
+    Raises:
+        FileProblem: The file is missing, unreadable, or neither JSON nor YAML.
+        InvalidValue: A value of the wrong type or range, a missing field or route.
+        UnknownName: A field, device or link that does not exist.
+    """
+    path = Path(path)
+    _check_ending(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise FileProblem(path, f"no such file.{_nearby(path)}") from error
+    except (OSError, ValueError) as error:
+        raise FileProblem(path, f"cannot be read: {error}.") from error
+    return host_from_dict(_parse(text, path), str(path))
+
+
+def save_host(host: Host, path: str | os.PathLike[str]) -> None:
+    """Write `host` to a JSON or YAML file, atomically, such that `load_host` gives an equal one back.
+
+    Raises:
+        FileProblem: The file cannot be written, or its name has another ending.
+    """
+    path = Path(path)
+    _check_ending(path)
+    text = json.dumps(host.to_dict(), indent=2)
+    if path.suffix != ".json":
+        text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True, width=120)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text.rstrip("\n") + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileProblem(path, f"cannot be written: {error}.") from error
+
+
+def host_from_dict(data: object, where: str) -> Host:
+    """The host that plain data (`Host.to_dict`, or what a host file holds) describes.
+
+    Args:
+        data: A mapping of the fields of `Host`, short forms allowed.
+        where: The file that `data` comes from, named in every error.
+
+    Raises:
+        InvalidValue: A value of the wrong type or range, a missing field or route.
+        UnknownName: A field, device or link that does not exist.
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidValue("host", described(data), "a mapping of fields", where=where)
+    facts = dict(data)
+    wirings = decode_list(Wiring, facts.pop("topology", []), where, "topology")
+    links = decode_list(Link, facts.get("links", []), where, "links")
+    routes = decode_list(Route, facts.get("routes", []), where, "routes")
+    if "devices" in facts:
+        devices = _read_devices(facts["devices"], where)
+        names = [device.name for device in devices]
+        laid_links, laid_routes = lay_routes(wirings, names, where)
+        given = {(route.source, route.destination) for route in routes}
+        links += laid_links
+        routes += tuple(route for route in laid_routes if (route.source, route.destination) not in given)
+        _check_names(devices, links, routes, where)
+        facts |= {"devices": devices, "links": links, "routes": routes}
+    return decode_record(Host, facts, where)
+
+
+def _read_devices(data: object, where: str) -> tuple[Device, ...]:
+    if not isinstance(data, list | tuple):
+        raise InvalidValue("devices", described(data), "a list", where=where)
+    devices: list[Device] = []
+    for index, entry in enumerate(data):
+        at = f"devices[{index}]"
+        if not isinstance(entry, Mapping) or "count" not in entry:
+            devices.append(decode_record(Device, entry, where, at))
+            continue
+        count = entry["count"]
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_COPIES:
+            expected = f"a whole number from 1 to {_MOST_COPIES}"
+            raise InvalidValue(f"{at}.count", described(count), expected, where=where)
+        device = decode_record(Device, {key: entry[key] for key in entry if key != "count"}, where, at)
+        devices += [replace(device, name=f"{device.name}:{copy}") for copy in range(count)]
+    return tuple(devices)
+
+
+def _check_names(devices: Sequence[Device], links: Sequence[Link], routes: Sequence[Route], where: str) -> None:
+    device_names = {device.name for device in devices}
+    link_names = {link.name for link in links}
+    for index, device in enumerate(devices):
+        for member in device.members:
+            if member not in device_names:
+                raise UnknownName(f"device in devices[{index}].members of {where}", member, device_names)
+    for index, route in enumerate(routes):
+        for field, end in (("source", route.source), ("destination", route.destination)):
+            if end not in device_names:
+                raise UnknownName(f"device in routes[{index}].{field} of {where}", end, device_names)
+        for link in route.links:
+            if link not in link_names:
+                raise UnknownName(f"link in routes[{index}].links of {where}", link, link_names)
+
+
+def _parse(text: str, path: Path) -> object:
+    try:
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=_without_repeats)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise FileProblem(path, f"not valid {kind}: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise FileProblem(path, "nested too deeply for a host file.") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML, with repeated keys refused and `1e9` a number (YAML 1.1, PyYAML's dialect, takes it for text)."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
+    list("-+.0123456789"),
+)
+
+
+def _without_repeats(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    mapping: dict[str, object] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise ValueError(f"the key {key!r} is given twice")
+        mapping[key] = value
+    return mapping
+
+
+def _check_ending(path: Path) -> None:
+    if path.suffix not in ENDINGS:
+        raise FileProblem(path, f"a host file's name ends in {', '.join(ENDINGS)}.")
+
+
+def _nearby(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in ENDINGS]
+    except OSError:
+        return f" There is no folder {str(path.parent)!r} either."
+    nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""

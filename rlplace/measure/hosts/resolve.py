@@ -1,0 +1,79 @@
+"""HOST words: `resolve_host` for `auto`, `cores`, a preset or a file, and what `rlplace hosts` lists."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host_file import ENDINGS, load_host
+
+PRESETS = Path(__file__).with_name("presets")
+
+_CORES = re.compile(r"cores(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
+
+
+def list_presets() -> tuple[str, ...]:
+    """Names of the presets, sorted."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
+
+
+def resolve_host(text: str, *, gangs: bool = False) -> Host:
+    """The host that a HOST word names.
+
+    Args:
+        text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
+            (two devices of four cores), a preset, or the path of a host file.
+        gangs: Whether the cores of this machine may also work as gangs; presets and files say so themselves.
+
+    Raises:
+        UnknownName: No host is called that.
+        InvalidValue: A malformed `cores:...`, or a host file with a wrong value.
+        FileProblem: A host file that is missing or malformed.
+    """
+    if text in list_presets():
+        return load_host(PRESETS / f"{text}.yaml")
+    if text == "auto" or text.split(":")[0] == "cores":
+        return _detect(text, gangs)
+    if text.endswith(ENDINGS) or os.sep in text:
+        return load_host(text)
+    raise UnknownName("host", text, ("auto", "cores", "cores:2x4", *list_presets()))
+
+
+def describe_hosts() -> list[dict[str, object]]:
+    """One row for each preset, as `rlplace hosts` lists them; `Host.to_dict` has all the facts of one.
+
+    Keys: `name`, `num_devices`, `kinds` (how many of each), `memory_bytes` (of each device), `num_links`,
+    `slowest_route_bytes_per_s`, `fastest_route_bytes_per_s` and `simulated`.
+    """
+    return [_row(resolve_host(name)) for name in list_presets()]
+
+
+def _detect(text: str, gangs: bool) -> Host:
+    from rlplace.measure.hosts.detect import detect_host
+
+    if text == "auto":
+        return detect_host("auto", gangs=gangs)
+    match = _CORES.match(text)
+    if match is None:
+        raise InvalidValue("host", text, "cores, cores:DEVICES or cores:DEVICESxCORES, e.g. cores:2x4")
+    num_devices, cores_per_device = (int(part) if part else None for part in match.group("devices", "cores"))
+    return detect_host("cores", num_devices=num_devices, cores_per_device=cores_per_device, gangs=gangs)
+
+
+def _row(host: Host) -> dict[str, object]:
+    bandwidth = {link.name: link.bandwidth_bytes_per_s for link in host.links}
+    rates = [min(bandwidth[name] for name in route.links) for route in host.routes if route.links]
+    return {
+        "name": host.name,
+        "num_devices": host.num_devices,
+        "kinds": dict(Counter(device.kind for device in host.devices)),
+        "memory_bytes": [device.memory_bytes for device in host.devices],
+        "num_links": len(host.links),
+        "slowest_route_bytes_per_s": min(rates, default=0.0),
+        "fastest_route_bytes_per_s": max(rates, default=0.0),
+        "simulated": host.is_simulated,
+    }

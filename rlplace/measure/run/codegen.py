@@ -1,0 +1,270 @@
+"""From a plan to straight-line Python, one function a device: what the runner's threads execute."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Call, Program, Ref, Update, View, refs_in
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Plan
+
+
+@dataclass(frozen=True)
+class StepCode:
+    """Generated code of one plan.
+
+    In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of op 3, `c2` constant 2, `k4`
+    channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`), `s6` signal 6 (`s6_set`,
+    `s6_wait`), `O` the results; in traced code `clock`, `B` and `E` record when each item began and ended.
+
+    Attributes:
+        sources: by device: a module that defines `run(step)`.
+        line_items: by device: for each line of its source, the item that it belongs to, -1 for none.
+        constants: values of `c...`.
+        items: by device: items of the plan's sequence (op i, or N + k), in program order.
+        allocations: by device: (item, tensor) where a tensor starts to take memory on the device ...
+        releases: ... and the item after whose end it is freed.
+        acknowledged: transfers whose original is overwritten later in the step.
+        is_handover: by transfer: the tensor itself goes over, no copy.
+        num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
+    """
+
+    sources: tuple[str, ...]
+    line_items: tuple[tuple[int, ...], ...]
+    constants: dict[str, Any]
+    items: tuple[tuple[int, ...], ...]
+    allocations: tuple[tuple[tuple[int, int], ...], ...]
+    releases: tuple[tuple[tuple[int, int], ...], ...]
+    acknowledged: frozenset[int]
+    is_handover: tuple[bool, ...]
+    num_signals: int
+
+
+def generate(graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool = False) -> StepCode:
+    """The code that executes `plan`.
+
+    Args:
+        graph: with its program.
+        host: the host that `plan` was made for.
+        plan: what is to run.
+        is_traced: record the times of every op and transfer.
+
+    Raises:
+        InvalidValue: the graph has no program.
+    """
+    return _Generator(graph, host, plan, is_traced=is_traced).run()
+
+
+class _Generator:
+    def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool) -> None:
+        self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
+        self.program: Program = require_program(graph)
+        self.num_signals = 0
+        self.sets: dict[int, list[int]] = defaultdict(list)  # item -> signals that it sets when it is done
+        self.waits: dict[int, list[int]] = defaultdict(list)  # item -> signals that it waits for
+        self.constants: dict[str, Any] = {}
+        self.constant_names: dict[tuple[str, str], str] = {}
+        self.outgoing: dict[int, list[int]] = defaultdict(list)  # tensor -> transfers
+        for transfer, tensor in enumerate(plan.transfer_tensor.tolist()):
+            self.outgoing[tensor].append(transfer)
+        self.mutated: dict[int, list[int]] = defaultdict(list)  # op -> tensors
+        for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
+            self.mutated[op].append(tensor)
+        updated = set(graph.mutation_tensor.tolist())
+        self.acknowledged = frozenset(k for k, tensor in enumerate(plan.transfer_tensor.tolist()) if tensor in updated)
+        is_copy = {(r.source, r.destination): bool(r.links) for r in host.routes}
+        names = [device.name for device in host.devices]
+        producer_device = plan.devices[graph.tensor_op]
+        self.is_handover = tuple(
+            not is_copy[names[producer_device[tensor]], names[destination]]
+            for tensor, destination in zip(
+                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
+            )
+        )
+        self.result_refs = self.program.result_refs
+        offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
+        self.reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
+
+    def run(self) -> StepCode:
+        n = self.graph.num_ops
+        device_of = self.plan.devices.tolist()
+        destination = self.plan.transfer_destination.tolist()
+        items: list[list[int]] = [[] for _ in self.host.devices]
+        for item in self.plan.sequence.tolist():
+            items[device_of[item] if item < n else destination[item - n]].append(item)
+        self._add_signals()
+        parts = [self._device_source(device, program) for device, program in enumerate(items)]
+        return StepCode(
+            sources=tuple(part[0] for part in parts),
+            line_items=tuple(part[1] for part in parts),
+            constants=self.constants,
+            items=tuple(map(tuple, items)),
+            allocations=tuple(part[2] for part in parts),
+            releases=tuple(part[3] for part in parts),
+            acknowledged=self.acknowledged,
+            is_handover=self.is_handover,
+            num_signals=self.num_signals,
+        )
+
+    def _add_signals(self) -> None:
+        """A gang is busy when any member is: in plan order, its items wait for theirs and theirs for its."""
+        n, indices = self.graph.num_ops, self.host.device_index
+        cores = [[indices[name] for name in device.members] or [d] for d, device in enumerate(self.host.devices)]
+        last: dict[int, tuple[int, int]] = {}  # core -> (device, item)
+        for item in self.plan.sequence.tolist():
+            if item in self.program.sources or (item >= n and self.is_handover[item - n]):
+                continue
+            device = int(self.plan.devices[item] if item < n else self.plan.transfer_destination[item - n])
+            for other, earlier in sorted({last[core] for core in cores[device] if core in last}):
+                if other != device:
+                    self.sets[earlier].append(self.num_signals)
+                    self.waits[item].append(self.num_signals)
+                    self.num_signals += 1
+            last.update(dict.fromkeys(cores[device], (device, item)))
+
+    def _device_source(
+        self, device: int, items: list[int]
+    ) -> tuple[str, tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        n, graph, program = self.graph.num_ops, self.graph, self.program
+        last_use = self._last_uses(device, items)
+        dying: dict[int, list[int]] = defaultdict(list)
+        for tensor, item in last_use.items():
+            dying[item].append(tensor)
+        lines: list[str] = []
+        owners: list[int] = []  # the item of each line
+        views_of: dict[int, list[int]] = defaultdict(list)  # base tensor -> views alive on this device
+        allocations: list[tuple[int, int]] = []
+        releases: list[tuple[int, int]] = []
+        received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
+        resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
+        for op in items:
+            if op < n and op in program.sources:
+                tensor = int(graph.output_offsets[op])
+                lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
+        owners += [-1] * len(lines)
+        for item in items:
+            if item < n and item in program.sources:
+                continue
+            produced: tuple[int, ...] = ()
+            lines += [f"s{signal}_wait()" for signal in self.waits[item]]
+            if item >= n:
+                transfer = item - n
+                tensor = int(self.plan.transfer_tensor[transfer])
+                body = [f"t{tensor} = k{transfer}_take()"]
+                lines.append(f"k{transfer}_wait()")
+                if transfer in self.acknowledged and not self.is_handover[transfer]:
+                    body.append(f"k{transfer}_done()")
+                if not self.is_handover[transfer]:
+                    produced = (tensor,)
+            else:
+                call = program.calls[item]
+                body, produced = self._op_lines(item, call, views_of)
+                lines += [f"k{k}_copied()" for tensor in self.mutated[item] for k in self.outgoing[tensor]]
+            lines += [f"B[{item}] = clock()", *body, f"E[{item}] = clock()"] if self.is_traced else body
+            lines += [f"s{signal}_set()" for signal in self.sets[item]]
+            allocations += [(item, tensor) for tensor in produced]
+            lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self.outgoing[tensor]]
+            for tensor in dying.get(item, ()):
+                gone = [f"v{view}" for view in views_of.pop(tensor, ())]
+                transfer = received.get(tensor, -1)
+                if transfer in self.acknowledged and self.is_handover[transfer]:
+                    lines.append(f"k{transfer}_done()")
+                if tensor not in resident:
+                    gone.append(f"t{tensor}")
+                    if not (transfer >= 0 and self.is_handover[transfer]):
+                        releases.append((item, tensor))
+                if gone:
+                    lines.append(f"del {', '.join(gone)}")
+            owners += [item] * (len(lines) - len(owners))
+        for index, ref in enumerate(self.result_refs):
+            tensor = program.base(ref)
+            if self.plan.devices[graph.tensor_op[tensor]] == device:
+                lines += self._view_lines([ref], views_of)
+                lines.append(f"O[{index}] = {self._name(ref)}")
+        source = "\n".join(["def run(step):", *(f"    {line}" for line in lines), "    return None", ""])
+        owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
+        return source, tuple(owners), tuple(allocations), tuple(releases)
+
+    def _last_uses(self, device: int, items: list[int]) -> dict[int, int]:
+        """Tensor to the last item on the device that touches it; results are never dropped."""
+        n, graph = self.graph.num_ops, self.graph
+        last: dict[int, int] = {}
+        for item in items:
+            if item >= n:
+                last[int(self.plan.transfer_tensor[item - n])] = item
+                continue
+            if item in self.program.sources:
+                continue
+            for tensor in (*self.reads[item], *range(graph.output_offsets[item], graph.output_offsets[item + 1])):
+                last[tensor] = item
+        for tensor in graph.output_tensors.tolist():
+            if self.plan.devices[graph.tensor_op[tensor]] == device:
+                last.pop(tensor, None)
+        return last
+
+    def _op_lines(
+        self, op: int, call: Call | Update, views_of: dict[int, list[int]]
+    ) -> tuple[list[str], tuple[int, ...]]:
+        if isinstance(call, Update):
+            lines = self._view_lines([call.gradient], views_of)
+            return [*lines, f"u{op}({self._name(call.gradient)})"], ()
+        lines = self._view_lines(refs_in((call.args, call.kwargs)), views_of)
+        kwargs = dict(call.kwargs)
+        arguments = ["step"] if call.is_random else []
+        arguments += [self._literal(value) for value in call.args]
+        for key, value in kwargs.items():
+            if key == "device" and call.takes_device and value is not None:
+                arguments.append(f"device=D{int(self.plan.devices[op])}")
+            else:
+                arguments.append(f"{key}={self._literal(value)}")
+        expression = f"f{op}({', '.join(arguments)})"
+        produced = tuple(tensor for tensor in call.outputs if tensor >= 0)
+        if call.returns_tuple:
+            names = [f"t{tensor}" if tensor >= 0 else "_" for tensor in call.outputs]
+            comma = "," if len(names) == 1 else ""
+            return [*lines, f"{', '.join(names)}{comma} = {expression}"], produced
+        target = f"t{call.outputs[0]} = " if produced else ""
+        return [*lines, f"{target}{expression}"], produced
+
+    def _view_lines(self, refs: Iterable[Ref], views_of: dict[int, list[int]]) -> list[str]:
+        """Defines the views that `refs` need and that do not exist yet on this device."""
+        lines: list[str] = []
+        for ref in refs:
+            if ref.id < self.program.num_tensors:
+                continue
+            index = ref.id - self.program.num_tensors
+            view: View = self.program.views[index]
+            if index in views_of[view.base]:
+                continue
+            lines += self._view_lines(refs_in((view.args, view.kwargs)), views_of)
+            arguments = [self._literal(value) for value in view.args]
+            arguments += [f"{key}={self._literal(value)}" for key, value in view.kwargs.items()]
+            lines.append(f"v{index} = g{index}({', '.join(arguments)})")
+            views_of[view.base].append(index)
+        return lines
+
+    def _name(self, ref: Ref) -> str:
+        return f"t{ref.id}" if ref.id < self.program.num_tensors else f"v{ref.id - self.program.num_tensors}"
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            return self._name(value)
+        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+            return repr(value)
+        if type(value) is float and math.isfinite(value):
+            return repr(value)
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._literal, value))}]"
+        if type(value) is tuple:
+            return f"({''.join(self._literal(item) + ', ' for item in value)})"
+        key = (type(value).__name__, repr(value))
+        if key not in self.constant_names:
+            self.constant_names[key] = f"c{len(self.constants)}"
+            self.constants[self.constant_names[key]] = value
+        return self.constant_names[key]

@@ -1,0 +1,145 @@
+"""Plain PyTorch, timed: the same step as people run it without placing anything."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue, RunnerError
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import torch_optimizer
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.threads import set_intra_op_threads, usable_cores
+from rlplace.measure.run.workers import Worker
+
+LONGEST_S = 600.0
+"""How long a step on another thread may take."""
+
+
+class EagerStep:
+    """The captured model's own step, eagerly, with every core on every op (or on the first GPU).
+
+    The optimizer is PyTorch's with its fused kernels, the same ones that a placed step updates with. It works on a copy
+    of the model, on the thread that calls it or on a gang's: GNU OpenMP stops spinning between ops once a process has
+    more threads in teams than cores, and a team of its own would make eager look half as fast as it is.
+
+    Args:
+        graph: with its program.
+        host: tells whether there are GPUs.
+        num_threads: intra-op threads; all cores by default.
+        worker: the thread to run on, if it has these cores; by default the one that calls.
+        transform: what the model becomes before it runs, e.g. `torch.compile`.
+
+    Raises:
+        InvalidValue: the model was built from fake tensors and has no values to run with.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        *,
+        num_threads: int | None = None,
+        worker: Worker | None = None,
+        transform: Callable[[torch.nn.Module], Any] | None = None,
+    ) -> None:
+        origin = require_program(graph).origin
+        optimizer = require_program(graph).optimizer
+        if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
+            raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
+        place = "cuda:0" if any(device.backend == "cuda" for device in host.devices) else "cpu"
+        self._num_threads = num_threads or len(usable_cores())
+        self.worker = worker
+        self._is_cuda = place != "cpu"
+        self._model = copy.deepcopy(origin.model).to(place)
+        self._args, self._kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.detach().clone().to(place), (origin.args, origin.kwargs)
+        )
+        self._loss_fn = origin.loss_fn
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = None if optimizer is None else torch_optimizer(optimizer, parameters)
+        self._run: Any = self._model if transform is None else transform(self._model)
+        self.loss: Any = None
+
+    @property
+    def is_widest(self) -> bool:
+        """Whether it uses every core."""
+        return not self._is_cuda and self._num_threads == len(usable_cores())
+
+    def __call__(self) -> float:
+        """Seconds of one eager step.
+
+        Raises:
+            RunnerError: the step failed, or the other thread is still busy with one that came too late.
+            TimeoutError: it did not end within ten minutes on another thread.
+        """
+        if self.worker is not None:
+            return self._on_worker(self.worker)
+        before = torch.get_num_threads()
+        set_intra_op_threads(self._num_threads)
+        try:
+            begin = time.perf_counter()
+            self._step()
+            return time.perf_counter() - begin
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise RunnerError(f"the eager step failed: {error}") from error
+        finally:
+            set_intra_op_threads(before)
+
+    def _on_worker(self, worker: Worker) -> float:
+        def job(_: int) -> None:
+            with torch.inference_mode(False), torch.enable_grad():
+                self._step()
+
+        errors: list[BaseException] = []
+        begin = time.perf_counter()
+        worker.start(job, 0, errors.append)
+        if not worker.wait(LONGEST_S):
+            raise TimeoutError(f"the eager step did not end within {LONGEST_S:g} s")
+        seconds = time.perf_counter() - begin
+        if errors:
+            raise RunnerError(f"the eager step failed: {errors[0]}") from errors[0]
+        return seconds
+
+    def as_cuda_graph(self) -> torch.cuda.CUDAGraph:
+        """The whole step, captured once; replaying it is a step.
+
+        Raises:
+            RuntimeError: the step does something that a CUDA graph cannot hold.
+        """
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # allocations and lazy states must be there before the capture
+            for _ in range(3):
+                self._step(is_synchronised=False)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(is_synchronised=False)
+        return graph
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The copy's parameters and buffers, by dotted name."""
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+    def _step(self, *, is_synchronised: bool = True) -> None:
+        if self._loss_fn is None:
+            with torch.no_grad():
+                self.loss = self._run(*self._args, **self._kwargs)
+        else:
+            if self._optimizer is not None:
+                self._optimizer.zero_grad()
+            loss = self._loss_fn(self._run(*self._args, **self._kwargs))
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self._optimizer is not None:
+                self._optimizer.step()
+            self.loss = loss.detach()
+        if self._is_cuda and is_synchronised:
+            torch.cuda.synchronize()

@@ -1,0 +1,292 @@
+"""Planning where devices and transfers do not block each other: the fast path of docs/step-time-model.md.
+
+Since transfers that share a link are served in order of request, each one's start is known when it is requested: the
+latest end of the transfer before it on each of its links. Ready ops wait in one bitmap a device, by priority.
+Whatever a branch would get wrong half of the time is worked out without one: a flag that is 0 or 1, shifted into place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlplace.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
+from rlplace.measure.simulate.compiled import HANDOVER, Compiled
+from rlplace.measure.simulate.kernel_cutoff import forget_ready
+from rlplace.measure.simulate.kernel_updates import count_updates, waiting_updates
+from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+
+
+@kernel
+def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
+    """Seconds of the planned step; the plan and its times are left in the scratch.
+
+    Args:
+        p: the problem: no gangs, no blocking transfers, no co-run slowdown.
+        s: working memory.
+        placement: (N,) int32, device of each op.
+        ranks: (N,) int32, place of each op in order of priority.
+        ops_by_rank: (N,) int32, op at each place.
+        cutoff_s: a step that cannot end by then is left at once, infinite; where finite, after `least_seconds`.
+    """
+    n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
+    op_time_s, output_offsets = pointer(p.op_time_s), pointer(p.output_offsets)
+    reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
+    route_kind, route_links, route_slot = pointer(p.route_kind), pointer(p.route_padded), pointer(p.route_slot)
+    latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
+    tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
+    sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(s.arrived), s.found
+    leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
+    num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
+    slot_end_s, slot_bits = pointer(s.slot_end_s), pointer(s.slot_end_s.view(np.int64))
+    slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(s.slot_tail), pointer(s.slot_next)
+    follower, link_free_s, link_last = pointer(s.follower), pointer(s.link_free_s), pointer(s.link_last)
+    has_handovers, has_updates, updates = p.has_handovers, p.has_updates, p.updates
+    concerned, path_s, work_left_s = pointer(updates.concerned), pointer(s.path_s), pointer(s.work_left_s)
+    devices, rank, by_rank = pointer(placement), pointer(ranks), pointer(ops_by_rank)
+    one = 1
+    never = np.inf
+    never_bits = 0x7FF0000000000000
+    s.slot_end_s[:] = never
+    slot_end_s[num_slots] = -1.0
+    s.slot_tail[:] = p.max_transfers
+    s.link_free_s[:] = 0.0
+    for i in range(n):
+        waiting[i] = input_counts[i]
+    if has_updates:
+        count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
+    no_follower = p.max_transfers * most_links
+    all_devices = (one << num_devices) - one
+    idle = all_devices
+    ready = 0
+    position = num_transfers = num_ended = 0
+    for i in range(n):
+        if is_source[i]:
+            sequence[position] = i
+            position += 1
+            start_s[i] = end_s[i] = 0.0
+            ended[num_ended] = i
+            num_ended += 1
+        elif waiting[i] == 0:
+            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
+    now = 0.0
+    due = 0
+    while True:
+        starters = position
+        num_arrived = 0
+        for a in range(num_ended):
+            op = ended[a]
+            source = devices[op]
+            for t in range(output_offsets[op], output_offsets[op + 1]):
+                elsewhere = 0
+                for b in range(reader_offsets[t], reader_offsets[t + 1]):
+                    reader = reader_ops[b]
+                    e = devices[reader]
+                    elsewhere |= one << e
+                    here = int(e == source)
+                    if has_handovers:
+                        here |= int(route_kind[source * num_devices + e] == HANDOVER)
+                    left = waiting[reader] - here
+                    waiting[reader] = left
+                    here &= int(left == 0)
+                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, e, rank[reader], here)
+                elsewhere &= ~(one << source)
+                while elsewhere:
+                    e = lowest_bit(elsewhere)
+                    elsewhere &= elsewhere - 1
+                    k = num_transfers
+                    num_transfers += 1
+                    transfer_tensor[k] = t
+                    transfer_destination[k] = e
+                    pair = source * num_devices + e
+                    if has_handovers and route_kind[pair] == HANDOVER:
+                        start_s[n + k] = end_s[n + k] = now
+                        sequence[position] = n + k
+                        position += 1
+                        continue
+                    start = now
+                    before = no_follower
+                    for b in range(most_links):
+                        link = route_links[pair * most_links + b]
+                        free = link_free_s[link]
+                        before = link_last[link] if free > start else before
+                        start = free if free > start else start
+                    end = start + (latency_s[pair] + tensor_bytes[t] * s_per_byte[pair])
+                    for b in range(most_links):
+                        place = k * most_links + b
+                        link = route_links[pair * most_links + b]
+                        link_free_s[link] = end
+                        link_last[link] = place
+                        follower[place] = -1
+                    start_s[n + k] = start
+                    end_s[n + k] = end
+                    follower[before] = k
+                    sequence[position] = n + k
+                    position += before == no_follower
+                    slot = route_slot[pair]
+                    slot_next[k] = -1
+                    slot_next[slot_tail[slot]] = k
+                    slot_tail[slot] = k
+                    slot_item[slot] = k if slot_end_s[slot] == never else slot_item[slot]
+                    slot_end_s[slot] = min(slot_end_s[slot], end)
+                    due |= int(end == now) << slot
+        due &= ~all_devices
+        while due:
+            slot = lowest_bit(due)
+            k = slot_item[slot]
+            following = slot_next[k]
+            slot_item[slot] = following
+            end = end_s[n + following] if following >= 0 else never
+            slot_end_s[slot] = end
+            due &= ~(int(end != now) << slot)
+            t = transfer_tensor[k]
+            destination = transfer_destination[k]
+            arrived[num_arrived] = t
+            num_arrived += 1
+            for b in range(reader_offsets[t], reader_offsets[t + 1]):
+                reader = reader_ops[b]
+                here = int(devices[reader] == destination)
+                left = waiting[reader] - here
+                waiting[reader] = left
+                here &= int(left == 0)
+                ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, destination, rank[reader], here)
+            for place in range(k * most_links, (k + 1) * most_links):
+                following = follower[place]
+                sequence[position] = n + following
+                position += following >= 0
+        if position > starters + 1:
+            sort(sequence, starters, position)
+        if has_updates:
+            for a in range(num_ended):
+                if not concerned[ended[a]]:
+                    continue
+                for b in range(waiting_updates(updates, placement, ended[a], found)):
+                    op = found[b]
+                    waiting[op] -= 1
+                    here = int(waiting[op] == 0)
+                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+            for a in range(num_arrived):
+                t = arrived[a]
+                for b in range(updates.updater_offsets[t], updates.updater_offsets[t + 1]):
+                    op = updates.updater_ops[b]
+                    waiting[op] -= 1
+                    here = int(waiting[op] == 0)
+                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+        startable = idle & ready
+        late = 0
+        while startable:
+            d = lowest_bit(startable)
+            others = startable & (startable - 1)
+            best = peek(leaf, middle, top, num_leaf, num_middle, num_top, d)
+            while others:
+                e = lowest_bit(others)
+                others &= others - 1
+                other = peek(leaf, middle, top, num_leaf, num_middle, num_top, e)
+                if other < best:
+                    best, d = other, e
+            ready &= ~(drop(leaf, middle, top, num_leaf, num_middle, num_top, d, best) << d)
+            idle &= ~(one << d)
+            startable &= ~(one << d)
+            op = by_rank[best]
+            sequence[position] = op
+            position += 1
+            seconds = op_time_s[op * num_devices + d]
+            end = now + seconds
+            late |= int(now + path_s[op] > cutoff_s) | int(now + work_left_s[d] > cutoff_s)
+            work_left_s[d] -= seconds
+            start_s[op] = now
+            end_s[op] = end
+            slot_end_s[d] = end
+            slot_item[d] = op
+        if late:
+            forget_ready(s)
+            return never
+        soonest = never_bits
+        due = slot = 0
+        while slot_bits[slot] >= 0:
+            time = slot_bits[slot]
+            due &= int(time < soonest) - 1
+            due |= int(time <= soonest) << slot
+            soonest = min(soonest, time)
+            slot += 1
+        if soonest == never_bits:
+            break
+        now = slot_end_s[lowest_bit(due)]
+        num_ended = 0
+        ending = due & all_devices
+        idle |= ending
+        while ending:
+            d = lowest_bit(ending)
+            ending &= ending - 1
+            slot_end_s[d] = never
+            ended[num_ended] = slot_item[d]
+            num_ended += 1
+        if num_ended > 1:
+            sort(ended, 0, num_ended)
+    s.state[POSITION] = position
+    s.state[TRANSFERS] = num_transfers
+    return now
+
+
+@inlined
+def sort(values: Ints, first: int, last: int) -> None:
+    """Sort a few values in place."""
+    for a in range(first + 1, last):
+        value = values[a]
+        b = a
+        while b > first and values[b - 1] > value:
+            values[b] = values[b - 1]
+            b -= 1
+        values[b] = value
+
+
+@inlined
+def push(
+    leaf: Longs,
+    middle: Longs,
+    top: Longs,
+    num_leaf: int,
+    num_middle: int,
+    num_top: int,
+    device: int,
+    place: int,
+    really: int,
+) -> int:
+    """Make the op at `place` in order of priority ready on the device, if `really` is 1; then the device's bit."""
+    word = place >> 6
+    leaf[device * num_leaf + word] |= really << (place & 63)
+    middle[device * num_middle + (word >> 6)] |= really << (word & 63)
+    top[device * num_top + (word >> 12)] |= really << ((word >> 6) & 63)
+    return really << device
+
+
+@inlined
+def peek(leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int, num_top: int, device: int) -> int:
+    """Place in order of priority of the best ready op of a device that has one."""
+    at = 0
+    while top[device * num_top + at] == 0:
+        at += 1
+    at = (at << 6) + lowest_bit(top[device * num_top + at])
+    at = (at << 6) + lowest_bit(middle[device * num_middle + at])
+    return (at << 6) + lowest_bit(leaf[device * num_leaf + at])
+
+
+@inlined
+def drop(
+    leaf: Longs, middle: Longs, top: Longs, num_leaf: int, num_middle: int, num_top: int, device: int, place: int
+) -> int:
+    """Take out the op at `place`; 1 if the device then has no ready op, else 0."""
+    one = 1
+    word = place >> 6
+    left = leaf[device * num_leaf + word] & ~(one << (place & 63))
+    leaf[device * num_leaf + word] = left
+    empty = int(left == 0)
+    left = middle[device * num_middle + (word >> 6)] & ~(empty << (word & 63))
+    middle[device * num_middle + (word >> 6)] = left
+    empty &= int(left == 0)
+    left = top[device * num_top + (word >> 12)] & ~(empty << ((word >> 6) & 63))
+    top[device * num_top + (word >> 12)] = left
+    for at in range(num_top):
+        left |= top[device * num_top + at]
+    return int(left == 0)

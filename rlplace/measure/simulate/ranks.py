@@ -1,0 +1,39 @@
+"""Upward ranks: the default priorities of ops."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.jit import Floats, Ints, kernel
+from rlplace.measure.problem import Problem
+
+
+def upward_ranks(problem: Problem) -> NDArray[np.float64]:
+    """(N,) float64 seconds: the longest remaining path from the start of each op to the end of the step.
+
+    Ops count with their mean time over devices, tensors with their mean transfer time over ordered pairs of distinct
+    devices (HEFT: Topcuoglu, Hariri, Wu 2002, equation 6). Source ops take no time.
+    """
+    graph, num_devices = problem.graph, problem.host.num_devices
+    pairs = max(num_devices * (num_devices - 1), 1)
+    latency_s = float(problem.transfer_latency_s.sum()) / pairs
+    s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
+    transfer_s: Floats = latency_s + graph.tensor_bytes.astype(np.float64) * s_per_byte
+    op_s: Floats = np.mean(problem.costs.op_time_s, axis=1, dtype=np.float64) * ~graph.is_source
+    offsets, readers = graph.readers
+    return _longest_paths(op_s, transfer_s, graph.output_offsets, offsets, readers)
+
+
+@kernel
+def _longest_paths(
+    op_s: Floats, transfer_s: Floats, output_offsets: Ints, reader_offsets: Ints, reader_ops: Ints
+) -> Floats:
+    ranks = np.zeros(len(op_s))
+    for i in range(len(op_s) - 1, -1, -1):
+        longest = 0.0
+        for t in range(output_offsets[i], output_offsets[i + 1]):
+            for a in range(reader_offsets[t], reader_offsets[t + 1]):
+                longest = max(longest, transfer_s[t] + ranks[reader_ops[a]])
+        ranks[i] = op_s[i] + longest
+    return ranks

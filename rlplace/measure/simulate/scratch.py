@@ -1,0 +1,131 @@
+"""`Scratch`: what the simulator's kernels write, allocated once per thread and used again for every placement."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlplace.jit import Bytes, Floats, Ints, Longs
+from rlplace.measure.simulate.compiled import Compiled
+
+POSITION, TRANSFERS = range(2)
+"""Places in `Scratch.state`: length of the sequence, number of transfers."""
+ORIGINAL, KEPT = 1 << 28, 1 << 29
+"""Flags in `Scratch.users`: the tensor was made here; it is never freed here."""
+
+
+class Scratch(NamedTuple):
+    """Outputs (the plan, and when each item starts and ends) and working memory. K is the most transfers there can be.
+
+    An item is an op `i` or a transfer `num_ops + k`.
+    """
+
+    state: Longs
+    sequence: Ints  # (N + K + 1,)
+    transfer_tensor: Ints  # (K,)
+    transfer_destination: Ints  # (K,)
+    start_s: Floats  # (N + K,)
+    end_s: Floats  # (N + K,)
+    peak_bytes: Longs  # (accounts,)
+    load_s: Floats  # (D + L,)
+    path_s: Floats  # (N,) least seconds from an op's start to the end of the step
+    work_left_s: Floats  # (D,) seconds of the ops that a device has not begun
+    # planning
+    waiting: Ints  # (N + K,) what an item still waits for
+    ended: Ints  # (N,) ops that end at one instant
+    found: Ints
+    ready_leaf: Longs  # (D * leaf words,) ready ops of each device: bits, words with bits, words of words
+    ready_middle: Longs
+    ready_top: Longs
+    slot_end_s: Floats  # (slots + 1,) when the running item of a device or of a first link ends
+    slot_item: Ints  # (slots,)
+    slot_tail: Ints  # (slots,)
+    arrived: Ints  # (K,) tensors that arrive at one instant
+    slot_next: Ints  # (K + 1,) the next transfer of the slot
+    follower: Ints  # (K * most links of a route + 1,) transfer that starts when this one ends
+    link_last: Ints  # (L,) place in `follower` of the link's last transfer
+    # planning with blocking transfers or gangs
+    queue_next: Ints  # (K * most links of a route,)
+    queue_head: Ints  # (L,)
+    queue_tail: Ints  # (L,)
+    link_busy: Bytes  # (L,)
+    copy_key: Longs  # (K,)
+    copy_next: Ints  # (K,)
+    copy_head: Ints  # (D,)
+    copy_cursor: Ints  # (D,)
+    reserved: Longs  # (D,)
+    work_s: Floats  # (D,) work left at `anchor_s`
+    anchor_s: Floats  # (D,)
+    slowdown: Floats  # (D,)
+    # timing
+    available_s: Floats  # (T * D,)
+    updated_s: Floats  # (T,)
+    atom_free_s: Floats  # (D,)
+    link_free_s: Floats  # (L,)
+    dispatcher_free_s: Floats  # (dispatchers,)
+    recent_s: Floats  # (D * run_ahead,)
+    recent_place: Longs  # (D,)
+    # memory
+    users: Ints  # (T * D,) users to come of a tensor on an account, with the flags below
+    last_use_s: Floats  # (T * D,)
+    event_base: Longs  # (2 * accounts + 1,) where each account's allocations begin, then its frees
+    event_count: Longs  # (2 * accounts,)
+    events: Floats  # time and (as integers) bytes of each event
+    held_bytes: Longs  # (accounts,) from start to end of the step
+
+
+def new_scratch(p: Compiled) -> Scratch:
+    """Working memory for one thread."""
+    n, t, d, links, k = p.num_ops, p.num_tensors, p.num_devices, p.num_links, p.max_transfers
+    most_events = 2 * (2 * n + t + 2 * k) + 2 * (d + p.num_accounts)
+    return Scratch(
+        state=np.zeros(2, np.int64),
+        sequence=np.zeros(n + k + 1, np.int32),
+        transfer_tensor=np.zeros(k, np.int32),
+        transfer_destination=np.zeros(k, np.int32),
+        start_s=np.zeros(n + k),
+        end_s=np.zeros(n + k),
+        peak_bytes=np.zeros(p.num_accounts, np.int64),
+        load_s=np.zeros(d + links),
+        path_s=np.zeros(n),
+        work_left_s=np.zeros(d),
+        waiting=np.zeros(n + k, np.int32),
+        ended=np.zeros(n, np.int32),
+        found=np.zeros(2 * len(p.updates.updater_ops), np.int32),
+        ready_leaf=np.zeros(d * p.num_leaf, np.int64),
+        ready_middle=np.zeros(d * p.num_middle, np.int64),
+        ready_top=np.zeros(d * p.num_top, np.int64),
+        slot_end_s=np.zeros(p.num_slots + 1),
+        slot_item=np.zeros(p.num_slots, np.int32),
+        slot_tail=np.zeros(p.num_slots, np.int32),
+        arrived=np.zeros(k, np.int32),
+        slot_next=np.zeros(k + 1, np.int32),
+        follower=np.zeros(k * p.max_route_links + 1, np.int32),
+        link_last=np.zeros(links, np.int32),
+        queue_next=np.zeros(k * p.max_route_links, np.int32),
+        queue_head=np.zeros(links, np.int32),
+        queue_tail=np.zeros(links, np.int32),
+        link_busy=np.zeros(links, np.int8),
+        copy_key=np.zeros(k, np.int64),
+        copy_next=np.zeros(k, np.int32),
+        copy_head=np.zeros(d, np.int32),
+        copy_cursor=np.zeros(d, np.int32),
+        reserved=np.zeros(d, np.int64),
+        work_s=np.zeros(d),
+        anchor_s=np.zeros(d),
+        slowdown=np.zeros(d),
+        available_s=np.zeros(t * d),
+        updated_s=np.zeros(t),
+        atom_free_s=np.zeros(d),
+        link_free_s=np.zeros(links),
+        dispatcher_free_s=np.zeros(p.num_dispatchers),
+        recent_s=np.zeros(d * p.run_ahead),
+        recent_place=np.zeros(d, np.int64),
+        users=np.zeros(t * d, np.int32),
+        last_use_s=np.zeros(t * d),
+        event_base=np.zeros(2 * p.num_accounts + 1, np.int64),
+        event_count=np.zeros(2 * p.num_accounts, np.int64),
+        events=np.zeros(2 * most_events),
+        held_bytes=np.zeros(p.num_accounts, np.int64),
+    )

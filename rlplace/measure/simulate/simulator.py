@@ -1,0 +1,301 @@
+"""`Simulator`: the step-time model as a `Measurer`."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.compiled import account_names, compile_problem
+from rlplace.measure.simulate.kernel_batch import evaluate, load_plan
+from rlplace.measure.simulate.kernel_check import check
+from rlplace.measure.simulate.kernel_events import new_event_scratch
+from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanned
+from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch, new_scratch
+from rlplace.measure.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rlplace.measure.simulate.kernel_events import EventScratch
+
+Objective = Literal["latency", "throughput"]
+Results = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+__all__ = ["Objective", "Simulator", "upward_ranks"]
+
+
+class Simulator:
+    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, whatever the threads."""
+
+    def __init__(self, problem: Problem, *, objective: Objective = "latency", threads: int | None = None) -> None:
+        """Lay the problem out for the kernels.
+
+        Args:
+            problem: what placements are simulated on.
+            objective: `latency`, one step from start to end, or `throughput`, seconds per step of a full pipeline.
+            threads: placements simulated at once; every core by default.
+
+        Raises:
+            InvalidValue: an unknown objective, no thread, or a problem that cannot be simulated.
+        """
+        if objective not in ("latency", "throughput"):
+            raise InvalidValue("objective", objective, "'latency' or 'throughput'", where="simulator")
+        if threads is not None and threads < 1:
+            raise InvalidValue("threads", threads, "at least 1", where="simulator")
+        self._problem = problem
+        self._throughput = objective == "throughput"
+        self._threads = threads if threads is not None else len(os.sched_getaffinity(0))
+        self._compiled = compile_problem(problem)
+        self._default_order = _order(upward_ranks(problem))
+        self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that placements are simulated on."""
+        return self._problem
+
+    @property
+    def objective(self) -> Objective:
+        """What step times mean."""
+        return "throughput" if self._throughput else "latency"
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """One `Measurement` for each row of `placements` (B, N).
+
+        Raises:
+            InvalidValue: a placement of the wrong length, with a device out of range, or against a co-location rule.
+        """
+        return self._measurements(*self._evaluate(self._unplanned(placements)))
+
+    def step_times(
+        self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """(B,) float64 seconds, one for each row of `placements` (B, N); infinite where memory does not suffice.
+
+        Args:
+            placements: (B, N) device of each op.
+            priorities: (N,) float64, higher runs first; upward ranks by default.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        return self._evaluate(self._unplanned(placements), priorities)[0]
+
+    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`step_times`, sooner: those above `cutoff_s` (B,) may come back as infinite, the others are the same.
+
+        Raises:
+            InvalidValue: a placement that does not fit the problem, or not one cutoff for each.
+        """
+        batch, cutoff_s = self._unplanned(placements), np.ascontiguousarray(cutoff_s, dtype=np.float64)
+        if cutoff_s.shape != (len(batch.devices),):
+            raise InvalidValue("cutoff_s", cutoff_s.shape, f"shape {(len(batch.devices),)}", where="simulator")
+        return self._evaluate(batch, cutoff_s=cutoff_s)[0]
+
+    def plan(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> Plan:
+        """The placement `devices` (N,) with every order fixed.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        return self.plan_and_time(devices, priorities)[0]
+
+    def plan_and_time(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> tuple[Plan, Measurement]:
+        """The plan of a placement and its `Measurement`: `plan` and `retime` in one.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        batch = self._unplanned(devices)
+        with self._scratch() as (s, v):
+            results = self._run(s, v, batch, priorities)
+            transfers = int(s.state[TRANSFERS])
+            plan = Plan(
+                devices=batch.devices[0],
+                transfer_tensor=s.transfer_tensor[:transfers].copy(),
+                transfer_destination=s.transfer_destination[:transfers].copy(),
+                sequence=s.sequence[: s.state[POSITION]].copy(),
+            )
+        return plan, self._measurements(*results)[0]
+
+    def retime(self, plan: Plan) -> Measurement:
+        """The step time and peak memory of exactly this plan.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        return self.retime_batch(self.check_plans([plan]))[0]
+
+    def check_plans(self, plans: Sequence[Plan]) -> PlanBatch:
+        """The plans, checked once and laid out for `retime_batch`, here or on a problem with other costs.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        batch = stack_plans(self._problem, self._compiled, plans)
+        with self._scratch() as (s, _):
+            for b, plan in enumerate(plans):
+                load_plan(s, batch, b)
+                wrong = check(self._compiled, s, batch.devices[b])
+                if wrong >= 0 or s.state[TRANSFERS] != plan.num_transfers:
+                    found = f"item {plan.sequence[wrong]} at place {wrong}" if wrong >= 0 else plan.num_transfers
+                    expected = "every op and needed transfer once, after what it needs"
+                    raise InvalidValue("sequence", found, expected, where="plan")
+        return batch
+
+    def retime_batch(self, batch: PlanBatch) -> list[Measurement]:
+        """The step time and peak memory of exactly these plans, one after the other as `check_plans` laid them out."""
+        return self._measurements(*self._evaluate(batch))
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """Start and end of every op and transfer of this plan, and allocated bytes over time.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        n, p = self._compiled.num_ops, self._compiled
+        batch = self.check_plans([plan])
+        with self._scratch() as (s, v):
+            self._run(s, v, batch)
+            counters = [_memory_steps(s, device) for device in range(p.num_devices)]
+            items = slice(n, n + plan.num_transfers)
+            return Timeline(
+                op_device=plan.devices,
+                op_start_s=s.start_s[:n].copy(),
+                op_end_s=s.end_s[:n].copy(),
+                transfer_tensor=plan.transfer_tensor,
+                transfer_source=plan.devices[p.tensor_op[plan.transfer_tensor]],
+                transfer_destination=plan.transfer_destination,
+                transfer_start_s=s.start_s[items].copy(),
+                transfer_end_s=s.end_s[items].copy(),
+                memory_time_s=np.concatenate([times for times, _ in counters]),
+                memory_device=np.repeat(
+                    np.arange(p.num_devices, dtype=np.int32), [len(times) for times, _ in counters]
+                ),
+                memory_bytes=np.concatenate([held for _, held in counters]),
+                source="simulated",
+            )
+
+    def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
+        return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
+
+    def _evaluate(
+        self,
+        batch: PlanBatch,
+        priorities: NDArray[np.float64] | None = None,
+        cutoff_s: NDArray[np.float64] | None = None,
+    ) -> Results:
+        """Step times (B,) and peaks (B, accounts), on every thread."""
+        count = len(batch.devices)
+        if self._threads == 1 or count < 2:
+            with self._scratch() as (s, v):
+                return self._run(s, v, batch, priorities, cutoff_s)
+        rank, by_rank = self._priority_order(priorities)
+        cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
+        size = max(1, count // (4 * self._threads))
+
+        def run(first: int) -> None:
+            with self._scratch() as (s, v):
+                last = min(first + size, count)
+                evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, cutoffs, *results)
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
+        list(self._pool.map(run, range(0, count, size)))
+        return results
+
+    def _run(
+        self,
+        s: Scratch,
+        v: EventScratch,
+        batch: PlanBatch,
+        priorities: NDArray[np.float64] | None = None,
+        cutoff_s: NDArray[np.float64] | None = None,
+    ) -> Results:
+        """Step times (B,) and peaks (B, accounts), on this thread."""
+        rank, by_rank = self._priority_order(priorities)
+        count = len(batch.devices)
+        cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
+        evaluate(self._compiled, s, v, self._throughput, batch, 0, count, rank, by_rank, cutoffs, *results)
+        return results
+
+    def _results(self, count: int) -> Results:
+        return np.empty(count), np.empty((count, self._compiled.num_accounts), dtype=np.int64)
+
+    def _priority_order(self, priorities: NDArray[np.float64] | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        if priorities is None:
+            return self._default_order
+        priorities = np.asarray(priorities, dtype=np.float64)
+        if priorities.shape != (self._compiled.num_ops,):
+            raise InvalidValue("priorities", priorities.shape, f"shape {(self._compiled.num_ops,)}", where="simulator")
+        if np.any(np.isnan(priorities)):
+            raise InvalidValue("priorities", "NaN", "numbers", where="simulator")
+        return _order(priorities)
+
+    def _measurements(self, step_s: NDArray[np.float64], peak_bytes: NDArray[np.int64]) -> list[Measurement]:
+        return [self._measurement(float(step_s[b]), peak_bytes[b]) for b in range(len(step_s))]
+
+    def _measurement(self, step_s: float, peak_bytes: NDArray[np.int64]) -> Measurement:
+        peak = tuple(peak_bytes[: self._compiled.num_devices].tolist())
+        if step_s < np.inf:
+            return Measurement("ok", step_s, (step_s,), peak)
+        names = account_names(self._problem.host)
+        capacity = self._compiled.capacity_bytes
+        over = [
+            f"{names[a]}: peak of {peak_bytes[a]} bytes is {peak_bytes[a] - capacity[a]} bytes over its {capacity[a]}"
+            for a in np.flatnonzero(peak_bytes > capacity).tolist()
+        ]
+        return Measurement("oom", np.inf, (), peak, "; ".join(over))
+
+    @contextmanager
+    def _scratch(self) -> Iterator[tuple[Scratch, EventScratch]]:
+        """Working memory that no other thread uses."""
+        try:
+            pair = self._idle.get_nowait()
+        except Empty:
+            pair = new_scratch(self._compiled), new_event_scratch(self._compiled)
+        try:
+            yield pair
+        finally:
+            self._idle.put(pair)
+
+
+def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Place of each op in order of priority (ties by index), and the op at each place."""
+    order = np.argsort(-priorities, kind="stable").astype(np.int32)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank, order
+
+
+def _cutoffs(cutoff_s: NDArray[np.float64] | None, count: int) -> NDArray[np.float64]:
+    return np.full(count, np.inf) if cutoff_s is None else cutoff_s
+
+
+def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Instants at which a device's allocated bytes change, and the bytes from then on."""
+    times, deltas = [np.zeros(1)], [s.held_bytes[device : device + 1]]
+    for lane, sign in ((2 * device, 1), (2 * device + 1, -1)):
+        first = 2 * int(s.event_base[lane])
+        events = slice(first, first + 2 * int(s.event_count[lane]))
+        times.append(s.events[events][::2])
+        deltas.append(sign * s.events.view(np.int64)[events][1::2])
+    instants, places = np.unique(np.concatenate(times), return_inverse=True)
+    changes = np.zeros(len(instants), dtype=np.int64)
+    np.add.at(changes, places, np.concatenate(deltas))
+    steps = (changes != 0) | (instants == 0.0)
+    return instants[steps], np.cumsum(changes)[steps]

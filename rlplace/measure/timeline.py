@@ -1,0 +1,37 @@
+"""`Timeline`: when every op and transfer of one step ran, simulated or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Start and end of every op and transfer of one step, in seconds from its start.
+
+    Attributes:
+        op_device: (N,) int32.
+        op_start_s, op_end_s: (N,) float64.
+        transfer_tensor, transfer_source, transfer_destination: (K,) int32.
+        transfer_start_s, transfer_end_s: (K,) float64.
+        memory_time_s, memory_device, memory_bytes: (P,) float64, int32, int64: allocated bytes of a device from each
+            instant on; empty where memory was not followed.
+        source: `simulated` or `measured`.
+    """
+
+    op_device: NDArray[np.int32]
+    op_start_s: NDArray[np.float64]
+    op_end_s: NDArray[np.float64]
+    transfer_tensor: NDArray[np.int32]
+    transfer_source: NDArray[np.int32]
+    transfer_destination: NDArray[np.int32]
+    transfer_start_s: NDArray[np.float64]
+    transfer_end_s: NDArray[np.float64]
+    memory_time_s: NDArray[np.float64]
+    memory_device: NDArray[np.int32]
+    memory_bytes: NDArray[np.int64]
+    source: Literal["simulated", "measured"]

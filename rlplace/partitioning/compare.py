@@ -1,0 +1,120 @@
+"""`run_published`: the comparison on a file of the published benchmark, under its own two objectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from rlplace.compare.row import PUBLISHED, Comparison, Objective, Row, RowStatus
+from rlplace.compare.run import OP_ORDER, CompareConfig, compare
+from rlplace.compare.session import check_save, method_words, save_rows, say_row, show
+from rlplace.files import read_json
+from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.partitioning.problem import published_problem
+from rlplace.partitioning.solve import METHODS, PublishedRow, solve
+from rlplace.partitioning.split import save_split
+from rlplace.report.progress import make_progress
+from rlplace.search.registry import METHODS as STEP_METHODS
+
+DRAWN = ("local-search", "anneal", "portfolio")
+"""Methods that a seed changes."""
+STATUSES: dict[str, RowStatus] = {"ok": "ok", "optimal": "ok", "infeasible": "oom", "skipped": "skipped"}
+
+
+def is_published_file(path: Path) -> bool:
+    """Whether a graph file is a workload of the published benchmark.
+
+    Raises:
+        FileProblem: the file is missing, or no JSON.
+    """
+    if path.suffix.lower() != ".json":
+        return False
+    data = read_json(path)
+    return isinstance(data, dict) and "maxFPGAs" in data
+
+
+def run_published(
+    path: Path,
+    objective: Objective,
+    methods: str,
+    *,
+    evaluations: int | None,
+    seconds: float | None,
+    seeds: int,
+    save: Path | None,
+    is_quiet: bool,
+) -> dict[str, Any]:
+    """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
+
+    Under `max-load` and `piece-latency` values are the benchmark's own; under `latency` and `throughput` the workload's
+    step is simulated on its own host.
+
+    Raises:
+        UserError: a malformed file, or a mistake in the options.
+    """
+    record = load_dnn_partitioning(path)
+    problem = published_problem(record)
+    progress = make_progress(is_quiet=is_quiet)
+    progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
+    config = CompareConfig((), evaluations, seconds, seeds, objective)
+    if objective not in PUBLISHED:
+        config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
+        check_save(save)
+        comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
+    else:
+        names = _names(methods, METHODS)
+        check_save(save)
+        comparison = _solved(record, path.name, names, config)
+    if save is not None:
+        simulator = Simulator(problem)
+        planned = tuple(
+            row if row.devices is None else dataclasses.replace(row, plan=simulator.plan(row.devices))
+            for row in comparison.rows
+        )
+        save_rows(problem, planned, save)
+        for row in comparison.rows:
+            if row.devices is not None:
+                save_split(save / f"{row.method}-{row.seed}.split.json", record, row.devices)
+    return show(comparison, progress, is_quiet=is_quiet)
+
+
+def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    words = method_words(methods, known, "method for this file and objective")
+    return known if "all" in words else words
+
+
+def _solved(record: DnnPartitioning, workload: str, names: tuple[str, ...], config: CompareConfig) -> Comparison:
+    """Every method with every seed; one that draws nothing runs with the first alone."""
+    rows: list[Row] = []
+    deadline_s = time.monotonic() + config.total_s
+    bound_ms, bound = 0.0, "none"
+    for seed in range(config.seeds):
+        seconds = max((deadline_s - time.monotonic()) / (config.seeds - seed), 0.05)
+        mine = names if seed == 0 else tuple(name for name in names if name in DRAWN)
+        if not mine:
+            break
+        result = solve(
+            record, config.objective, seconds=seconds, evaluations=config.evaluations, seed=seed, methods=mine
+        )
+        bound_ms, bound = max((bound_ms, bound), (result.lower_bound_ms, result.bound))
+        rows += [_row(found, seed) for found in result.rows]
+    return Comparison(
+        workload, "dnn-partitioning", config.objective, tuple(rows), bound_ms * 1e-3, bound, config.budget
+    )
+
+
+def _row(found: PublishedRow, seed: int) -> Row:
+    why = "; ".join(part for part in ("optimal" if found.status == "optimal" else "", found.why) if part)
+    return Row(
+        found.method,
+        seed,
+        STATUSES[found.status],
+        found.value_ms * 1e-3,
+        found.evaluations,
+        found.plan_s,
+        why=why,
+        devices=found.placement,
+    )

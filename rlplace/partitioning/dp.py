@@ -1,0 +1,299 @@
+"""`dp`: the best contiguous split by dynamic programming over ideals (Tarnawski et al. 2020, section 5.1)."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.jit import kernel
+from rlplace.partitioning.contract import Contraction, contract
+from rlplace.partitioning.ideals import Lattice, chain_lattice, enumerate_ideals
+from rlplace.partitioning.unit_graph import UnitGraph
+
+MOST_IDEALS = 200_000
+MOST_PAIRS = 800_000_000
+"""Pairs of nested ideals that the exact program looks at before it gives up: about 20 s."""
+NUM_ORDERS = 12
+"""Orders that the graph is cut along before."""
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ContiguousSplit:
+    """What the dynamic program found.
+
+    Attributes:
+        devices: (N,) int32, device of each op; None where no contiguous split fits.
+        value_ms: its max-load; infinite where there is none.
+        is_exact: whether it is the best of all contiguous splits; otherwise the best that is contiguous in one order.
+        num_ideals: of the lattice that it comes from.
+    """
+
+    devices: Ints | None
+    value_ms: float
+    is_exact: bool
+    num_ideals: int
+
+
+def dp(
+    record: DnnPartitioning, *, in_turn: bool = False, most_ideals: int = MOST_IDEALS, most_pairs: int = MOST_PAIRS
+) -> ContiguousSplit:
+    """The contiguous split with the least max-load: every device holds a difference of two nested ideals.
+
+    With `in_turn`, the split with the least sum of loads instead: the latency when devices work one after the other,
+    which is never less than the true one.
+
+    The graph is first put in depth-first orders, branches drawn at random, and cut along each, which is quick; the best
+    value then bounds the program over all ideals, which skips sets whose work alone exceeds it. With more than
+    `most_ideals` ideals, or `most_pairs` pairs of them, the best linear split is the answer, and not exact.
+    """
+    contraction = contract(record)
+    units = contraction.units
+    linear = ContiguousSplit(None, math.inf, False, units.num_units + 1)
+    for order in _orders(contraction):
+        found = _solve(units, chain_lattice(order), in_turn, linear.value_ms, sys.maxsize)
+        if found is not None and found.value_ms < linear.value_ms:
+            linear = found
+    lattice = _lattice(contraction, most_ideals)
+    exact = _solve(units, lattice, in_turn, linear.value_ms, most_pairs) if lattice is not None else None
+    if lattice is None or exact is None:
+        return linear
+    best = exact if exact.value_ms < linear.value_ms else linear
+    return ContiguousSplit(best.devices, best.value_ms, best.devices is not None, lattice.num_ideals)
+
+
+def _orders(contraction: Contraction) -> Iterator[Ints]:
+    """Depth-first topological orders (U,), the units' own first; branches are finished one after the other."""
+    count = contraction.units.num_units
+    yield np.arange(count, dtype=np.int32)
+    offsets, readers = contraction.reader_offsets.tolist(), contraction.readers.tolist()
+    generator = np.random.default_rng(0)
+    for _ in range(NUM_ORDERS - 1):
+        key = generator.random(count).tolist()
+        waiting = np.diff(contraction.source_offsets).tolist()
+        stack = sorted((unit for unit in range(count) if not waiting[unit]), key=key.__getitem__)
+        order = []
+        while stack:
+            unit = stack.pop()
+            order.append(unit)
+            for reader in sorted(readers[offsets[unit] : offsets[unit + 1]], key=key.__getitem__):
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    stack.append(reader)
+        yield np.array(order, dtype=np.int32)
+
+
+def _lattice(contraction: Contraction, most_ideals: int) -> Lattice | None:
+    return enumerate_ideals(
+        contraction.source_offsets,
+        contraction.sources,
+        contraction.reader_offsets,
+        contraction.readers,
+        most=most_ideals,
+    )
+
+
+def _solve(
+    units: UnitGraph, lattice: Lattice, in_turn: bool, limit_ms: float, most_pairs: int
+) -> ContiguousSplit | None:
+    """The best split along `lattice` that is no worse than `limit_ms`; None where `most_pairs` do not suffice."""
+    record = units.record
+    count, width = lattice.num_ideals, record.num_accelerators + 1
+    value = np.full((count, 2 * width), np.inf)
+    parent = np.full((count, 2 * width), -1, dtype=np.int32)
+    value[0, 0] = 0.0
+    slack = limit_ms * (1 + 1e-12)
+    unit_offsets, unit_nets = units.unit_nets
+    pairs = _relax(
+        lattice.offsets,
+        lattice.step_unit,
+        lattice.step_ideal,
+        units.accelerator_ms,
+        units.cpu_ms,
+        units.size_bytes,
+        units.supported,
+        units.net_ms,
+        units.net_source,
+        np.diff(units.net_offsets).astype(np.int32),
+        unit_offsets,
+        unit_nets,
+        record.num_accelerators,
+        record.num_cpus > 0,
+        record.capacity_bytes,
+        in_turn,
+        slack,
+        most_pairs,
+        value,
+        parent,
+    )
+    if pairs < 0:
+        return None
+    state = int(np.argmin(value[-1]))
+    best = float(value[-1, state])
+    if not math.isfinite(best):
+        return ContiguousSplit(None, math.inf, False, count)
+    devices = _trace(units, lattice, parent, state)
+    return ContiguousSplit(units.expand(devices), best, False, count)
+
+
+def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints:
+    """(U,) devices of units along the chain of ideals that ends at the full one in `state`."""
+    record = units.record
+    arrivals, step = np.unique(lattice.step_ideal, return_index=True)
+    step_of = dict(zip(arrivals.tolist(), step.tolist(), strict=True))
+    ideal_of_step = np.repeat(np.arange(lattice.num_ideals), np.diff(lattice.offsets))
+
+    def members(ideal: int) -> NDArray[np.bool_]:
+        inside = np.zeros(units.num_units, dtype=np.bool_)
+        while ideal:
+            inside[lattice.step_unit[step_of[ideal]]] = True
+            ideal = int(ideal_of_step[step_of[ideal]])
+        return inside
+
+    devices = np.full(units.num_units, -1, dtype=np.int32)
+    width, ideal, inside = record.num_accelerators + 1, lattice.num_ideals - 1, members(lattice.num_ideals - 1)
+    while ideal:
+        link = int(parent[ideal, state])
+        before = members(abs(link) - 1)
+        devices[inside & ~before] = state % width - 1 if link > 0 else record.num_accelerators
+        state -= 1 if link > 0 else width
+        ideal, inside = abs(link) - 1, before
+    return devices
+
+
+@kernel
+def _relax(
+    offsets: NDArray[np.int64],
+    step_unit: Ints,
+    step_ideal: Ints,
+    accelerator_ms: Floats,
+    cpu_ms: Floats,
+    size_bytes: Floats,
+    supported: NDArray[np.bool_],
+    net_ms: Floats,
+    net_source: Ints,
+    net_sinks: Ints,
+    unit_offsets: Ints,
+    unit_nets: Ints,
+    num_accelerators: int,
+    has_cpu: bool,
+    capacity_bytes: float,
+    in_turn: bool,
+    limit_ms: float,
+    most_pairs: int,
+    value: Floats,
+    parent: Ints,
+) -> int:
+    """Fill `value` (I, 2 (K + 1)) and `parent`; the number of pairs of ideals looked at, -1 where they are too many.
+
+    `value[i, c (K + 1) + k]` is the least max-load (or sum, with `in_turn`) of ideal i on k accelerators, and the
+    CPUs where c is 1. From each ideal, all larger ones are reached depth first, one unit more at a time, and the load
+    of the difference is kept up to date: a net is paid for by a set that holds its source but not all its sinks, or a
+    sink but not its source. A set whose work alone is over the limit on either kind of device, or does not fit, is not
+    grown further.
+    """
+    count, width = len(offsets) - 1, num_accelerators + 1
+    num_units = len(accelerator_ms)
+    stamp = np.full(count, -1, dtype=np.int32)
+    path_ideal = np.empty(num_units + 1, dtype=np.int32)
+    path_step = np.empty(num_units + 1, dtype=np.int64)
+    path_work = np.empty((num_units + 1, 4))
+    net_inside = np.zeros(len(net_ms), dtype=np.int32)
+    source_inside = np.zeros(len(net_ms), dtype=np.bool_)
+    active = np.empty(2 * width, dtype=np.int32)
+    pairs = 0
+    for start in range(count):
+        num_active = 0
+        for state in range(2 * width):
+            reached = value[start, state]
+            if reached > limit_ms:
+                continue
+            used = state % width
+            is_beaten = False
+            for fewer in range(state - used, state):
+                is_beaten = is_beaten or value[start, fewer] <= reached
+            if state >= width:
+                for fewer in range(used + 1):
+                    is_beaten = is_beaten or value[start, fewer] <= reached
+            if not is_beaten:
+                active[num_active] = state
+                num_active += 1
+        if num_active == 0:
+            continue
+        level = 0
+        path_ideal[0], path_step[0] = start, offsets[start]
+        path_work[0, :] = 0.0
+        while level >= 0:
+            ideal = path_ideal[level]
+            if path_step[level] == offsets[ideal + 1]:
+                if level > 0:
+                    unit = step_unit[path_step[level - 1] - 1]
+                    for a in range(unit_offsets[unit], unit_offsets[unit + 1]):
+                        net = unit_nets[a]
+                        if net_source[net] == unit:
+                            source_inside[net] = False
+                        else:
+                            net_inside[net] -= 1
+                level -= 1
+                continue
+            step = path_step[level]
+            path_step[level] += 1
+            grown, unit = step_ideal[step], step_unit[step]
+            if stamp[grown] == start:
+                continue
+            stamp[grown] = start
+            pairs += 1
+            work = path_work[level, 0] + accelerator_ms[unit]
+            cpu = path_work[level, 1] + cpu_ms[unit]
+            held = path_work[level, 2] + (size_bytes[unit] if supported[unit] else np.inf)
+            on_accelerator = work <= limit_ms and held <= capacity_bytes
+            on_cpu = has_cpu and cpu <= limit_ms
+            if not on_accelerator and not on_cpu:
+                continue
+            moved = path_work[level, 3]
+            for a in range(unit_offsets[unit], unit_offsets[unit + 1]):
+                net = unit_nets[a]
+                if source_inside[net]:
+                    net_inside[net] += 1
+                    if net_inside[net] == net_sinks[net]:
+                        moved -= net_ms[net]
+                elif net_source[net] == unit:
+                    source_inside[net] = True
+                    paid, pays = net_inside[net] > 0, net_inside[net] < net_sinks[net]
+                    if paid and not pays:
+                        moved -= net_ms[net]
+                    elif pays and not paid:
+                        moved += net_ms[net]
+                else:
+                    net_inside[net] += 1
+                    if net_inside[net] == 1:
+                        moved += net_ms[net]
+            level += 1
+            path_ideal[level], path_step[level] = grown, offsets[grown]
+            path_work[level, 0], path_work[level, 1], path_work[level, 2] = work, cpu, held
+            path_work[level, 3] = moved
+            load = work + moved if on_accelerator else np.inf
+            for a in range(num_active):
+                state = active[a]
+                reached = value[start, state]
+                if load <= limit_ms and state % width < num_accelerators:
+                    reaches = reached + load if in_turn else max(reached, load)
+                    if reaches <= limit_ms and reaches < value[grown, state + 1]:
+                        value[grown, state + 1] = reaches
+                        parent[grown, state + 1] = start + 1
+                if on_cpu and state < width:
+                    reaches = reached + cpu if in_turn else max(reached, cpu)
+                    if reaches <= limit_ms and reaches < value[grown, state + width]:
+                        value[grown, state + width] = reaches
+                        parent[grown, state + width] = -start - 1
+        if pairs > most_pairs:
+            return -1
+    return pairs

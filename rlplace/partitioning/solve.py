@@ -1,0 +1,292 @@
+"""`solve`: every method on one published workload, under one budget, beside a proven bound."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.partitioning import starts
+from rlplace.partitioning.bounds import lower_bound_ms
+from rlplace.partitioning.dp import MOST_PAIRS, dp
+from rlplace.partitioning.milp import MOST_ENTRIES, MOST_NODES, count_entries, solve_milp
+from rlplace.partitioning.searches import make_search
+
+Ints = NDArray[np.int32]
+
+METHODS = ("single", "blocks", "greedy", "dp", "milp", "local-search", "anneal", "portfolio")
+SHARES = {"milp": 1.0, "local-search": 1.0, "anneal": 2.0, "portfolio": 4.0}
+"""How what is left of a time budget is divided among the methods that use it."""
+NUM_CHAINS = 2
+"""Annealing runs side by side; the number is fixed, so that results do not depend on the machine's cores."""
+NUM_ROUNDS = 8
+HEATS = (1.0, 0.015, 0.25, 0.015)
+"""Of each chain, as a multiple of the objective's own temperature at the start: graphs of few heavy ops need the
+heat to leave a valley, long chains of layers are done best almost without."""
+MOST_STARTS = 5
+"""Starts that chains take turns with."""
+FIRST_STEPS = 20_000
+"""Moves below which more rounds are not worth it, and the budget where none is given."""
+PILOT_STEPS = 1_000
+"""Moves of the first round under a time budget, from which the speed is told."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedRow:
+    """What one method found.
+
+    Attributes:
+        method: its name.
+        placement: (N,) int32; None where it found nothing feasible, or was skipped.
+        value_ms: infinite where it found nothing feasible.
+        evaluations: placements scored, moves of annealing included; pairs of ideals and solver nodes are not counted.
+        plan_s: wall time that it took.
+        status: `ok`, `optimal` (proved by the solver), `infeasible` (nothing found fits) or `skipped`.
+        why: what else there is to say.
+    """
+
+    method: str
+    placement: Ints | None
+    value_ms: float
+    evaluations: int
+    plan_s: float
+    status: str = "ok"
+    why: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedResult:
+    """Rows in the order of `METHODS`, and the best proven bound with its name."""
+
+    rows: tuple[PublishedRow, ...]
+    lower_bound_ms: float
+    bound: str
+
+    @property
+    def best(self) -> PublishedRow:
+        """The row with the least value, the first of equals."""
+        return min(self.rows, key=lambda row: row.value_ms)
+
+
+def solve(
+    record: DnnPartitioning,
+    objective: str,
+    *,
+    seconds: float = math.inf,
+    evaluations: int | None = None,
+    seed: int = 0,
+    methods: Sequence[str] = METHODS,
+) -> PublishedResult:
+    """The best placement of each method, and a bound; no row reports an infeasible placement.
+
+    Args:
+        record: the workload.
+        objective: `max-load` or `piece-latency`.
+        seconds: wall time for all methods together, on two cores.
+        evaluations: moves for each method that searches; with it alone, the same seed gives the same placements.
+            20,000 where neither budget is given.
+        seed: of every random draw.
+        methods: which to run, of `METHODS`.
+
+    Raises:
+        UnknownName: no such objective or method.
+        InvalidValue: a budget that is not positive, a negative seed, or piece-latency of a training step.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise UnknownName("method", method, METHODS)
+    if not seconds > 0:
+        raise InvalidValue("seconds", seconds, "more than 0", where="budget")
+    if evaluations is not None and evaluations < 1:
+        raise InvalidValue("evaluations", evaluations, "at least 1", where="budget")
+    if seed < 0:
+        raise InvalidValue("seed", seed, "at least 0", where="budget")
+    if evaluations is None and not math.isfinite(seconds):
+        evaluations = FIRST_STEPS
+    run = _Run(record, objective, seconds, evaluations, seed, [name for name in METHODS if name in methods])
+    rows = run.rows()
+    bounds = [lower_bound_ms(record, objective), (run.solver_bound_ms, "milp")]
+    bound_ms, name = max(bounds)
+    return PublishedResult(tuple(rows), bound_ms, name)
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """Placements of units to be scored, what was already spent, and what is proved."""
+
+    devices: Ints
+    evaluations: int = 0
+    is_optimal: bool = False
+    why: str = ""
+    is_skipped: bool = False
+
+
+class _Run:
+    """One call of `solve`: the clock, and what methods hand on to each other."""
+
+    def __init__(
+        self,
+        record: DnnPartitioning,
+        objective: str,
+        seconds: float,
+        evaluations: int | None,
+        seed: int,
+        methods: list[str],
+    ) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._record, self._objective = record, objective
+        self._search = make_search(record, objective)
+        self._evaluations, self._seed, self._methods = evaluations, seed, methods
+        self._found: dict[str, tuple[Ints, float]] = {}
+        self.solver_bound_ms = 0.0
+
+    def rows(self) -> list[PublishedRow]:
+        """One row a method, in order; each is verified by the measurer."""
+        work: dict[str, Callable[[], _Answer]] = {
+            "single": lambda: _Answer(starts.single(self._search)),
+            "blocks": lambda: _Answer(starts.blocks(self._search)),
+            "greedy": lambda: _Answer(starts.greedy(self._search)),
+            "dp": self._dp,
+            "milp": self._milp,
+            "local-search": self._local_search,
+            "anneal": self._anneal,
+            "portfolio": self._portfolio,
+        }
+        return [self._row(method, work[method]) for method in self._methods]
+
+    def _row(self, method: str, work: Callable[[], _Answer]) -> PublishedRow:
+        begin = time.monotonic()
+        answer = work()
+        values = self._search.values_ms(answer.devices) if len(answer.devices) else np.array([math.inf])
+        first = int(np.argmin(values))
+        value, spent = float(values[first]), answer.evaluations + len(answer.devices)
+        plan_s = time.monotonic() - begin
+        if not math.isfinite(value):
+            why = answer.why or "nothing that it tried fits in memory"
+            status = "skipped" if answer.is_skipped else "infeasible"
+            return PublishedRow(method, None, math.inf, spent, plan_s, status, why)
+        self._found[method] = (answer.devices[first], value)
+        status = "optimal" if answer.is_optimal else "ok"
+        placement = self._search.units.expand(answer.devices[first])
+        return PublishedRow(method, placement, value, spent, plan_s, status, answer.why)
+
+    def _seconds_for(self, method: str) -> float:
+        """The method's share of the time that is left."""
+        left = self._deadline - time.monotonic()
+        if not math.isfinite(left):
+            return math.inf
+        later = self._methods[self._methods.index(method) :]
+        return max(left, 0.01) * SHARES[method] / sum(SHARES.get(name, 0.0) for name in later)
+
+    def _dp(self) -> _Answer:
+        seconds = self._deadline - time.monotonic()
+        in_turn = self._objective == "piece-latency"
+        most = MOST_PAIRS // 4 if in_turn else MOST_PAIRS
+        if math.isfinite(seconds):
+            most = int(most * min(seconds / 60, 1.0))
+        split = dp(self._record, in_turn=in_turn, most_pairs=most)
+        sets = f"{split.num_ideals} ideals"
+        why = f"best of all contiguous splits, {sets}" if split.is_exact else f"best in one order of the graph, {sets}"
+        if in_turn:
+            why += ", devices in turn"
+        if split.devices is None:
+            return _Answer(np.empty((0, self._search.units.num_units), dtype=np.int32), why="no contiguous split fits")
+        return _Answer(self._search.units.shrink(split.devices)[None], why=why)
+
+    def _milp(self) -> _Answer:
+        units = self._search.units
+        nothing = np.empty((0, units.num_units), dtype=np.int32)
+        if self._objective != "max-load":
+            return _Answer(nothing, why="the integer program is for max-load", is_skipped=True)
+        entries = count_entries(units)
+        if entries > MOST_ENTRIES:
+            return _Answer(nothing, why=f"{entries} matrix entries, more than {MOST_ENTRIES}", is_skipped=True)
+        nodes = None if self._evaluations is None else min(max(1, self._evaluations // 1000), MOST_NODES)
+        found = solve_milp(units, seconds=self._seconds_for("milp"), nodes=nodes)
+        self.solver_bound_ms = found.bound_ms
+        why = f"bound {found.bound_ms:.6g} ms"
+        if found.devices is None:
+            return _Answer(nothing, why=f"HiGHS found nothing in its time, {why}")
+        return _Answer(found.devices[None], is_optimal=found.is_optimal, why=why)
+
+    def _starts(self, names: Sequence[str]) -> list[Ints]:
+        """Feasible placements of units to begin with, best first; what was not run is made here."""
+        quick = {"single": starts.single, "blocks": starts.blocks, "greedy": starts.greedy}
+        rows = [self._found[name] for name in names if name in self._found]
+        for name in names:
+            if name in quick and name not in self._found:
+                devices = quick[name](self._search)
+                values = self._search.values_ms(devices) if len(devices) else np.empty(0)
+                rows += [(row, float(value)) for row, value in zip(devices, values, strict=True)]
+            elif name == "dp" and name not in self._methods:
+                answer = self._dp()
+                rows += [(row, float(self._search.values_ms(row)[0])) for row in answer.devices]
+        rows = [row for row in rows if math.isfinite(row[1])]
+        return [row for row, _ in sorted(rows, key=lambda row: row[1])[:MOST_STARTS]]
+
+    def _local_search(self) -> _Answer:
+        return self._rounds("local-search", self._starts(("single", "blocks", "greedy")), (0.0,))
+
+    def _anneal(self) -> _Answer:
+        return self._rounds("anneal", self._starts(("single", "blocks", "greedy")), HEATS)
+
+    def _portfolio(self) -> _Answer:
+        return self._rounds("portfolio", self._starts(METHODS), HEATS)
+
+    def _rounds(self, method: str, begin: list[Ints], heats: Sequence[float]) -> _Answer:
+        """Rounds of chains side by side, from `begin` in turn; the last of each turn of heats from the best so far.
+
+        Args:
+            method: whose budget it is.
+            begin: feasible placements of units, best first.
+            heats: temperatures at the start of chain after chain, as multiples of the objective's own.
+        """
+        if not begin:
+            return _Answer(np.empty((0, self._search.units.num_units), dtype=np.int32))
+        best, best_ms = begin[0], float(self._search.values_ms(begin[0])[0])
+        deadline = time.monotonic() + self._seconds_for(method)
+        seeds = np.random.SeedSequence((self._seed, METHODS.index(method))).generate_state(256).tolist()
+        rounds, steps = NUM_ROUNDS, PILOT_STEPS
+        if self._evaluations is not None:
+            rounds = min(max(self._evaluations // FIRST_STEPS, 1), NUM_ROUNDS)
+            steps = max(1, self._evaluations // (rounds * NUM_CHAINS))
+        spent, index = 0, 0
+        with ThreadPoolExecutor(NUM_CHAINS) as pool:
+            while steps:
+                began = time.monotonic()
+                jobs = []
+                for chain in range(index * NUM_CHAINS, (index + 1) * NUM_CHAINS):
+                    turn = chain % len(heats)
+                    origin = best if turn == len(heats) - 1 and chain else begin[chain % len(begin)]
+                    hot = max(self._search.hot * heats[turn], self._search.cold)
+                    seed = seeds[chain % len(seeds)]
+                    jobs.append(pool.submit(self._search.anneal, origin, seed, steps, hot, self._search.cold))
+                for devices, value in [job.result() for job in jobs]:
+                    if value < best_ms:  # the kernels' running sums of bytes may be a rounding error off: score anew
+                        value = float(self._search.values_ms(devices)[0])
+                    if value < best_ms:
+                        best, best_ms = devices, value
+                spent += NUM_CHAINS * steps
+                index += 1
+                now = time.monotonic()
+                if self._evaluations is not None:
+                    steps = steps if index < rounds and now < deadline else 0
+                else:
+                    steps = self._next_steps(steps, now - began, deadline - now, rounds + 1 - index)
+        return _Answer(best[None], evaluations=spent)
+
+    @staticmethod
+    def _next_steps(steps: int, took_s: float, left_s: float, rounds_left: int) -> int:
+        """Moves a chain of the next round, for the rounds that are left to fill the time; 0 when it is over."""
+        share_s = left_s / max(rounds_left, 1)
+        if rounds_left < -NUM_ROUNDS or share_s <= 0 or left_s < 0.02 * NUM_ROUNDS:
+            return 0
+        most = 20 * steps if steps == PILOT_STEPS else 4 * steps
+        return min(int(0.97 * share_s * steps / max(took_s, 1e-6)), max(most, FIRST_STEPS))

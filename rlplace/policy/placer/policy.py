@@ -1,0 +1,190 @@
+"""`PlacerPolicy`: a graph encoder and a device for each group, as a Stable-Baselines3 policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import Tensor, nn
+
+from rlplace.env.features import GraphFeatures, graph_features
+from rlplace.env.one_shot import action_space, observation_space
+from rlplace.errors import InvalidValue
+from rlplace.measure.problem import Problem
+from rlplace.policy.placer.distribution import GroupCategorical
+from rlplace.policy.placer.gnn import GraphEncoder
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
+BISECTIONS = 30
+
+
+@dataclass(frozen=True)
+class PlacerArchitecture:
+    """The size of a policy."""
+
+    hidden: int = 64
+    """Width of the encoder."""
+    num_layers: int = 3
+    """Rounds of messages."""
+    table_scale: float = 10.0
+    """How fast the free logits of each group (a table, added to the encoder's logits) learn; 0 leaves them out."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("hidden", 1), ("num_layers", 0), ("table_scale", 0)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise InvalidValue(name, value, f"at least {least}", where="policy")
+
+
+class PlacerPolicy(ActorCriticPolicy):
+    """Devices for G groups, independent given a message-passing encoding of the group graph.
+
+    The graph never changes, so its features are buffers of the policy, encoded once per batch and not once per sample,
+    and the value of the one state that there is, is a number. Unlike those of other policies, `forward` and
+    `evaluate_actions` give log-probabilities and entropies by group, (B, G), as `PlacerPPO` clips each group's ratio.
+
+    Attributes:
+        temperature: what logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
+        generator: draws the samples.
+        feature_names: names of the F features of a group.
+    """
+
+    temperature: Tensor
+    node_features: Tensor
+    edge_features: Tensor
+    edge_source: Tensor
+    edge_target: Tensor
+    group_cost: Tensor
+    allowed: Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        action_space: spaces.MultiDiscrete,
+        lr_schedule: Schedule,
+        features: GraphFeatures,
+        architecture: PlacerArchitecture | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """A policy that knows nothing: every device is as likely, whatever the seed."""
+        self._graph_features = features
+        self.architecture = architecture or PlacerArchitecture()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            super().__init__(
+                observation_space, action_space, lr_schedule, features_extractor_class=CombinedExtractor, **kwargs
+            )
+        self.generator = torch.Generator().manual_seed(seed)
+        self.feature_names = features.names
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that the policy places, G."""
+        return int(self.group_cost.shape[0])
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that it places them on, D."""
+        return int(self.group_cost.shape[1])
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        features, architecture = self._graph_features, self.architecture
+        for name in ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed"):
+            self.register_buffer(name, torch.from_numpy(np.array(getattr(features, name))))
+        self.register_buffer("temperature", torch.ones(()))
+        num_node_features, num_edge_features = features.node_features.shape[1], features.edge_features.shape[1]
+        self.encoder = GraphEncoder(num_node_features, num_edge_features, architecture.hidden, architecture.num_layers)
+        self.device_net = nn.Linear(architecture.hidden, self.num_devices)
+        nn.init.zeros_(self.device_net.weight)
+        nn.init.zeros_(self.device_net.bias)
+        self.table_GD = nn.Parameter(torch.zeros(self.num_groups, self.num_devices))
+        self.value = nn.Parameter(torch.zeros(1))
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def logits(self) -> Tensor:
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
+        h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
+        logits_GD: Tensor = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
+        return logits_GD.masked_fill(~self.allowed, -torch.inf)
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Devices (B, G), values (B, 1) and log-probabilities by group (B, G)."""
+        distribution = self.get_distribution(obs)
+        actions_BG = distribution.get_actions(deterministic=deterministic)
+        return actions_BG, self.predict_values(obs), distribution.group_log_prob(actions_BG)
+
+    def evaluate_actions(self, obs: PyTorchObs, actions_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values (B, 1), log-probabilities and entropies by group (B, G) of given devices (B, G)."""
+        distribution = self.distribution(self.logits(), 1)
+        entropy_BG = distribution.group_entropy().expand(len(actions_BG), -1)
+        return self.predict_values(obs), distribution.group_log_prob(actions_BG), entropy_BG
+
+    def predict_values(self, obs: PyTorchObs) -> Tensor:
+        """(B, 1) values."""
+        return self.value + torch.zeros(_batch_size(obs), 1)
+
+    def get_distribution(self, obs: PyTorchObs) -> GroupCategorical:
+        """The distribution over the devices of all groups."""
+        return self.distribution(self.logits(), _batch_size(obs))
+
+    def distribution(self, logits_GD: Tensor, batch_size: int) -> GroupCategorical:
+        """The distribution of `batch_size` samples with these logits, at the policy's temperature."""
+        logits_BGD = (logits_GD / self.temperature).expand(batch_size, -1, -1)
+        return GroupCategorical(self.generator).proba_distribution(logits_BGD)
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn at the policy's temperature.
+
+        Args:
+            num_samples: placements to draw.
+            rng: draws them; by default the policy's own generator, which goes on.
+        """
+        with torch.no_grad():
+            distribution = self.distribution(self.logits(), num_samples)
+        if rng is not None:
+            distribution.generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+        return distribution.sample().numpy().astype(np.int32)
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the likeliest device of each group."""
+        with torch.no_grad():
+            return self.logits().argmax(dim=-1).numpy().astype(np.int32)
+
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average.
+
+        Which groups are flipped, and to what, stays the policy's to say: those it is least sure of. A policy sure of
+        everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
+        placement better.
+        """
+        with torch.no_grad():
+            logits_GD = self.logits().double()
+            low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
+            for _ in range(BISECTIONS):
+                middle = (low * high) ** 0.5
+                expected = (1 - torch.softmax(logits_GD / middle, dim=-1).amax(dim=-1)).sum()
+                low, high = (low, middle) if expected > flips else (middle, high)
+            self.temperature.fill_(low)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        actions_BG: Tensor = self.get_distribution(observation).get_actions(deterministic=deterministic)
+        return actions_BG
+
+
+def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
+    """A new policy for a problem."""
+    return PlacerPolicy(
+        observation_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
+    )
+
+
+def _batch_size(obs: PyTorchObs) -> int:
+    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)

@@ -1,0 +1,1 @@
+"""What a run is made of: its folder, its tracking, the problem that it is about, and the simulator's calibration."""

@@ -1,0 +1,85 @@
+"""Calibration of the simulator on steps measured here, before anything is learned from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import RunnerError
+from rlplace.measure.calibrate import Calibration, calibrate
+from rlplace.measure.fidelity import draw_mix
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.runner import HostRunner
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search import eft
+
+LEAST = 6
+
+
+def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], None]) -> Problem:
+    """The problem with figures fitted to the measured steps of `count` placements of all kinds.
+
+    Args:
+        problem: as profiled, on a host of this machine.
+        count: how many placements to measure; at least 6 are.
+        seed: of what is drawn.
+        say: told what was fitted and what that gained.
+
+    Raises:
+        RunnerError: a placement failed.
+    """
+    simulator = Simulator(problem)
+    generator = np.random.default_rng(seed)
+    groups, _ = draw_mix(problem, majority(problem, eft(problem)), max(count, LEAST), generator)
+    runner = HostRunner(problem, simulator, seed=seed)
+    try:
+        plans = plans_of(problem, simulator, groups)
+        say(f"measuring {len(plans)} placements to calibrate the simulator on")
+        fitted = calibrate(problem, plans, measure_all(runner, plans, rounds=5, seed=seed).tolist(), seed=seed)
+    finally:
+        runner.close()
+    say(describe(fitted))
+    return fitted.problem
+
+
+def measure_all(runner: HostRunner, plans: list[Plan], *, rounds: int, seed: int) -> NDArray[np.float64]:
+    """(P,) median step times, all plans in one race that drops nobody.
+
+    Raises:
+        RunnerError: a placement failed.
+    """
+    protocol = RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
+    outcomes = runner.measure_plans(plans, protocol=protocol)
+    for outcome in outcomes:
+        if not outcome.ok:
+            raise RunnerError(f"a placement could not be measured: {outcome.why}")
+    return np.array([outcome.step_time_s for outcome in outcomes])
+
+
+def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
+    """The plans of placements of groups (P, G)."""
+    return [simulator.plan(row) for row in problem.grouping.expand(groups)]
+
+
+def majority(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(G,) int32: of the devices where a group may be, the one that most of its time is on; `devices` are (N,)."""
+    grouping = problem.grouping
+    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
+    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
+    weight[~problem.group_allowed] = -1.0
+    devices_G: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
+    return devices_G
+
+
+def describe(calibration: Calibration) -> str:
+    """What was fitted, and the error before and after, in a line."""
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(calibration.figures).items())
+    return (
+        f"calibrated ({figures}): median error on {calibration.num_held_out} held-out placements "
+        f"{calibration.error_before:.1%} before, {calibration.error_after:.1%} after"
+    )

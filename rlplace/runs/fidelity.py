@@ -1,0 +1,111 @@
+"""`run_fidelity`: the simulator against this machine, over placements that it was not fitted to."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.measure.calibrate import calibrate
+from rlplace.measure.fidelity import draw_mix, judge_fidelity
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.runner import HostRunner, idle_share
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.report import save_fidelity_png
+from rlplace.report.progress import make_progress
+from rlplace.runs.calibration import describe, majority, measure_all, plans_of
+from rlplace.runs.setup import graph_for, make_problem, versions
+from rlplace.runs.step_time import counted_peaks
+from rlplace.search import AnnealConfig, anneal, eft
+from rlplace.workloads import WorkloadSpec
+
+ROUNDS = 9
+SEARCH = AnnealConfig(evaluations=4000, seconds=30.0)
+
+
+@one_thread_here()
+def run_fidelity(
+    spec: WorkloadSpec,
+    host: Host,
+    *,
+    num_placements: int,
+    num_fit: int,
+    seed: int,
+    plot: Path,
+    constraints: Constraints | None = None,
+) -> dict[str, Any]:
+    """What `rlplace fidelity --json` prints; saves the scatter plot.
+
+    Args:
+        spec: the workload.
+        host: of this machine.
+        num_placements: unseen placements.
+        num_fit: other placements, that the simulator is calibrated on.
+        seed: of the workload and of what is drawn.
+        plot: where the picture goes.
+        constraints: the user's pins and exclusions, which all placements keep.
+
+    Raises:
+        InvalidValue: a simulated host, a graph file, or too few placements.
+        RunnerError: a placement failed.
+    """
+    if host.is_simulated:
+        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="fidelity")
+    if num_placements < 8 or num_fit < 4:
+        raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
+    progress = make_progress()
+    graph = graph_for(spec, host, seed)
+    problem = make_problem(graph, host, 256, progress, constraints=constraints)
+    simulator = Simulator(problem)
+    start = majority(problem, eft(problem))
+    best, _ = anneal(problem, simulator, start, dataclasses.replace(SEARCH, seed=seed))
+    generator = np.random.default_rng(seed)
+    test_groups, kinds = draw_mix(problem, best, num_placements, generator)
+    fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
+    runner = HostRunner(problem, simulator)
+    idle = idle_share()
+    try:
+        progress.say(f"measuring {num_fit} placements to calibrate on")
+        fit_plans = plans_of(problem, simulator, fit_groups)
+        fit_s = measure_all(runner, fit_plans, rounds=ROUNDS, seed=seed)
+        calibration = calibrate(problem, fit_plans, fit_s.tolist(), seed=seed)
+        progress.say(describe(calibration))
+        # plans are made by the profiled simulator and kept; the calibrated one re-times exactly these
+        plans = plans_of(problem, simulator, test_groups)
+        progress.say(f"measuring {num_placements} unseen placements, twice")
+        first_s, second_s = (measure_all(runner, plans, rounds=ROUNDS, seed=seed + k) for k in (1, 2))
+        counted = np.stack(
+            [counted_peaks(runner.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
+        )
+    finally:
+        runner.close()
+    calibrated = Simulator(calibration.problem)
+    outcomes = [calibrated.retime(plan) for plan in plans]
+    simulated_s = [outcome.step_time_s for outcome in outcomes]
+    peaks = np.array([outcome.peak_bytes for outcome in outcomes], dtype=np.float64)
+    figures = judge_fidelity(simulated_s, first_s.tolist(), second_s.tolist(), peaks, counted.astype(np.float64))
+    save_fidelity_png(plot, simulated_s, ((first_s + second_s) / 2).tolist(), kinds, figures.to_dict())
+    return {
+        "schema": 1,
+        "workload": str(spec),
+        "host": host.name,
+        **figures.to_dict(),
+        "calibration": {
+            **dataclasses.asdict(calibration.figures),
+            "error_before": calibration.error_before,
+            "error_after": calibration.error_after,
+            "num_fitted": calibration.num_fitted,
+            "num_held_out": calibration.num_held_out,
+        },
+        "idle_share": idle,
+        "versions": versions(),
+        "simulated_s": simulated_s,
+        "measured_s": ((first_s + second_s) / 2).tolist(),
+        "kinds": list(kinds),
+        "plot": str(plot),
+    }

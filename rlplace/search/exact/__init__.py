@@ -1,0 +1,1 @@
+"""Solvers that prove what they find: the step's schedule as a constraint program."""

@@ -1,0 +1,225 @@
+"""`Neighbourhood`: structured moves from placements of groups to near ones, for all chains of a search at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.jit import Floats, Ints, kernel
+from rlplace.measure.problem import Problem
+
+ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER = range(6)
+"""One group elsewhere; a group to a neighbour's device; two groups change places; consecutive groups, in order of their
+first op or of their module, to one device; a group with the neighbours that share its device, to another."""
+DRAWS = 32
+"""Uniform draws that a move may use."""
+_TRIES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    """What moves know about G groups on D devices.
+
+    Attributes:
+        allowed: (G, D) bool, devices where a group may be.
+        movable: groups that may be on more than one device.
+        order: (G,) groups in order of their first op.
+        module_order: (G,) groups in order of the module that most of their time is in, then of their first op.
+        pairs: (P, 2) groups that a tensor joins, producer first.
+        neighbour_offsets, neighbours: CSR (G + 1,), the groups that a tensor joins to each.
+        blocks: (L, G) the block of each group on each of L coarser levels.
+    """
+
+    allowed: NDArray[np.bool_]
+    movable: Ints
+    order: Ints
+    module_order: Ints
+    pairs: Ints
+    neighbour_offsets: Ints
+    neighbours: Ints
+    blocks: Ints
+
+    @classmethod
+    def of(cls, problem: Problem, grouping: Grouping | None = None, coarse: Sequence[Grouping] = ()) -> Neighbourhood:
+        """The neighbourhood of placements of `grouping`'s groups; of the problem's own by default.
+
+        Args:
+            problem: what is placed.
+            grouping: what moves together.
+            coarse: groupings whose groups are moved as blocks.
+        """
+        grouping = problem.grouping if grouping is None else grouping
+        graph, op_group, num_groups = problem.graph, grouping.op_group, grouping.num_groups
+        allowed = allowed_devices(problem, grouping)
+        first_op = np.unique(op_group, return_index=True)[1]
+        a, b = op_group[graph.tensor_op[graph.input_tensors]], op_group[graph.edge_op]
+        pairs = np.unique(np.stack((a[a != b], b[a != b]), axis=1), axis=0).astype(np.int32)
+        both = np.unique(np.concatenate((pairs, pairs[:, ::-1])), axis=0)
+        modules = main_modules(problem, grouping)
+        return cls(
+            allowed=allowed,
+            movable=np.flatnonzero(allowed.sum(axis=1) > 1).astype(np.int32),
+            order=np.argsort(first_op, kind="stable").astype(np.int32),
+            module_order=np.lexsort((first_op, modules)).astype(np.int32),
+            pairs=pairs,
+            neighbour_offsets=np.searchsorted(both[:, 0], np.arange(num_groups + 1)).astype(np.int32),
+            neighbours=both[:, 1].astype(np.int32),
+            blocks=np.array([level.op_group[first_op] for level in coarse], np.int32).reshape(-1, num_groups),
+        )
+
+    def propose(
+        self, placements: NDArray[np.int32], generator: np.random.Generator, chances: Floats, max_window: int
+    ) -> NDArray[np.int32]:
+        """(C, G) int32: each of `placements` (C, G) after one move; unchanged only where nothing may move.
+
+        Args:
+            placements: one row a chain.
+            generator: `DRAWS` numbers a row are drawn from it, whatever the move.
+            chances: (6,) how often each kind of move is tried, `ONE` to `CLUSTER`; where a move changes nothing or may
+                not be, one group is moved elsewhere.
+            max_window: longest window of consecutive groups.
+        """
+        moved = np.array(placements, dtype=np.int32)
+        if len(self.movable):
+            draws = generator.random((len(moved), DRAWS))
+            _propose(
+                moved,
+                draws,
+                np.cumsum(chances) / np.sum(chances),
+                max(max_window, 2),
+                self.allowed,
+                self.movable,
+                self.order,
+                self.module_order,
+                self.pairs,
+                self.neighbour_offsets,
+                self.neighbours,
+                self.blocks,
+            )
+        return moved
+
+
+def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
+    """(G, D) bool: devices where all the ops of each group of `grouping` may run."""
+    table = np.ones((grouping.num_groups, problem.host.num_devices), dtype=np.bool_)
+    if problem.allowed is not None:
+        np.logical_and.at(table, grouping.op_group, problem.allowed)
+    return table
+
+
+def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
+    """(G,) int64: the module that most of each group's mean time is in, numbered in order of first appearance."""
+    number: dict[str, int] = {}
+    modules = [number.setdefault(name, len(number)) for name in problem.graph.modules]
+    return main_labels(problem, grouping, np.array(modules, dtype=np.int64))
+
+
+def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(G,) int64: the label that most of each group's mean time has; the smallest where several have as much.
+
+    Args:
+        problem: what is placed.
+        grouping: its groups, or finer or coarser ones.
+        label_N: (N,) a label of each op, 0 or more.
+    """
+    count = int(label_N.max(initial=0)) + 1
+    keys, place = np.unique(grouping.op_group.astype(np.int64) * count + label_N, return_inverse=True)
+    time_s = np.bincount(place, weights=problem.costs.op_time_s.mean(axis=1))
+    heaviest_last = np.lexsort((-keys, time_s, keys // count))
+    labels = np.zeros(grouping.num_groups, dtype=np.int64)
+    labels[keys[heaviest_last] // count] = keys[heaviest_last] % count
+    return labels
+
+
+@kernel
+def _propose(
+    moved: NDArray[np.int32],
+    draws: Floats,
+    chances: Floats,
+    max_window: int,
+    allowed: NDArray[np.bool_],
+    movable: Ints,
+    order: Ints,
+    module_order: Ints,
+    pairs: Ints,
+    neighbour_offsets: Ints,
+    neighbours: Ints,
+    blocks: Ints,
+) -> None:
+    num_groups, num_devices = allowed.shape
+    for c in range(len(moved)):
+        row, u = moved[c], draws[c]
+        kind = 0
+        while kind < 5 and u[0] >= chances[kind]:
+            kind += 1
+        changed = False
+        if kind == NEIGHBOUR and len(pairs):
+            first = int(u[2] * len(pairs))
+            for step in range(len(pairs)):  # the first cut pair from a random one on
+                pair = pairs[(first + step) % len(pairs)]
+                a, b = (pair[0], pair[1]) if u[1] < 0.5 else (pair[1], pair[0])
+                if row[a] != row[b] and allowed[a, row[b]]:
+                    _move(row, a, row[b], blocks, u[DRAWS - 3], allowed)
+                    changed = True
+                    break
+        elif kind == SWAP:
+            for attempt in range(_TRIES):
+                a = movable[int(u[1 + 2 * attempt] * len(movable))]
+                b = movable[int(u[2 + 2 * attempt] * len(movable))]
+                if row[a] != row[b] and allowed[a, row[b]] and allowed[b, row[a]]:
+                    row[a], row[b] = row[b], row[a]
+                    changed = True
+                    break
+        elif kind in (WINDOW, MODULE):
+            line = order if kind == WINDOW else module_order
+            # short windows as often as long ones
+            length = int(2.0 * (min(max_window, num_groups) / 2.0) ** u[1] + 0.5)
+            first = int(u[2] * num_groups)
+            device = int(u[3] * num_devices) if u[4] < 0.3 else row[line[max(first - 1, 0)]]
+            for at in range(first, min(first + length, num_groups)):
+                if row[line[at]] != device and allowed[line[at], device]:
+                    row[line[at]] = device
+                    changed = True
+        elif kind == CLUSTER:
+            group = movable[int(u[1] * len(movable))]
+            home, device = row[group], _another(row[group], allowed[group], u[2])
+            row[group] = device
+            changed = True
+            for edge in range(neighbour_offsets[group], neighbour_offsets[group + 1]):
+                other = neighbours[edge]
+                if row[other] == home and allowed[other, device]:
+                    row[other] = device
+        if not changed:
+            group = movable[int(u[DRAWS - 1] * len(movable))]
+            _move(row, group, _another(row[group], allowed[group], u[DRAWS - 2]), blocks, u[DRAWS - 3], allowed)
+
+
+@kernel
+def _move(row: Ints, group: int, device: int, blocks: Ints, u: float, allowed: NDArray[np.bool_]) -> None:
+    """Puts `group` on `device`, with those of its block, on a level drawn by `u`, that are where it is."""
+    level, home = int(u * (len(blocks) + 1)) - 1, row[group]
+    row[group] = device
+    if level >= 0:
+        for other in range(len(row)):
+            if blocks[level, other] == blocks[level, group] and row[other] == home and allowed[other, device]:
+                row[other] = device
+
+
+@kernel
+def _another(device: int, allowed: NDArray[np.bool_], u: float) -> int:
+    """A device that is allowed and is not `device`, by the draw `u`."""
+    count = 0
+    for other in range(len(allowed)):
+        if allowed[other] and other != device:
+            count += 1
+    skip = int(u * count)
+    for other in range(len(allowed)):
+        if allowed[other] and other != device:
+            if skip == 0:
+                return other
+            skip -= 1
+    return device

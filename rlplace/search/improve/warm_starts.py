@@ -1,0 +1,178 @@
+"""Where searches start: cheap heuristics, projected onto groups and scored; bytes where none of them is feasible."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import FORWARD
+from rlplace.measure.problem import Problem
+from rlplace.search.improve.moves import allowed_devices
+from rlplace.search.rules.baselines import blocks, single
+from rlplace.search.rules.expert import solve_expert
+from rlplace.search.rules.metis import solve_metis
+from rlplace.search.schedule.baechi import solve_m_etf, solve_m_sct
+from rlplace.search.schedule.critical_path import solve_critical_path
+from rlplace.search.schedule.eft import eft
+from rlplace.search.schedule.heft import solve_heft
+from rlplace.search.schedule.peft import solve_peft
+from rlplace.search.task import Budget, Task
+
+INFEASIBLE = 1e3
+"""Loss of a placement that does not fit: more than any logarithm of a step time."""
+MOST_TRIED = 20_000
+"""Placements that are few enough to try all of them, where only seconds bound a search."""
+HEURISTICS = (
+    solve_expert,
+    solve_heft,
+    solve_m_etf,
+    solve_critical_path,
+    solve_peft,
+    solve_m_sct,
+    solve_metis,
+)
+"""Methods that need a handful of evaluations each, the quickest first."""
+HEURISTICS_SHARE = 0.3
+"""No further heuristic begins once this share of the budget is gone."""
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class _Through:
+    """A timer that scores through a task, so that its budget and its best hold for a part of it too."""
+
+    task: Task
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        return self.task.score(placements)
+
+
+def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
+    """Devices (N,) int32 of ops and step time of the best of all cheap heuristics, those over ops included.
+
+    The step time is infinite where none is feasible; the devices are then balanced by bytes or on a single device.
+
+    Raises:
+        InvalidValue: as `score_starts`.
+    """
+    starts, times = score_starts(task)
+    found = [(float(times[0]), task.problem.grouping.expand(starts[0]))]
+    for solve in HEURISTICS:
+        if task.spent >= HEURISTICS_SHARE or task.is_spent:
+            break
+        part = Task(task.problem, _Through(task), Budget(task.evaluations_left, task.seconds_left))
+        try:
+            solve(part)
+        except (MissingExtra, RunnerError):
+            continue
+        if part.best_devices is not None:
+            found.append((part.best_s, part.best_devices))
+    step_s, devices = min(found, key=lambda pair: pair[0])
+    return devices, step_s
+
+
+def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
+
+    Starts are a single device of every kind, contiguous blocks, earliest finish, and groups balanced by bytes.
+
+    Raises:
+        InvalidValue: the task's budget is infinite: a search would never end.
+    """
+    if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
+        raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
+    problem = task.problem
+    devices = [single(problem, device) for device in _kinds(problem)]
+    devices += [blocks(problem), eft(problem)]
+    starts = np.stack([*(project(problem, problem.grouping, row) for row in devices), balanced(problem)])
+    starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
+    times = task.score_groups(starts)
+    order = np.argsort(times, kind="stable")
+    return starts[order], times[order]
+
+
+def _kinds(problem: Problem) -> list[int]:
+    """The first of every kind of devices: equal costs, room and rules."""
+    allowed = np.ones((1, problem.host.num_devices)) if problem.allowed is None else problem.allowed
+    columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))
+    first: list[int] = np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist()
+    return first
+
+
+def project(problem: Problem, grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(G,) int32: for each group, the device that most of its time is on in `devices` (N,), among those allowed."""
+    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
+    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
+    weight[~allowed_devices(problem, grouping)] = -1.0
+    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
+    return heaviest
+
+
+def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+    """(G,) float64: bytes that a group keeps where it is: parameters, gradients, optimizer state, forward outputs."""
+    graph = problem.graph
+    held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+    held = held + np.where(graph.phases == FORWARD, graph.output_bytes, 0)
+    table = np.zeros(grouping.num_groups)
+    np.add.at(table, grouping.op_group, held)
+    return table
+
+
+def room_bytes(problem: Problem) -> NDArray[np.float64]:
+    """(D,) float64: bytes of each device beside its context, at least 1."""
+    devices = problem.host.devices
+    return np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices])
+
+
+def fullness(
+    held: NDArray[np.float64], room: NDArray[np.float64], placements: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """(B,) float64: bytes held on the fullest device over its room, for `placements` (B, G) of groups."""
+    table = np.zeros((len(placements), len(room)))
+    np.add.at(table, (np.arange(len(placements))[:, None], placements), held[None, :])
+    full: NDArray[np.float64] = (table / room).max(axis=1)
+    return full
+
+
+def balanced(problem: Problem) -> NDArray[np.int32]:
+    """(G,) int32: groups, most bytes first, each on the device that it leaves least full."""
+    grouping = problem.grouping
+    held, room, allowed = held_bytes(problem, grouping), room_bytes(problem), problem.group_allowed
+    used = np.zeros(len(room))
+    devices = np.zeros(grouping.num_groups, dtype=np.int32)
+    for group in np.argsort(-held, kind="stable").tolist():
+        share = np.where(allowed[group], (used + held[group]) / room, np.inf)
+        devices[group] = int(np.argmin(share))
+        used[devices[group]] += held[group]
+    return devices
+
+
+def losses(
+    problem: Problem, grouping: Grouping, placements: NDArray[np.int32], step_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(B,) float64: log step times of `placements` (B, G); those that do not fit lose to all others, by fullness."""
+    full = INFEASIBLE + fullness(held_bytes(problem, grouping), room_bytes(problem), placements)
+    return np.where(np.isfinite(step_s), np.log(np.maximum(step_s, 1e-300)), full)
+
+
+def try_all(task: Task, *, share: float) -> bool:
+    """Whether all placements of the problem's groups were scored: only where they fit in a share of what is left."""
+    choices = [np.flatnonzero(row).astype(np.int32) for row in task.problem.group_allowed]
+    count = math.prod(len(row) for row in choices)
+    if count > share * min(task.evaluations_left, MOST_TRIED):
+        return False
+    for first in range(0, count, _CHUNK):
+        place = np.arange(first, min(first + _CHUNK, count))
+        placements = np.empty((len(place), len(choices)), dtype=np.int32)
+        for group, row in enumerate(choices):
+            placements[:, group] = row[place % len(row)]
+            place = place // len(row)
+        task.score_groups(placements)
+        if task.is_spent:
+            return False
+    return True

@@ -1,0 +1,319 @@
+"""`m-topo`, `m-etf`, `m-sct`: the memory-constrained placers of Baechi (Jeon et al., SoCC 2020)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.jit import Floats, Longs, inlined, kernel
+from rlplace.search.schedule.inputs import Units, Wires, group_units, op_units, score_both
+from rlplace.search.schedule.list_schedule import Schedule, may_use, new_schedule, place_unit, unit_devices
+from rlplace.search.schedule.ranks import mean_transfer_s, upward
+from rlplace.search.task import Task
+
+MOST_LP_EDGES = 3000
+"""Where there are more, favourite children of ops are found over groups."""
+FAVOURITE_BELOW = 0.1
+"""A child is a favourite where the relaxed program puts less than this on the edge (Baechi's threshold)."""
+
+
+def solve_m_topo(task: Task) -> None:
+    """Scores `m_topo` of ops and of groups."""
+    score_both(task, m_topo)
+
+
+def solve_m_etf(task: Task) -> None:
+    """Scores `m_etf` of ops and of groups."""
+    score_both(task, m_etf)
+
+
+def solve_m_sct(task: Task) -> None:
+    """Scores `m_sct` of ops and of groups; where there are too many ops for the program, they take their groups'."""
+    problem = task.problem
+    known: dict[int, NDArray[np.int64]] = {}
+
+    def favourites(units: Units, wires: Wires) -> NDArray[np.int64]:
+        count = len(units.label)
+        if count not in known:
+            is_large = count > problem.grouping.num_groups and num_edges(units) > MOST_LP_EDGES
+            if is_large:
+                children = favourite_children(group_units(problem), wires)
+                known[count] = favourites_within(op_units(problem), problem.grouping.op_group, children)
+            else:
+                known[count] = favourite_children(units, wires)
+        return known[count]
+
+    score_both(task, lambda units, wires, share: m_sct(units, wires, share, favourites(units, wires)))
+
+
+def m_topo(units: Units, wires: Wires, output_share: float = 0.0) -> NDArray[np.int32]:
+    """(U,) int32: units in topological order fill one device after the other, each to an even share of the memory.
+
+    The share is the mean over devices plus the largest label's, so that the last device need not take the rest; labels
+    that the device at hand may not hold, or has no room for, go to the next that does. Sources come with their first
+    reader. Gangs are left out.
+    """
+    schedule = new_schedule(units, wires, output_share)
+    plain = _plain_devices(wires)
+    need = schedule.need_bytes
+    share = float(need.sum()) / len(plain) + float(need.max(initial=0.0))
+    filled = np.zeros(len(wires.latency_s))
+    at = 0
+    for unit in np.flatnonzero(~units.is_source).tolist():
+        label = int(units.label[unit])
+        tensors = units.input_tensors[units.input_offsets[unit] : units.input_offsets[unit + 1]]
+        labels = {label, *units.label[units.tensor_unit[tensors]].tolist()}
+        new = [other for other in sorted(labels) if schedule.label_device[other] < 0]
+        device = int(schedule.label_device[label])
+        if device < 0:
+            wanted = float(need[new].sum())
+            while at < len(plain) - 1 and filled[plain[at]] + wanted > share:
+                at += 1
+            room = wires.room_bytes - schedule.used_bytes
+            turns = [*plain[at:], *plain[:at]]
+            may = [d for d in turns if units.label_allowed[label, d]]
+            fitting = [d for d in may if room[wires.account[d]] >= wanted]
+            every = np.flatnonzero(units.label_allowed[label]).tolist()
+            device = (fitting or may or every or turns)[0]
+        place_unit(units, wires, schedule, unit, device)
+        np.add.at(filled, schedule.label_device[new], need[new])
+    return unit_devices(units, wires, schedule)
+
+
+def m_etf(units: Units, wires: Wires, output_share: float = 0.0) -> NDArray[np.int32]:
+    """(U,) int32: of all ready units and devices with room, always the pair that can start first (ETF: Hwang 1989)."""
+    nobody = np.full(len(units.label), -1, dtype=np.int64)
+    return m_sct(units, wires, output_share, nobody)
+
+
+def m_sct(
+    units: Units, wires: Wires, output_share: float = 0.0, favourites: NDArray[np.int64] | None = None
+) -> NDArray[np.int32]:
+    """(U,) int32: as `m_etf`, but a device waits a transfer's time for the favourite child of what it ran last.
+
+    Small communication times (Hanen and Munier 1995): while the favourite child could not have started elsewhere for
+    want of its parent's output, no other unit may start on the parent's device.
+
+    Args:
+        units: what is placed.
+        wires: where.
+        output_share: share of all outputs that counts as held at once.
+        favourites: (U,) favourite child of each unit, -1 for none; `favourite_children` by default.
+    """
+    if favourites is None:
+        favourites = favourite_children(units, wires)
+    schedule = new_schedule(units, wires, output_share)
+    _earliest_start(units, wires, schedule, upward(units, wires), mean_transfer_s(units, wires), favourites)
+    return unit_devices(units, wires, schedule)
+
+
+def num_edges(units: Units) -> int:
+    """Pairs of units of which one reads the other, sources aside."""
+    return len(_edges(units, np.zeros(len(units.tensor_unit)))[0])
+
+
+def favourite_children(units: Units, wires: Wires) -> NDArray[np.int64]:
+    """(U,) int64: the child that each unit should share a device with, -1 for none.
+
+    The linear relaxation of Hanen and Munier's program, by HiGHS: an edge's transfer counts x in 0..1 of its time, a
+    unit with k children (or parents) has at least k - 1 of x over them, and the makespan is least. An edge with
+    x < 0.1 makes a favourite; every unit has at most one favourite child and is that of at most one parent.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_matrix, vstack
+
+    count = len(units.label)
+    favourites = np.full(count, -1, dtype=np.int64)
+    parents, children, transfer_s = _edges(units, mean_transfer_s(units, wires))
+    edges = len(parents)
+    if edges == 0:
+        return favourites
+    time_s = units.time_s.mean(axis=1)
+    scale = 1.0 / max(float(time_s.sum() + transfer_s.sum()), 1e-30)
+    # columns: starts of units, x of edges, makespan; rows: edges, children, parents, ends
+    rows = np.arange(edges)
+    ones = np.ones(edges)
+    width = count + edges + 1
+    after = coo_matrix(
+        (
+            np.concatenate((ones, -ones, transfer_s * scale)),
+            (np.tile(rows, 3), np.concatenate((parents, children, count + rows))),
+        ),
+        shape=(edges, width),
+    )
+    by_parent = coo_matrix((-ones, (parents, count + rows)), shape=(count, width))
+    by_child = coo_matrix((-ones, (children, count + rows)), shape=(count, width))
+    every = np.arange(count)
+    signs = np.repeat((1.0, -1.0), count)
+    columns = np.concatenate((every, np.full(count, width - 1)))
+    ends = coo_matrix((signs, (np.tile(every, 2), columns)), shape=(count, width))
+    limits = np.concatenate(
+        (
+            -time_s[parents] * scale,
+            -np.maximum(np.bincount(parents, minlength=count) - 1, 0),
+            -np.maximum(np.bincount(children, minlength=count) - 1, 0),
+            -time_s * scale,
+        )
+    )
+    goal = np.zeros(width)
+    goal[-1] = 1.0
+    bounds = np.zeros((width, 2))
+    bounds[:, 1] = np.inf
+    bounds[count : count + edges, 1] = 1.0
+    solved = linprog(goal, A_ub=vstack((after, by_parent, by_child, ends)).tocsr(), b_ub=limits, bounds=bounds)
+    if solved.x is None:
+        return favourites
+    share = solved.x[count : count + edges]
+    taken = np.zeros(count, dtype=np.bool_)
+    for edge in np.lexsort((rows, share)).tolist():
+        parent, child = int(parents[edge]), int(children[edge])
+        if share[edge] < FAVOURITE_BELOW and favourites[parent] < 0 and not taken[child]:
+            favourites[parent] = child
+            taken[child] = True
+    return favourites
+
+
+def favourites_within(
+    ops: Units, op_group: NDArray[np.int32], group_favourites: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(N,) int64: favourite children of ops where only those of groups are known.
+
+    An op's is the reader, in its own group or its group's favourite, of most bytes that is nobody's favourite yet.
+    """
+    favourites = np.full(len(ops.label), -1, dtype=np.int64)
+    taken = np.zeros(len(ops.label), dtype=np.bool_)
+    parents, children, weight = _edges(ops, ops.tensor_bytes)
+    near = (op_group[parents] == op_group[children]) | (group_favourites[op_group[parents]] == op_group[children])
+    for edge in np.lexsort((np.arange(len(parents)), -weight)).tolist():
+        parent, child = int(parents[edge]), int(children[edge])
+        if near[edge] and favourites[parent] < 0 and not taken[child]:
+            favourites[parent] = child
+            taken[child] = True
+    return favourites
+
+
+def _edges(
+    units: Units, tensor_weight: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Pairs (parent, child) of jobs, and the summed weight of the tensors between them."""
+    count = len(units.label)
+    child = np.repeat(np.arange(count), np.diff(units.input_offsets))
+    parent = units.tensor_unit[units.input_tensors].astype(np.int64)
+    is_job = ~units.is_source[parent] & ~units.is_source[child]
+    pairs, which = np.unique(parent[is_job] * count + child[is_job], return_inverse=True)
+    weight = np.bincount(which, weights=tensor_weight[units.input_tensors[is_job]], minlength=len(pairs))
+    return pairs // count, pairs % count, weight.astype(np.float64)
+
+
+def _plain_devices(wires: Wires) -> list[int]:
+    """Devices that are not gangs."""
+    offsets = wires.device_offsets
+    firsts = wires.device_holds[offsets[:-1]]
+    return [d for d, first in enumerate(firsts.tolist()) if first == d and offsets[d + 1] - offsets[d] == 1]
+
+
+@inlined
+def _free_s(w: Wires, s: Schedule, device: int) -> float:
+    """When the last of what holds `device` ends."""
+    free_s = 0.0
+    for k in range(w.device_offsets[device], w.device_offsets[device + 1]):
+        resource = w.device_holds[k]
+        if s.counts[resource] > 0:
+            free_s = max(free_s, s.ends[resource, s.counts[resource] - 1])
+    return free_s
+
+
+@inlined
+def _arrival_s(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float:
+    """When the inputs of `unit` could be on `device` if links were free."""
+    arrival_s = 0.0
+    for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
+        tensor = u.input_tensors[edge]
+        home = s.label_device[u.label[u.tensor_unit[tensor]]]
+        there_s = s.end_s[u.tensor_unit[tensor]]
+        if home >= 0 and home != device:
+            there_s += w.latency_s[home, device] + u.tensor_bytes[tensor] * w.s_per_byte[home, device]
+            if s.there_s[tensor, device] >= 0.0:
+                there_s = s.there_s[tensor, device]
+        arrival_s = max(arrival_s, there_s)
+    return arrival_s
+
+
+@inlined
+def _wait_s(u: Units, transfer_s: Floats, parent: int, child: int) -> float:
+    """How long the transfer of what `child` reads of `parent` takes."""
+    wait_s = 0.0
+    for edge in range(u.input_offsets[child], u.input_offsets[child + 1]):
+        if u.tensor_unit[u.input_tensors[edge]] == parent:
+            wait_s += transfer_s[u.input_tensors[edge]]
+    return wait_s
+
+
+@kernel
+def _earliest_start(u: Units, w: Wires, s: Schedule, level: Floats, transfer_s: Floats, favourites: Longs) -> None:
+    """The pair of a ready unit and a device that can start first is placed, again and again; ties by level, index."""
+    num_units, num_devices = u.time_s.shape
+    missing = np.zeros(num_units, dtype=np.int64)
+    ready = np.zeros(num_units, dtype=np.int64)
+    arrival_s = np.zeros((num_units, num_devices))
+    released = np.zeros(num_units, dtype=np.int64)
+    is_done = np.zeros(num_units, dtype=np.bool_)
+    last = np.full(num_devices, -1, dtype=np.int64)
+    usable = np.zeros(num_devices, dtype=np.bool_)
+    num_ready, num_released = 0, 0
+    for unit in range(num_units):
+        missing[unit] = u.input_offsets[unit + 1] - u.input_offsets[unit]
+        if missing[unit] == 0:
+            released[num_released] = unit
+            num_released += 1
+    while num_released + num_ready > 0:
+        while num_released > 0:  # a source is done at once, a job joins the ready ones
+            num_released -= 1
+            unit = released[num_released]
+            if not u.is_source[unit]:
+                for device in range(num_devices):
+                    arrival_s[unit, device] = _arrival_s(u, w, s, unit, device)
+                ready[num_ready] = unit
+                num_ready += 1
+                continue
+            for t in range(u.output_offsets[unit], u.output_offsets[unit + 1]):
+                for a in range(u.reader_offsets[t], u.reader_offsets[t + 1]):
+                    missing[u.readers[a]] -= 1
+                    if missing[u.readers[a]] == 0:
+                        released[num_released] = u.readers[a]
+                        num_released += 1
+        if num_ready == 0:
+            break
+        place, best, best_s = -1, -1, np.inf
+        for k in range(num_ready):
+            unit = ready[k]
+            may_use(u, w, s, unit, usable)
+            for device in range(num_devices):
+                if not usable[device]:
+                    continue
+                free_s = _free_s(w, s, device)
+                child = favourites[last[device]] if last[device] >= 0 else -1
+                if child >= 0 and child != unit and not is_done[child]:
+                    free_s += _wait_s(u, transfer_s, last[device], child)
+                start_s = max(free_s, arrival_s[unit, device])
+                is_tie = place >= 0 and start_s == best_s and unit != ready[place]
+                if start_s < best_s or (
+                    is_tie
+                    and (
+                        level[unit] > level[ready[place]]
+                        or (level[unit] == level[ready[place]] and unit < ready[place])
+                    )
+                ):
+                    place, best, best_s = k, device, start_s
+        unit = ready[place]
+        num_ready -= 1
+        ready[place] = ready[num_ready]
+        place_unit(u, w, s, unit, best)
+        is_done[unit] = True
+        last[best] = unit
+        for t in range(u.output_offsets[unit], u.output_offsets[unit + 1]):
+            for a in range(u.reader_offsets[t], u.reader_offsets[t + 1]):
+                missing[u.readers[a]] -= 1
+                if missing[u.readers[a]] == 0:
+                    released[num_released] = u.readers[a]
+                    num_released += 1

@@ -1,0 +1,72 @@
+"""What people run instead of placing: which rows there are, and what runs behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+
+from rlplace.compare.pytorch_rows import PEOPLE, what_people_run
+from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.problem import Problem
+from rlplace.workloads import WorkloadSpec, build, parse_workload
+
+TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
+
+
+def on_cores(spec: WorkloadSpec, num_devices: int = 2) -> Problem:
+    work = build(spec)
+    graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+    costs = Costs(np.full((graph.num_ops, num_devices), 1e-5), "profiled")
+    return Problem(graph, core_host(num_devices), costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
+
+
+@pytest.mark.slow
+def test_every_row_of_a_real_host_runs_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    spec = parse_workload(TINY)
+    said: list[str] = []
+    with what_people_run(on_cores(spec), spec, tuple(PEOPLE), default_size="small", seed=0, say=said.append) as entries:
+        rows = {row.method: (row, timer) for row, timer in entries}
+        assert tuple(rows) == tuple(PEOPLE)
+        assert not any(row.is_placement for row, _ in rows.values())
+        for name in ("eager", "all-cores", "torch-compile", "data-parallel"):
+            timer = rows[name][1]
+            assert timer is not None, rows[name][0].why
+            assert timer() > 0
+    skipped, timer = rows["cuda-graph"]
+    assert (skipped.status, timer) == ("skipped", None)
+    assert "no GPU" in skipped.why
+    assert len(compiled) == 1
+    assert any("torch.compile" in line for line in said)
+
+
+def test_replicas_need_a_batch_and_devices() -> None:
+    spec = parse_workload(TINY)
+    name = ("data-parallel",)
+    with what_people_run(on_cores(spec, 1), spec, name, default_size="small", seed=0, say=print) as ((row, timer),):
+        assert (row.status, timer) == ("skipped", None)
+        assert "one device" in row.why
+    with what_people_run(on_cores(spec), None, name, default_size="small", seed=0, say=print) as ((row, _),):
+        assert "no batch" in row.why
+    odd = parse_workload(TINY.replace("batch=4", "batch=3"))
+    with what_people_run(on_cores(spec), odd, name, default_size="small", seed=0, say=print) as ((row, _),):
+        assert "multiple of 2" in row.why
+
+
+def test_a_simulated_host_knows_data_parallelism_alone() -> None:
+    spec = parse_workload("nmt@small,layers=1,units=8,steps=2,vocab=20,batch=64")
+    work = build(spec)
+    graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+    problem = Problem.estimate(graph, resolve_host("4xV100-pcie"), num_groups=4)
+    with what_people_run(problem, spec, tuple(PEOPLE), default_size="paper", seed=0, say=print) as entries:
+        rows = {row.method: row for row, timer in entries if timer is None}
+    assert rows["data-parallel"].ok
+    assert len(rows["data-parallel"].peak_bytes) == 4
+    assert rows["data-parallel"].value_s > 0
+    assert [rows[name].status for name in PEOPLE if name != "data-parallel"] == ["skipped"] * 4

@@ -1,0 +1,230 @@
+"""A captured step, run op by op, is the eager step: for small models of every trait (workloads: `test_catalog`)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import CASES, Dropouts, Function, InPlace, Keywords, mean_square, random, run_eager
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs import capture, run_graph
+from rlplace.graphs.capturing.capture import as_call
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.workloads.registry import build, parse_workload
+
+NMT = "nmt@layers=2,units=8,vocab=11,steps=3,batch=2"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_captured_equals_eager(name: str) -> None:
+    case = CASES[name]()
+    eager = run_eager(case)
+    graph = capture(case.model, case.inputs, case.loss_fn, "sgd")
+    step = run_graph(graph)
+    close(step.result.reshape(()), eager.loss.reshape(()), case.atol)
+    assert step.gradients.keys() == eager.gradients.keys()
+    for parameter, gradient in eager.gradients.items():
+        close(step.gradients[parameter], gradient, case.atol)
+    assert step.state.keys() == eager.state.keys()
+    for buffer, _ in case.model.named_buffers():
+        close(step.state[buffer], eager.state[buffer], case.atol)
+
+
+def test_hooks_of_modules_and_of_gradients_are_part_of_the_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    model[0].register_forward_hook(lambda module, args, y: y * 3)
+    model[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 5,))
+    model[0].weight.register_hook(lambda gradient: gradient * 2)
+    model[0].bias.register_hook(lambda gradient: None)
+    x = random(3, 4)
+    step = run_graph(capture(model, x, mean_square, "sgd"))
+    mean_square(model(x)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        close(step.gradients[name], parameter.grad, 1e-9)
+
+
+def test_inference_of_a_workload_equals_eager() -> None:
+    workload = build(parse_workload(NMT))
+    graph = capture(workload.model, tuple(workload.inputs)[:2])
+    expected = workload.model(*tuple(workload.inputs)[:2])
+    result = run_graph(graph).result
+    assert type(result) is type(expected)
+    assert result.loss is None
+    for actual, logits in zip(result.logits, expected.logits, strict=True):
+        close(actual, logits.detach(), 1e-6)
+    assert set(graph.phases.tolist()) == {0}
+
+
+def test_capture_leaves_the_model_untouched() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.cache = self.norm(x)
+            return self.cache
+
+    model, x = Caching(), random(3, 4, dtype=torch.float32)
+    before, state, seed = dict(vars(model)), copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    capture(model, x, mean_square, "adam")
+    assert vars(model) == before
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert torch.backends.mkldnn.enabled
+
+
+def test_running_a_graph_leaves_the_model_and_the_inputs_untouched() -> None:
+    case = CASES["input_changed"]()
+    state, inputs = copy.deepcopy((case.model.state_dict(), case.inputs))
+    graph = capture(case.model, case.inputs, case.loss_fn, "sgd")
+    assert torch.equal(run_graph(graph).result, run_graph(graph).result)
+    assert all(torch.equal(value, state[name]) for name, value in case.model.state_dict().items())
+    assert all(torch.equal(value, kept) for value, kept in zip(case.inputs, inputs, strict=True))
+
+
+def test_outputs_keep_their_structure_in_inference() -> None:
+    inputs = {"x": random(3, 4), "scale": 0.5, "extra": {"shift": random(4)}}
+    model = Keywords()
+    expected, result = model(**inputs), run_graph(capture(model, inputs)).result
+    assert result.keys() == {"y", "pair"}
+    assert isinstance(result["pair"], tuple)
+    close(result["y"], expected["y"].detach(), 0.0)
+    close(result["pair"][1], expected["pair"][1].detach(), 0.0)
+
+
+def test_plain_constants_among_the_outputs_stay() -> None:
+    graph = capture(Function(lambda y: {"y": y, "size": y.shape[0], "none": None, "name": "out"}), random(3, 4))
+    result = run_graph(graph).result
+    assert {key: result[key] for key in ("size", "none", "name")} == {"size": 3, "none": None, "name": "out"}
+
+
+def test_an_output_may_be_an_input_a_parameter_or_the_same_tensor_twice() -> None:
+    class Echo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(random(2, 3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = x * 2
+            return x, self.weight.t(), y, y, y[0]
+
+    model, x = Echo(), random(3)
+    graph = capture(model, x)
+    result = run_graph(graph).result
+    for actual, expected in zip(result, model(x), strict=True):
+        close(actual, expected.detach(), 0.0)
+    assert [graph.names[op] for op in graph.tensor_op[graph.output_tensors]] == ["weight", "input_0", "mul"]
+
+
+def test_inputs_may_be_a_list_and_hold_plain_values() -> None:
+    graph = capture(Function(lambda y, k, flag: y * k if flag else y), [random(3, 4), 3, True], mean_square)
+    assert [name for name in graph.names if name.startswith("input")] == ["input_0"]
+
+
+def test_fingerprints_are_stable_and_tell_shapes_dtypes_and_optimizers_apart() -> None:
+    def fingerprint(x: torch.Tensor, optimizer: str | None = "sgd", width: int = 4) -> str:
+        return capture(Function(torch.relu, width, x.dtype), x, mean_square, optimizer).fingerprint
+
+    same = fingerprint(random(3, 4))
+    assert fingerprint(random(3, 4, seed=5)) == same
+    others = {
+        fingerprint(random(2, 4)),
+        fingerprint(random(3, 4), width=5),
+        fingerprint(random(3, 4, dtype=torch.float32)),
+        fingerprint(random(3, 4), "adam"),
+        fingerprint(random(3, 4), None),
+    }
+    assert len(others | {same}) == 6
+
+
+def test_a_model_of_fake_tensors_is_captured_like_a_real_one() -> None:
+    def build_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    with FakeTensorMode():
+        model, x = build_model(), torch.randn(3, 4)
+    real = capture(build_model(), torch.randn(3, 4), mean_square, "adam")
+    assert capture(model, x, mean_square, "adam").fingerprint == real.fingerprint
+    assert capture(model, torch.randn(3, 4), mean_square, "adam").fingerprint == real.fingerprint
+
+
+def test_without_an_optimizer_there_are_gradients_but_no_updates() -> None:
+    graph = capture(nn.Linear(4, 2), torch.ones(3, 4), mean_square)
+    assert not any(target.startswith("update") for target in graph.targets)
+    assert graph.program is not None
+    assert graph.program.is_training
+
+
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    model = nn.Linear(4, 2)
+    with pytest.raises(InvalidValue, match="optimizer needs a loss"):
+        capture(model, torch.ones(3, 4), optimizer="sgd")
+    with pytest.raises(UnknownName, match="adam"):
+        capture(model, torch.ones(3, 4), mean_square, "adamm")
+    with pytest.raises(InvalidValue, match="tuple or a dict"):
+        capture(model, "x")
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_fn", "message"),
+    [
+        (nn.Linear(4, 2), lambda y: y, "expected a scalar tensor"),
+        (nn.Linear(4, 2), lambda y: 3.0, "the loss is float"),
+        (nn.Linear(4, 2).requires_grad_(False), mean_square, "does not depend on any parameter"),
+        (nn.Linear(4, 2), lambda y: torch.ones(()), "does not depend on any parameter"),
+        (Function(lambda y: {"y": {1, 2}}, dtype=torch.float32), None, "expected tensors and plain constants"),
+    ],
+)
+def test_a_step_without_a_meaning_says_why(model: nn.Module, loss_fn: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(model, torch.ones(3, 4), loss_fn)
+
+
+def test_as_call() -> None:
+    x = torch.ones(1)
+    assert as_call(x) == ((x,), {})
+    assert as_call([x, 2]) == ((x, 2), {})
+    assert as_call({"x": x}) == ((), {"x": x})
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_dropout_is_random_only_where_something_is_drawn(p: float) -> None:
+    graph = capture(Dropouts(p), random(3, 4), mean_square)
+    assert graph.program is not None
+    assert any(getattr(call, "is_random", False) for call in graph.program.calls.values()) == (p > 0)
+
+
+def test_no_alias_is_written_in_a_captured_step() -> None:
+    """All writes are to parameters and buffers, by their own updates."""
+    graph = capture(InPlace(), random(3, 4), mean_square, "sgd")
+    assert writes(graph) == {"weight", "bias"}
+    case = CASES["buffers"]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "sgd")
+    assert writes(graph) == {"weight", "bias", "mean", "count", "last", "rows"}
+
+
+def writes(graph: OpGraph) -> set[str]:
+    written = graph.tensor_op[graph.mutation_tensor]
+    assert np.all(graph.is_resident[written])
+    return {graph.names[op].rpartition(".")[2] for op in written}

@@ -1,0 +1,211 @@
+"""Writes taken out of a graph: every kind of view and op that they go through gives what eager PyTorch gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from small_models import Function, random
+from torch import Tensor, nn
+
+from rlplace.graphs import capture, run_graph
+from rlplace.graphs.capturing import functional
+from rlplace.graphs.program import Call
+
+
+def through_slices(y: Tensor) -> Tensor:
+    z = y * 2
+    z[:, 1:3].add_(1)
+    z[0].mul_(3)
+    return z + y
+
+
+def through_a_chain(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.view(-1)[2:9].view(7, 1).transpose(0, 1).add_(torch.arange(7, dtype=y.dtype))
+    z.t().unsqueeze(0).permute(2, 0, 1)[1].mul_(5)
+    return z
+
+
+def through_pieces(y: Tensor) -> Tensor:
+    z = y.detach().clone()
+    first, second = z.split((2, 4), dim=1)
+    second.mul_(2)
+    first.add_(1)
+    z.unbind(0)[2].neg_()
+    third = z.unbind(1)
+    third[-1].zero_()
+    return y * z + torch.cat((second, first), 1)
+
+
+def through_a_diagonal(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.diagonal().fill_(7)
+    return z @ z.t()
+
+
+def read_before_and_after(y: Tensor) -> Tensor:
+    z = y.detach() * 1
+    view, before = z[1], z.sum()
+    z.exp_()
+    z[0] += view
+    return y * view.clone() * before + z.relu_()
+
+
+def of_a_result(y: Tensor) -> Tensor:
+    z = y.clone().add_(1).mul_(2)
+    z.t().add_(1).neg_()[2:4].zero_()
+    return z
+
+
+def copies(y: Tensor) -> Tensor:
+    z, w = torch.zeros_like(y), torch.empty(3, 6, dtype=y.dtype)
+    z.copy_(y)
+    w.copy_(y[0])
+    z[:, 0].copy_(y[:, 1])
+    y = y * 2
+    return z * w + y
+
+
+def masks(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.masked_fill_(z > 0, 3.0)
+    z[[0, 2], [1, 1]] = 5.0
+    z.clamp_(max=4.0).index_fill_(1, torch.tensor([3]), -1.0)
+    z.scatter_(0, torch.tensor([2, 0, 1])[:, None].expand(3, 6), y)
+    return z.cumsum_(0)
+
+
+def through_unfold(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.unfold(1, 2, 2)[:, 1].add_(1)
+    return z
+
+
+COVERED = [
+    through_slices, through_a_chain, through_pieces, through_a_diagonal, read_before_and_after, of_a_result, copies,
+    masks,
+]  # fmt: skip
+
+
+def check(function: Callable[[Tensor], Tensor]) -> None:
+    model, x = Function(function), random(3, 4)
+    graph = capture(model, x, lambda y: (y * y).mean(), "sgd")
+    step, loss = run_graph(graph), (model(x) ** 2).mean()
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(step.result, loss.detach())
+    torch.testing.assert_close(list(step.gradients.values()), list(expected))
+    assert graph.program is not None
+    for call in graph.program.calls.values():
+        assert not isinstance(call, Call) or not call.target._schema.is_mutable
+
+
+@pytest.mark.parametrize("function", COVERED)
+def test_writes_are_settled_in_the_graph(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functional, "_traced_again", lambda _: pytest.fail("traced twice"))
+    check(function)
+
+
+def test_writes_that_the_rules_do_not_cover_are_settled_by_a_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(through_unfold)
+    seen = []
+    again = functional._traced_again
+    monkeypatch.setattr(functional, "_traced_again", lambda module: seen.append(module) or again(module))
+    check(through_unfold)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("kind", ["train", "eval", "no statistics", "twice"])
+def test_batch_norm_either_way(kind: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, track_running_stats=kind != "no statistics", dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)
+            if again:
+                y = y.clone()
+                y.unfold(1, 2, 2)[:, 1].add_(1)
+            return self.norm(y) if kind == "twice" else y
+
+    model, x = Norm().train(kind != "eval"), random(6, 4)
+    graph = capture(model, x, lambda y: (y**3).sum(), "sgd")
+    step = run_graph(graph)
+    loss = (model(x) ** 3).sum()
+    torch.testing.assert_close(step.result, loss.detach())
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(list(step.gradients.values()), list(expected))
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(step.state[name], buffer)
+
+
+def test_a_swap_of_buffers_reads_both_before_it_writes_either() -> None:
+    class Swap(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.tensor([1.0, 2.0]))
+            self.register_buffer("other", torch.tensor([3.0, 4.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.one, self.other = self.other, self.one
+            return x + self.one
+
+    step = run_graph(capture(Swap(), torch.zeros(2)))
+    assert step.result.tolist() == [3.0, 4.0]
+    assert step.state["one"].tolist() == [3.0, 4.0]
+    assert step.state["other"].tolist() == [1.0, 2.0]
+
+
+class Average(nn.Module):
+    """Keeps a running average that it reads, with a gradient, before it replaces it."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.in_place = in_place
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * self.mean
+        if self.in_place:
+            self.mean.data.mul_(2.0)
+        self.mean = self.mean * 0.9 + y.mean(0) * 0.1
+        return y
+
+
+def test_a_buffer_is_replaced_after_the_backward_has_read_it() -> None:
+    model, x = Average(), random(3, 4, dtype=torch.float32)
+    step = run_graph(capture(model, x, lambda y: (y * y).mean(), "sgd"))
+    loss = (model(x) ** 2).mean()
+    torch.testing.assert_close(step.result, loss.detach())
+    torch.testing.assert_close(step.state["mean"], model.mean.detach())
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(list(step.gradients.values()), list(expected))
+
+
+def test_of_two_changes_of_a_buffer_the_last_one_stays() -> None:
+    model, x = Average(in_place=True), random(3, 4, dtype=torch.float32)
+    graph = capture(model, x)
+    assert graph.targets.count("aten.copy_.default") == 1
+    step, expected = run_graph(graph), model(x)
+    torch.testing.assert_close(step.result, expected.detach())
+    torch.testing.assert_close(step.state["mean"], model.mean.detach())
+
+
+def test_an_old_value_of_a_buffer_that_is_returned_stays_old() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            old = self.count
+            self.count = self.count + 1
+            return x * self.count, old, old[1:]
+
+    step = run_graph(capture(Counts(), torch.ones(4)))
+    assert [value.tolist() for value in step.result] == [[1, 2, 3, 4], [0, 1, 2, 3], [1, 2, 3]]
+    assert step.state["count"].tolist() == [1, 2, 3, 4]

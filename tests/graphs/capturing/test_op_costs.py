@@ -1,0 +1,202 @@
+"""Ops of the user: captured as one op each, run, profiled, and costed as registered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from small_models import mean_square
+from torch import Tensor, nn
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs import capture, register_cost, run_graph, unregister_cost
+from rlplace.graphs.capturing.op_work import call_facts
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.workers import Crew
+
+
+@torch.library.custom_op("rlplace_test::swish", mutates_args=())
+def swish(x: Tensor, scale: float) -> Tensor:
+    return torch.nn.functional.silu(x) * scale
+
+
+@torch.library.custom_op("rlplace_test::swish_gradient", mutates_args=())
+def swish_gradient(gradient: Tensor, x: Tensor, scale: float) -> Tensor:
+    s = torch.sigmoid(x)
+    return gradient * scale * s * (1 + x * (1 - s))
+
+
+@swish.register_fake
+def _(x: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@swish_gradient.register_fake
+def _(gradient: Tensor, x: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def keep(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.scale = inputs[1]
+
+
+def differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return swish_gradient(gradient, *ctx.saved_tensors, ctx.scale), None
+
+
+swish.register_autograd(differentiate, setup_context=keep)
+
+
+@pytest.fixture(autouse=True)
+def _pair() -> Iterator[None]:
+    """An op of two outputs, defined by its schema, without a gradient."""
+    with torch.library._scoped_library("rlplace_test_defined", "FRAGMENT") as library:
+        library.define("pair(Tensor x) -> (Tensor, Tensor)")
+        library.impl("pair", lambda x: (x.sin(), x.cos().sum(0)), "CPU")
+        torch.library.register_fake(
+            "rlplace_test_defined::pair", lambda x: (torch.empty_like(x), x.new_empty(x.shape[1:])), lib=library
+        )
+        yield
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.act = Swish()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = torch.ops.rlplace_test_defined.pair(x)
+        return self.act(self.linear(first + second))
+
+
+class Swish(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return swish(x, 2.0)
+
+
+def captured() -> tuple[Custom, Tensor, OpGraph]:
+    torch.manual_seed(0)
+    model, x = Custom(), torch.randn(3, 4)
+    return model, x, capture(model, x, mean_square, "sgd")
+
+
+def test_each_is_one_op_of_its_module_and_the_step_equals_eager() -> None:
+    model, x, graph = captured()
+    ops = {graph.targets[op]: op for op in range(graph.num_ops) if graph.targets[op].startswith("rlplace_test")}
+    assert {target: (graph.modules[op], int(graph.phases[op])) for target, op in ops.items()} == {
+        "rlplace_test_defined.pair.default": ("", 0),
+        "rlplace_test.swish.default": ("act", 0),
+        "rlplace_test.swish_gradient.default": ("act", 1),
+    }
+    pair = ops["rlplace_test_defined.pair.default"]
+    assert graph.output_bytes[pair] == 4 * (12 + 4)
+    step, loss = run_graph(graph), mean_square(model(x))
+    torch.testing.assert_close(step.result, loss.detach())
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(list(step.gradients.values()), list(expected))
+
+
+def test_unless_registered_the_general_estimate_counts() -> None:
+    _, _, graph = captured()
+    op = graph.targets.index("rlplace_test.swish.default")
+    assert (graph.flops[op], graph.bytes_moved[op], graph.workspace_bytes[op]) == (18, 2 * 72, 0)
+
+
+@pytest.mark.parametrize("op", ["rlplace_test::swish", "rlplace_test::swish.default", swish, "packet", "overload"])
+def test_a_registered_cost_is_that_of_the_call(op: Any) -> None:
+    packet = torch.ops.rlplace_test.swish
+    op = {"packet": packet, "overload": packet.default}.get(op, op) if isinstance(op, str) else op
+    register_cost(
+        op,
+        flops=lambda x, scale, output: 5 * output.numel() * scale,
+        workspace_bytes=lambda x, scale, output: x.shape[0] * 100,
+    )
+    try:
+        _, _, graph = captured()
+    finally:
+        unregister_cost(op)
+    swishes = graph.targets.index("rlplace_test.swish.default")
+    assert (graph.flops[swishes], graph.bytes_moved[swishes], graph.workspace_bytes[swishes]) == (180, 144, 300)
+    plain = captured()[2]
+    assert plain.flops[swishes] == 18
+    assert graph.fingerprint == plain.fingerprint
+
+
+def test_a_registered_cost_goes_before_pytorchs_own_formula_and_an_overload_before_its_op() -> None:
+    x, mm = torch.ones(2, 2), torch.ops.aten.mm.default
+    register_cost("aten::mm", flops=lambda a, b, output: 7, bytes_moved=lambda a, b, output: 8.5)
+    register_cost("aten::mm.default", flops=lambda a, b, output: 9)
+    try:
+        assert call_facts(mm, (x, x), {}, x) == (9.0, 32.0, 0)
+        unregister_cost("aten::mm.default")
+        assert call_facts(mm, (x, x), {}, x) == (7.0, 8.5, 0)
+    finally:
+        unregister_cost("aten::mm")
+    assert call_facts(mm, (x, x), {}, x) == (16.0, 32.0, 0)
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "many", None, True])
+def test_a_figure_that_is_none_is_refused(value: Any) -> None:
+    register_cost(swish, flops=lambda x, scale, output: value)
+    try:
+        with pytest.raises(InvalidValue, match=r"cost of rlplace_test.swish.default: flops is .*number >= 0"):
+            captured()
+    finally:
+        unregister_cost(swish)
+
+
+def test_a_function_that_fails_is_refused_with_its_own_words() -> None:
+    register_cost(swish, bytes_moved=lambda x, output: 1)
+    try:
+        with pytest.raises(InvalidValue, match=r"bytes_moved.*raised TypeError.*called with the op's own arguments"):
+            captured()
+    finally:
+        unregister_cost(swish)
+
+
+def test_only_ops_have_costs() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'rlplace_test::swish'"):
+        register_cost("rlplace_test::swosh")
+    with pytest.raises(UnknownName, match=r"rlplace_test::swish.default"):
+        register_cost("rlplace_test::swish.defualt")
+    with pytest.raises(InvalidValue, match="namespace::name"):
+        register_cost("swish")
+    with pytest.raises(InvalidValue, match="namespace::name"):
+        register_cost(torch.relu)
+    with pytest.raises(InvalidValue, match="a function of the op's arguments"):
+        register_cost(swish, flops=3)  # type: ignore[arg-type]
+
+
+def test_scratch_is_counted_where_every_backend_takes_it() -> None:
+    x = torch.ones(8, 4)
+    facts = call_facts(torch.ops.aten.logsumexp.default, (x, [1]), {}, x.logsumexp(1))
+    assert facts.workspace_bytes == 4 * (32 + 8)
+    _, _, graph = captured()
+    assert np.all(graph.workspace_bytes == 0)
+
+
+def test_a_users_op_runs_where_it_is_placed_and_has_a_profiled_cost() -> None:
+    model, x, graph = captured()
+    host = core_host(2)
+    ours = [op for op in range(graph.num_ops) if graph.targets[op].startswith("rlplace_test")]
+    devices = random_devices(graph, 2, np.random.default_rng(1))
+    crew = Crew(host.devices)
+    try:
+        step = PlacedStep(graph, host, naive_plan(graph, devices), Residents(graph, host), crew)
+        step.run(0)
+        torch.testing.assert_close(step.result, mean_square(model(x)).detach())
+    finally:
+        crew.stop()
+    costs = profile_costs(graph, host, num_steps=2, warmup=1)
+    assert np.all(costs.op_time_s[ours] > 0)

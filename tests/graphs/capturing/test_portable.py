@@ -1,0 +1,96 @@
+"""Layers that PyTorch would run by ops of one backend, or by a number read from a tensor, are captured without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import mean_square, random
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlplace.graphs import capture, run_graph
+from rlplace.graphs.capturing.portable import portable
+from rlplace.graphs.opgraph import OpGraph
+
+
+class Attends(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.project = nn.Linear(8, 8 + 4 + 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x is (B, L, 8), queries have 4 heads of 2; keys and values 2 or 4 heads."""
+        query, key, value = (
+            part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in self.project(x).split((8, 4, 4), dim=-1)
+        )
+        if self.kind != "grouped":
+            key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        length = x.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        masks = {"boolean mask": mask, "float mask": torch.zeros(length, length).masked_fill(~mask, float("-inf"))}
+        return functional.scaled_dot_product_attention(
+            query, key, value, masks.get(self.kind), is_causal=self.kind == "causal", enable_gqa=self.kind == "grouped"
+        )
+
+
+def only_here(graph: OpGraph) -> list[str]:
+    return [
+        target for target in graph.targets if any(word in target for word in ("attention", "cpu", "mkldnn", "onednn"))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "boolean mask", "float mask", "grouped"])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_attention_of_every_kind_comes_apart(kind: str, is_training: bool) -> None:
+    model, x = Attends(kind), random(2, 5, 8, dtype=torch.float32)
+    graph = capture(model, x, mean_square if is_training else None, "sgd" if is_training else None)
+    assert only_here(graph) == []
+    assert any("softmax" in target for target in graph.targets)
+    y = model(x)
+    torch.testing.assert_close(run_graph(graph).result, (mean_square(y) if is_training else y).detach())
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Linear(8, 8), (3, 8)),
+        (nn.Conv2d(8, 8, 3), (2, 8, 6, 6)),
+        (nn.LSTM(8, 8), (3, 2, 8)),
+        (nn.GRU(8, 8, 2), (3, 2, 8)),
+        (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval(), (2, 5, 8)),
+        (nn.MultiheadAttention(8, 2), (5, 2, 8)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_layer_is_left_to_one_backend(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    inputs = (x, x, x) if isinstance(model, nn.MultiheadAttention) else x
+    assert only_here(capture(model.to(dtype), inputs)) == []
+    graph = capture(model, inputs, lambda y: (y if isinstance(y, Tensor) else y[0]).float().sum(), "sgd")
+    assert only_here(graph) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_batch_norm_that_averages_over_all_batches(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)).to(dtype)
+    for k in range(3):
+        x = random(6, 4, dtype=dtype, seed=k)
+        graph = capture(model, x, mean_square, "sgd")
+        step, loss = run_graph(graph), mean_square(model(x))  # the model's own step moves its statistics on
+        torch.testing.assert_close(step.result, loss.detach())
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(step.state[name], buffer)
+    assert model[1].num_batches_tracked == 3
+    assert "forward" not in vars(model[1])
+    evaluated = capture(model.eval(), x)
+    torch.testing.assert_close(run_graph(evaluated).result, model(x).detach())
+
+
+def test_afterwards_everything_is_as_it_was() -> None:
+    model = nn.BatchNorm1d(4, momentum=None)
+    with portable(model):
+        assert not torch.backends.mkldnn.enabled
+        assert "forward" in vars(model)
+    assert torch.backends.mkldnn.enabled
+    assert "forward" not in vars(model)

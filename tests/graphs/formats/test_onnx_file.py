@@ -1,0 +1,224 @@
+"""ONNX models: shapes, FLOPs, parameters and modules, against hand-worked answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.graphs.formats import load_graph
+from rlplace.graphs.formats.onnx_costs import node_bytes, node_flops, target_of
+from rlplace.graphs.formats.onnx_file import load_onnx
+
+onnx = pytest.importorskip("onnx")
+FLOAT, INT = 1, 7
+helper = onnx.helper
+
+
+def write(
+    path: Path, nodes: list[Any], inputs: dict[str, list[Any]], outputs: list[str], weights: dict[str, Any], **more: Any
+) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], **more).SerializeToString())
+    return path
+
+
+def mlp(tmp_path: Path, batch: object = 4) -> Path:
+    """x (batch, 8) -> Gemm -> Relu -> reshape by a shape that is computed -> MatMul."""
+    node = helper.make_node
+    nodes = [
+        node("Gemm", ["x", "enc.fc.weight", "enc.fc.bias"], ["h"], name="/enc/fc/Gemm"),
+        node("Relu", ["h"], ["r"], name="/enc/Relu"),
+        node("Shape", ["x"], ["s"], name="/Shape"),
+        node("Gather", ["s", "zero"], ["b"], name="/Gather", axis=0),
+        node("Div", ["b", "two"], ["half"], name="/Div"),
+        node("Concat", ["half", "minus"], ["shape"], name="/Concat", axis=0),
+        node("Reshape", ["r", "shape"], ["v"], name="/Reshape"),
+        node("MatMul", ["v", "w"], ["y"], name="/dec/MatMul"),
+        node("Exp", ["y"], ["nobody"], name="/dead/Exp"),
+    ]
+    weights = {
+        "enc.fc.weight": np.zeros((8, 16), np.float32),
+        "enc.fc.bias": np.zeros(16, np.float32),
+        "w": np.zeros((32, 5), np.float32),
+        "zero": np.array([0]),
+        "two": np.array([2]),
+        "minus": np.array([32]),
+    }
+    return write(tmp_path / "mlp.onnx", nodes, {"x": [batch, 8]}, ["y"], weights)
+
+
+def test_a_model_becomes_ops_parameters_and_costs(tmp_path: Path) -> None:
+    graph = load_graph(mlp(tmp_path))
+    assert graph.names == ("x", "enc.fc.weight", "enc.fc.bias", "w", "/enc/fc/Gemm", "/enc/Relu", "/dec/MatMul")
+    assert graph.targets == (
+        "input",
+        "parameter",
+        "parameter",
+        "parameter",
+        "aten.addmm.default",
+        "aten.relu.default",
+        "aten.matmul.default",
+    )
+    assert graph.modules == ("", "enc.fc", "enc.fc", "dec", "enc.fc", "enc", "dec")
+    assert graph.parameter_bytes.tolist() == [0, 512, 64, 640, 0, 0, 0]
+    assert graph.flops.tolist() == [0, 0, 0, 0, 2 * 4 * 8 * 16, 64, 2 * 2 * 32 * 5]
+    assert graph.bytes_moved[4] == 4 * (4 * 8 + 8 * 16 + 16 + 4 * 16)
+    assert graph.tensor_shapes == ((4, 8), (8, 16), (16,), (32, 5), (4, 16), (4, 16), (2, 5))
+    assert graph.output_tensors.tolist() == [6]
+    assert graph.input_tensors[graph.input_offsets[6] :].tolist() == [3, 5]  # the reshape is a view of the Relu
+
+
+def test_a_dynamic_batch_is_one_or_what_dims_say(tmp_path: Path) -> None:
+    path = mlp(tmp_path, "N")
+    assert load_graph(path, dims={"N": 4}).fingerprint == load_graph(mlp(tmp_path, 4)).fingerprint
+    path = mlp(tmp_path, "N")
+    assert load_onnx(path, dims={"x.0": 4}).tensor_shapes[0] == (4, 8)
+    with pytest.raises(InvalidValue, match=r"dims\['M'\].*of no input"):
+        load_onnx(path, dims={"M": 4})
+    with pytest.raises(InvalidValue, match="an integer >= 1"):
+        load_onnx(path, dims={"N": 0})
+    with pytest.raises(InvalidValue, match="only an ONNX model"):
+        load_graph(tmp_path / "other.json", dims={"N": 1})
+    relu = [helper.make_node("Relu", ["x"], ["y"])]
+    assert load_onnx(write(tmp_path / "r.onnx", relu, {"x": ["N", 3]}, ["y"], {})).tensor_shapes == ((1, 3), (1, 3))
+
+
+def test_another_dynamic_dimension_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", "seq"]}, ["y"], {})
+    with pytest.raises(InvalidValue, match=r"input 'x'.*\(1, seq\).*dims=\{'seq': 128\}"):
+        load_onnx(path)
+    assert load_onnx(path, dims={"seq": 7}).tensor_shapes == ((1, 7), (1, 7))
+    path = write(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", None]}, ["y"], {})
+    with pytest.raises(InvalidValue, match=r"dims=\{'x.1': 128\}"):
+        load_onnx(path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([("Relu", ["nowhere"], ["y"])], r"node 0 \(Relu ''\): input is 'nowhere'"),
+        ([("Relu", ["x"], ["y"]), ("Exp", ["x"], ["y"])], r"node 1 \(Exp ''\): output is 'y'"),
+        ([("Relu", ["x"], ["z"])], "graph.output is 'y'"),
+        ([("Mystery", ["x"], ["y"])], r"node 0 \(Mystery ''\): shape of 'y' is 'unknown'"),
+        ([("MatMul", ["x", "w"], ["y"])], r"shape of 'y' is 'unknown'.*onnx says"),
+        ([], r"graph\.node is 'empty'"),
+    ],
+)
+def test_what_is_wrong_is_named(nodes: list[Any], message: str, tmp_path: Path) -> None:
+    made = [helper.make_node(*node) for node in nodes]
+    path = write(tmp_path / "m.onnx", made, {"x": [2, 3]}, ["y"], {"w": np.zeros((2, 2), np.float32)})
+    with pytest.raises(InvalidValue, match=message):
+        load_onnx(path)
+
+
+def test_control_flow_and_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["b"])], "b", [], [helper.make_tensor_value_info("b", FLOAT, [2])]
+    )
+    node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    path = write(tmp_path / "m.onnx", [node], {"c": [1], "x": [2]}, ["y"], {})
+    with pytest.raises(FileProblem, match=r"node 0 \(If ''\).*control flow"):
+        load_onnx(path)
+    (tmp_path / "m.onnx").write_bytes(b"\x08 this is no protobuf")
+    with pytest.raises(FileProblem, match="not a valid ONNX model"):
+        load_onnx(path)
+
+
+def test_weights_in_other_files_are_not_needed(tmp_path: Path) -> None:
+    path = mlp(tmp_path)
+    expected = load_onnx(path)
+    model = onnx.load(path)
+    onnx.save_model(model, path, save_as_external_data=True, location="w.bin", size_threshold=100)
+    (tmp_path / "w.bin").unlink()
+    assert load_onnx(path).fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "output", "attributes", "flops"),
+    [
+        ("MatMul", [(7, 2, 3), (3, 5)], (7, 2, 5), {}, 2 * 7 * 2 * 3 * 5),
+        ("Gemm", [(3, 2), (3, 5), (5,)], (2, 5), {"transA": 1}, 2 * 2 * 3 * 5),
+        ("Conv", [(2, 8, 9, 9), (16, 4, 3, 3)], (2, 16, 7, 7), {"group": 2}, 2 * 2 * 16 * 49 * 4 * 9),
+        ("ConvTranspose", [(2, 8, 4, 4), (8, 6, 2, 2)], (2, 6, 8, 8), {}, 2 * 2 * 8 * 16 * 6 * 4),
+        ("Attention", [(2, 4, 10, 8), (2, 4, 12, 8), (2, 4, 12, 6)], (2, 4, 10, 6), {}, 2 * 2 * 4 * 10 * 12 * (8 + 6)),
+        ("Attention", [(2, 10, 8), (8, 24), (24,)], (2, 10, 8), {}, 2 * 20 * 8 * 24 + 2 * 2 * 2 * 10 * 10 * 8),
+        ("LSTM", [(5, 2, 3), (1, 16, 3), (1, 16, 4)], (5, 1, 2, 4), {}, 2 * 10 * (48 + 64)),
+        ("Einsum", [(2, 3, 4), (2, 4, 5)], (2, 3, 5), {"equation": "bij,bjk->bik"}, 2 * 2 * 3 * 4 * 5),
+        ("Einsum", [(2, 3, 4), (4, 5)], (2, 3, 5), {"equation": "...j,jk->...k"}, 2 * 2 * 3 * 4 * 5),
+        ("Relu", [(2, 3)], (2, 3), {}, 6),
+        ("ReduceSum", [(2, 3)], (1,), {}, 6),
+    ],
+)
+def test_flops(op_type: str, inputs: list[Any], output: Any, attributes: dict[str, object], flops: float) -> None:
+    assert node_flops(op_type, inputs, [output], attributes) == flops
+
+
+def test_a_gather_moves_only_the_rows_that_it_reads() -> None:
+    assert node_bytes("Gather", [1_000_000, 8], [40]) == 88
+    assert node_bytes("Add", [40, 8], [40]) == 88
+
+
+@pytest.mark.parametrize(
+    ("op_type", "kind"),
+    [
+        ("MatMul", "matmul"), ("Gemm", "matmul"), ("LSTM", "matmul"), ("Conv", "convolution"),
+        ("Attention", "attention"), ("Softmax", "reduction"), ("LayerNormalization", "reduction"),
+        ("BatchNormalization", "reduction"), ("ReduceMean", "reduction"), ("MaxPool", "reduction"),
+        ("GlobalAveragePool", "reduction"), ("ArgMax", "reduction"), ("Gather", "gather"), ("ScatterND", "gather"),
+        ("Max", "elementwise"), ("Sum", "elementwise"), ("Relu", "elementwise"), ("Transpose", "elementwise"),
+    ],
+)  # fmt: skip
+def test_targets_are_of_the_class_that_costs_the_same(op_type: str, kind: str) -> None:
+    from rlplace.measure.costs.estimate import op_class
+
+    assert op_class(target_of(op_type, "")) == kind
+
+
+def test_an_exported_model_does_the_work_that_torch_counts(tmp_path: Path) -> None:
+    """Exported with a dynamic batch and length: shapes go through Shape, Gather, Div, Concat, Reshape."""
+    import warnings
+
+    import torch
+    from torch import nn
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.qkv = nn.Embedding(50, 16), nn.Linear(16, 48)
+            self.conv = nn.Conv1d(16, 8, 3, groups=2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            b, t, d = x.shape
+            q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+            return self.conv(y.transpose(1, 2).reshape(b, t, d).transpose(1, 2))
+
+    model, ids = Attention().eval(), torch.zeros(2, 7, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(ids)
+    axes = {"ids": {0: "batch", 1: "length"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (ids,), str(tmp_path / "a.onnx"), dynamo=False, input_names=["ids"], dynamic_axes=axes)
+        torch.onnx.export(model, (ids,), str(tmp_path / "s.onnx"), dynamo=False, input_names=["ids"])
+    graph = load_onnx(tmp_path / "a.onnx", dims={"batch": 2, "length": 7})
+    products = [t in ("aten.matmul.default", "aten.addmm.default", "aten.convolution.default") for t in graph.targets]
+    assert graph.flops[np.array(products)].sum() == counter.get_total_flops()
+    assert graph.parameter_bytes.sum() == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert {"embed", "qkv", "conv"} <= set(graph.modules)
+    assert graph.tensor_shapes[graph.output_tensors[0]] == tuple(model(ids).shape)
+    fixed = load_onnx(tmp_path / "s.onnx")
+    assert sorted(fixed.targets) == sorted(graph.targets)
+    assert fixed.flops.sum() == graph.flops.sum()

@@ -1,0 +1,113 @@
+"""`Host.detect` on machines of every kind, most of them made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.hosts import detect
+from rlplace.measure.hosts.detect import detect_host
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.threads import usable_cores
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, cores: tuple[int, ...] = (0, 1), num_gpus: int = 0) -> None:
+    monkeypatch.setattr(detect, "usable_cores", lambda: cores)
+    properties = SimpleNamespace(name="Some GPU", total_memory=8 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+
+def names(host: Host) -> list[str]:
+    return [device.name for device in host.devices]
+
+
+def test_cores_of_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=(2, 5))
+    host = Host.detect()
+    assert names(host) == ["cpu:0", "cpu:1"]
+    assert [device.cores for device in host.devices] == [(2,), (5,)]
+    assert {(d.kind, d.backend, d.memory_pool, d.dispatcher) for d in host.devices} == {
+        ("cpu-core", "cpu", "ram", "interpreter")
+    }
+    assert not host.is_simulated
+    assert (host.dispatch_order, host.run_ahead) == ("request", 1)
+    assert {(r.source, r.destination, r.links, r.blocks_source, r.blocks_destination) for r in host.routes} == {
+        ("cpu:0", "cpu:1", ("cpu:0->cpu:1",), False, True),
+        ("cpu:1", "cpu:0", ("cpu:1->cpu:0",), False, True),
+    }
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (3, 3), (4, 4), (64, 4)])
+def test_at_most_four_cores_by_default(cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=tuple(range(cores)))
+    assert detect_host().num_devices == expected
+
+
+def test_devices_of_several_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=tuple(range(8)))
+    host = detect_host("cores", 2, 3)
+    assert [device.cores for device in host.devices] == [(0, 1, 2), (3, 4, 5)]
+    assert {device.kind for device in host.devices} == {"cpu-3cores"}
+    assert host.name == "cores:2x3"
+    assert detect_host("cores", None, 3).num_devices == 2
+
+
+@pytest.mark.parametrize(("devices", "cores"), [(3, 1), (1, 3), (2, 2), (0, 1), (1, -1)])
+def test_more_cores_than_there_are_is_refused(devices: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch)
+    with pytest.raises(InvalidValue, match="at most 2 cores"):
+        detect_host("cores", devices, cores)
+
+
+def test_a_gang_sees_the_memory_of_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch)
+    host = detect_host("cores", gangs=True)
+    gang = host.device("cpu:0-1")
+    assert (gang.members, gang.cores, gang.kind) == (("cpu:0", "cpu:1"), (0, 1), "cpu-gang-2")
+    copies = {(route.source, route.destination) for route in host.routes if route.links}
+    assert copies == {("cpu:0", "cpu:1"), ("cpu:1", "cpu:0")}
+    assert len(host.routes) == 6
+
+
+def test_one_core_makes_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=(0,))
+    assert names(detect_host("cores", gangs=True)) == ["cpu:0"]
+
+
+def test_gpus_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, num_gpus=2)
+    host = Host.detect()
+    assert names(host) == ["cuda:0", "cuda:1"]
+    assert {(d.kind, d.backend, d.memory_bytes, d.memory_pool) for d in host.devices} == {
+        ("Some GPU", "cuda", 8 << 30, "")
+    }
+    (route,) = [route for route in host.routes if (route.source, route.destination) == ("cuda:0", "cuda:1")]
+    assert route.links == ("cuda:0 up", "cuda:1 down")
+    assert names(detect_host("cores")) == ["cpu:0", "cpu:1"], "asked for by name, cores it is"
+
+
+def test_the_cpu_may_join_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, num_gpus=1)
+    host = detect_host(with_cpu=True)
+    assert names(host) == ["cuda:0", "cpu"]
+    assert host.device("cpu").cores == (0, 1)
+    assert len(host.routes) == 2
+
+
+def test_one_gpu_has_nowhere_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, num_gpus=1)
+    assert Host.detect().routes == ()
+
+
+def test_this_machine() -> None:
+    host = detect_host("cores")
+    assert [device.cores for device in host.devices] == [(core,) for core in usable_cores()[: host.num_devices]]
+    assert host.devices[0].memory_bytes > 1 << 28
+    assert host.fingerprint == detect_host("cores").fingerprint != detect_host("cores", 1).fingerprint or (
+        host.num_devices == 1
+    )

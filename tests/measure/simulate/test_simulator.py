@@ -1,0 +1,314 @@
+"""Schedules, peaks and refusals worked out by hand, on links of 100 bytes a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from micrographs import op_graph
+from random_problems import plain_host
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator, upward_ranks
+
+Times = dict[str, tuple[float, float]]
+
+
+def problem_of(graph: OpGraph, op_time_s: list[float], host: Host) -> Problem:
+    times = np.array(op_time_s, dtype=float)[:, None] * np.ones((1, host.num_devices))
+    return Problem(graph, host, Costs(times, "estimated"), Grouping(np.arange(graph.num_ops)))
+
+
+def run(problem: Problem, devices: list[int], priorities: list[float] | None = None) -> Times:
+    """Start and end of `op i` and of `tensor -> destination`."""
+    simulator = Simulator(problem, threads=1)
+    timeline = simulator.timeline(
+        simulator.plan(np.array(devices), None if priorities is None else np.array(priorities))
+    )
+    times = {
+        f"op {i}": (float(start), float(end))
+        for i, (start, end) in enumerate(zip(timeline.op_start_s, timeline.op_end_s, strict=True))
+    }
+    for tensor, destination, start, end in zip(
+        timeline.transfer_tensor,
+        timeline.transfer_destination,
+        timeline.transfer_start_s,
+        timeline.transfer_end_s,
+        strict=True,
+    ):
+        times[f"{tensor} -> {destination}"] = (float(start), float(end))
+    return times
+
+
+def with_routes(host: Host, **flags: bool) -> Host:
+    return replace(host, routes=tuple(replace(route, **flags) for route in host.routes))
+
+
+def test_chain() -> None:
+    problem = problem_of(op_graph([[], [0], [1]], 100), [1, 2, 3], plain_host(2))
+    assert run(problem, [0, 0, 1]) == {"op 0": (0, 1), "op 1": (1, 3), "1 -> 1": (3, 4), "op 2": (4, 7)}
+    assert Simulator(problem).step_times(np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0]])).tolist() == [7, 6, 8]
+
+
+def test_diamond_overlaps_compute_and_transfer() -> None:
+    problem = problem_of(op_graph([[], [0], [0], [1, 2]], 100), [1, 2, 3, 1], plain_host(2))
+    assert run(problem, [0, 0, 1, 0]) == {
+        "op 0": (0, 1),
+        "op 1": (1, 3),
+        "0 -> 1": (1, 2),
+        "op 2": (2, 5),
+        "2 -> 0": (5, 6),
+        "op 3": (6, 7),
+    }
+
+
+def test_latency_is_the_largest_and_bandwidth_the_least_of_a_route() -> None:
+    host = plain_host(2)
+    links = (
+        Link("up d0", 200, 0.5),
+        Link("down d1", 100, 0.25),
+        *(link for link in host.links if "d0" not in link.name),
+    )
+    host = replace(host, links=(*links[:2], Link("down d0", 100), Link("up d1", 100)))
+    assert run(problem_of(op_graph([[], [0]], 100), [1, 1], host), [0, 1])["0 -> 1"] == (1, 2.5)
+
+
+def test_fork_join_over_a_shared_link_is_served_in_order_of_destination() -> None:
+    problem = problem_of(op_graph([[], [0], [0], [0], [1, 2, 3]], 100), [1, 1, 1, 1, 1], plain_host(4))
+    times = run(problem, [0, 1, 2, 3, 0])
+    assert [times[f"0 -> {d}"] for d in (1, 2, 3)] == [(1, 2), (2, 3), (3, 4)]
+    assert [times[f"{t} -> 0"] for t in (1, 2, 3)] == [(3, 4), (4, 5), (5, 6)]
+    assert times["op 4"] == (6, 7)
+
+
+def test_requests_that_share_a_link_do_not_overtake() -> None:
+    # 0 -> 1 waits for the way down to d1, so 1 -> 2 waits behind it for the way up of d0, though its own way is free.
+    graph = op_graph([[], [], [], [0, 2], [1]], [100, 100, 300, 1, 1])
+    problem = problem_of(graph, [2, 1, 1, 1, 1], plain_host(4))
+    times = run(problem, [0, 0, 3, 1, 2], [9, 8, 7, 6, 5])
+    assert times["2 -> 1"] == (1, 4)
+    assert times["0 -> 1"] == (4, 5)
+    assert times["1 -> 2"] == (5, 6)
+
+
+def test_a_tensor_goes_to_a_device_once() -> None:
+    problem = problem_of(op_graph([[], [0], [0]], 100), [1, 1, 1], plain_host(2))
+    assert run(problem, [0, 1, 1]) == {"op 0": (0, 1), "0 -> 1": (1, 2), "op 1": (2, 3), "op 2": (3, 4)}
+
+
+def test_sources_take_no_time_and_their_tensors_travel_from_the_start() -> None:
+    graph = op_graph([[], [], [0, 1]], 100, targets=["parameter", "input", "aten.mm"])
+    times = run(problem_of(graph, [9, 9, 1], plain_host(2)), [0, 0, 1])
+    assert times == {"op 0": (0, 0), "op 1": (0, 0), "0 -> 1": (0, 1), "1 -> 1": (1, 2), "op 2": (2, 3)}
+
+
+def test_ready_ops_run_by_priority_then_by_index() -> None:
+    problem = problem_of(op_graph([[], [], []]), [1, 1, 1], plain_host(1))
+    assert run(problem, [0, 0, 0], [1, 3, 2]) == {"op 1": (0, 1), "op 2": (1, 2), "op 0": (2, 3)}
+    assert run(problem, [0, 0, 0], [0, 0, 0]) == {"op 0": (0, 1), "op 1": (1, 2), "op 2": (2, 3)}
+
+
+def test_upward_rank_counts_mean_ops_and_mean_transfers() -> None:
+    problem = problem_of(op_graph([[], [0], [0]], [200, 1, 1]), [1, 2, 4], plain_host(3))
+    costs = Costs(problem.costs.op_time_s * np.array([[0.5, 1.0, 1.5]]), "estimated")
+    assert upward_ranks(replace(problem, costs=costs)).tolist() == pytest.approx([1 + 2 + 4, 2, 4])
+
+
+def test_a_copy_that_blocks_its_destination_competes_with_ops() -> None:
+    host = with_routes(plain_host(2), blocks_destination=True)
+    graph = op_graph([[], [0], [], []], 100)
+    problem = problem_of(graph, [1, 1, 2, 2], host)
+    times = run(problem, [0, 1, 1, 1], [9, 5, 8, 1])
+    assert times == {"op 0": (0, 1), "op 2": (0, 2), "0 -> 1": (2, 3), "op 1": (3, 4), "op 3": (4, 6)}
+
+
+def test_a_copy_that_blocks_its_source_starts_before_ops() -> None:
+    host = with_routes(plain_host(2), blocks_source=True)
+    problem = problem_of(op_graph([[], [0], []], 100), [1, 1, 2], host)
+    assert run(problem, [0, 1, 0]) == {"op 0": (0, 1), "0 -> 1": (1, 2), "op 1": (2, 3), "op 2": (2, 4)}
+
+
+def test_a_plain_copy_blocks_both_devices() -> None:
+    host = with_routes(plain_host(2), blocks_source=True, blocks_destination=True)
+    problem = problem_of(op_graph([[], [0], [], []], 100), [1, 1, 2, 3], host)
+    times = run(problem, [0, 1, 0, 1], [9, 8, 7, 9])
+    assert times == {"op 0": (0, 1), "op 3": (0, 3), "op 2": (1, 3), "0 -> 1": (3, 4), "op 1": (4, 5)}
+
+
+def gang_host(**options: object) -> Host:
+    """Two cores, and the two of them as one device that sees the memory of both."""
+    host = plain_host(2)
+    gang = Device("both", "gang", "simulated", 1 << 50, members=("d0", "d1"))
+    pairs = [("d0", "both"), ("both", "d0"), ("d1", "both"), ("both", "d1")]
+    routes = (*host.routes, *(Route(source, destination, ()) for source, destination in pairs))
+    return replace(host, devices=(*host.devices, gang), routes=routes, **options)  # type: ignore[arg-type]
+
+
+def test_a_gang_is_busy_with_its_members_and_is_handed_their_tensors() -> None:
+    problem = problem_of(op_graph([[], [], [0, 1], [2]], 100), [1, 3, 2, 1], gang_host())
+    times = run(problem, [0, 1, 2, 1])
+    assert times == {
+        "op 0": (0, 1),
+        "op 1": (0, 3),
+        "0 -> 2": (1, 1),
+        "1 -> 2": (3, 3),
+        "op 2": (3, 5),
+        "2 -> 1": (5, 5),
+        "op 3": (5, 6),
+    }
+
+
+def test_idle_members_wait_for_a_gang_with_higher_priority() -> None:
+    problem = problem_of(op_graph([[], [], [], []]), [1, 2, 1, 1], gang_host())
+    assert run(problem, [0, 1, 2, 0], [9, 8, 7, 6])["op 3"] == (3, 4)
+    assert run(problem, [0, 1, 2, 0], [9, 8, 6, 7])["op 3"] == (1, 2)
+
+
+def test_plan_order_launches_one_after_the_other() -> None:
+    problem = problem_of(op_graph([[], [0], []], 100), [1, 1, 1], plain_host(2, dispatch_s=2, copy_dispatch_s=3))
+    times = run(problem, [0, 1, 1], [9, 8, 7])
+    # op 0 and op 2 are launched by 2 and 4, the copy by 7, op 1 by 9.
+    assert times == {"op 0": (2, 3), "op 2": (4, 5), "0 -> 1": (7, 8), "op 1": (9, 10)}
+
+
+def test_run_ahead_bounds_how_early_an_op_is_launched() -> None:
+    problem = problem_of(op_graph([[], [], []]), [5, 5, 5], plain_host(1, dispatch_s=1, run_ahead=1))
+    assert run(problem, [0, 0, 0]) == {"op 0": (1, 6), "op 1": (7, 12), "op 2": (13, 18)}
+    ahead = replace(problem, host=replace(problem.host, run_ahead=2))
+    assert run(ahead, [0, 0, 0]) == {"op 0": (1, 6), "op 1": (6, 11), "op 2": (11, 16)}
+
+
+def test_by_request_a_lock_goes_to_the_first_to_ask() -> None:
+    host = plain_host(2, dispatch_s=1, dispatch_order="request", run_ahead=1)
+    problem = problem_of(op_graph([[], [0], [], [2]], 0), [1, 1, 3, 1], host)
+    # both ask at 0: device 0 first; op 1 asks when op 0 ends at 2.
+    assert run(problem, [0, 0, 1, 1]) == {"op 0": (1, 2), "op 2": (2, 5), "op 1": (3, 4), "op 3": (6, 7)}
+
+
+def test_ops_side_by_side_slow_each_other_down() -> None:
+    host = plain_host(2, corun_slowdown=((0.0, 1.0), (0.5, 0.0)))
+    problem = problem_of(op_graph([[], []]), [4, 2], host)
+    # op 1 runs at 2/3 until 3; by then op 0 has done 1.5 of its 4 seconds.
+    assert run(problem, [0, 1]) == {"op 0": (0, 5.5), "op 1": (0, 3)}
+
+
+def test_an_update_waits_for_other_readers_and_for_transfers() -> None:
+    graph = op_graph(
+        [[], [], [0, 1], [0], [0]],
+        100,
+        targets=["parameter", "input", "update.sgd", "aten.mm", "aten.mm"],
+        mutations=[(2, 0)],
+    )
+    problem = problem_of(graph, [0, 0, 1, 2, 1], plain_host(2))
+    times = run(problem, [0, 0, 0, 0, 1], [0, 0, 9, 1, 1])
+    assert times["op 3"] == (0, 2)
+    assert times["0 -> 1"] == (0, 1)
+    assert times["op 2"] == (2, 3)
+
+
+def test_updates_that_wait_for_each_other_are_refused() -> None:
+    graph = op_graph([[], [0], [0, 1]], targets=["parameter", "aten.a", "aten.b"], mutations=[(1, 0)])
+    with pytest.raises(InvalidValue, match="waits for a reader that waits for it"):
+        Simulator(problem_of(graph, [0, 1, 1], plain_host(1)))
+
+
+def test_peak_memory_by_lifetime() -> None:
+    graph = replace(
+        op_graph([[], [0], [1], [1, 2]], [100, 50, 30, 10], targets=["parameter", *["aten.op"] * 3], outputs=[3]),
+        workspace_bytes=np.array([0, 7, 0, 0]),
+        state_bytes=np.array([5, 0, 0, 0]),
+    )
+    problem = problem_of(graph, [0, 1, 1, 1], plain_host(2))
+    # one device: 105 held; op 1: 57; op 2: 50 + 30; op 3: 50 + 30 + 10.
+    assert Simulator(problem).measure(np.array([[0, 0, 0, 0]]))[0].peak_bytes == (195, 0)
+    # op 2 on d1: there 50 arrive and 30 are made; on d0, 50 until op 3, which receives 30 and makes 10.
+    assert Simulator(problem).measure(np.array([[0, 0, 1, 0]]))[0].peak_bytes == (195, 80)
+    rounded = tuple(replace(d, memory_granularity_bytes=64, context_bytes=1000) for d in problem.host.devices)
+    problem = replace(problem, host=replace(problem.host, devices=rounded))
+    assert Simulator(problem).measure(np.array([[0, 0, 0, 0]]))[0].peak_bytes == (1000 + 128 + 64 + 3 * 64, 1000)
+
+
+def test_a_step_beyond_memory_is_out_of_memory() -> None:
+    problem = problem_of(op_graph([[], [0]], [100, 20]), [1, 1], plain_host(2))
+    devices = tuple(replace(device, memory_bytes=110) for device in problem.host.devices)
+    small = replace(problem, host=replace(problem.host, devices=devices))
+    measurement = Simulator(small).measure(np.array([[0, 0]]))[0]
+    assert measurement.status == "oom"
+    assert measurement.step_time_s == np.inf
+    assert measurement.why == "d0: peak of 120 bytes is 10 bytes over its 110"
+    assert Simulator(small).step_times(np.array([[0, 0], [0, 1]])).tolist() == [np.inf, np.inf]
+    pooled = tuple(replace(device, memory_bytes=199, memory_pool="ram") for device in problem.host.devices)
+    shared = replace(problem, host=replace(problem.host, devices=pooled))
+    assert Simulator(shared).measure(np.array([[0, 0]]))[0].status == "ok"
+    assert Simulator(shared).measure(np.array([[0, 1]]))[0].why == "ram: peak of 200 bytes is 1 bytes over its 199"
+
+
+def test_memory_counters_of_a_timeline() -> None:
+    problem = problem_of(op_graph([[], [0]], [100, 20]), [1, 1], plain_host(2))
+    simulator = Simulator(problem)
+    timeline = simulator.timeline(simulator.plan(np.array([0, 1])))
+    counters = zip(timeline.memory_device, timeline.memory_time_s, timeline.memory_bytes, strict=True)
+    assert [tuple(map(float, counter)) for counter in counters] == [
+        (0, 0, 100),
+        (0, 2, 0),
+        (1, 0, 0),
+        (1, 1, 100),
+        (1, 2, 120),
+        (1, 3, 0),
+    ]
+
+
+def test_throughput_is_the_busiest_device_or_link() -> None:
+    problem = problem_of(op_graph([[], [0], [0]], 150), [1, 2, 0.5], plain_host(3))
+    simulator = Simulator(problem, objective="throughput")
+    assert simulator.step_times(np.array([[0, 0, 0], [0, 1, 1], [0, 1, 2]])).tolist() == [3.5, 2.5, 3.0]
+
+
+def test_retime_refuses_a_plan_that_cannot_be_followed() -> None:
+    simulator = Simulator(problem_of(op_graph([[], [0]], 100), [1, 1], plain_host(2)))
+    plan = simulator.plan(np.array([0, 1]))
+    assert simulator.retime(plan).step_time_s == 3
+    for sequence in ([2, 0, 1], [0, 1, 2], [0, 2, 2], [0, 0, 2], [0, 2, 9], [0, 1]):
+        with pytest.raises(InvalidValue):
+            simulator.retime(Plan(plan.devices, plan.transfer_tensor, plan.transfer_destination, np.array(sequence)))
+    with pytest.raises(InvalidValue):
+        simulator.retime(Plan(np.array([0, 0]), plan.transfer_tensor, plan.transfer_destination, plan.sequence))
+    with pytest.raises(InvalidValue):
+        simulator.retime(Plan(plan.devices, np.array([], int), np.array([], int), np.array([0, 1])))
+
+
+@pytest.mark.parametrize("devices", [[[0]], [[0, 7]], [[0, -1]]])
+def test_a_bad_placement_is_refused(devices: list[list[int]]) -> None:
+    with pytest.raises(InvalidValue, match="placement"):
+        Simulator(problem_of(op_graph([[], [0]]), [1, 1], plain_host(2))).step_times(np.array(devices))
+
+
+def test_bad_settings_are_refused() -> None:
+    problem = problem_of(op_graph([[], [0]]), [1, 1], plain_host(2))
+    with pytest.raises(InvalidValue, match="objective"):
+        Simulator(problem, objective="speed")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="threads"):
+        Simulator(problem, threads=0)
+    with pytest.raises(InvalidValue, match="priorities"):
+        Simulator(problem).step_times(np.array([[0, 0]]), np.array([1.0]))
+    with pytest.raises(InvalidValue, match="priorities"):
+        Simulator(problem).step_times(np.array([[0, 0]]), np.array([1.0, np.nan]))
+    gang = replace(problem.host.devices[1], members=("d9",))
+    with pytest.raises(UnknownName, match="d9"):
+        Simulator(replace(problem, host=replace(problem.host, devices=(problem.host.devices[0], gang))))
+
+
+def test_a_cutoff_gives_up_what_cannot_end_by_then() -> None:
+    simulator = Simulator(problem_of(op_graph([[], [0], [0], [1, 2]], 100), [1, 2, 3, 1], plain_host(2)), threads=1)
+    placements = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])  # 7, 7 and 9 seconds
+    assert simulator.step_times_within(placements, np.array([7.0, 7.0, 7.0])).tolist() == [7.0, 7.0, np.inf]
+    assert simulator.step_times_within(placements, np.array([6.9, 6.9, 9.0])).tolist() == [np.inf, np.inf, 9.0]
+    with pytest.raises(InvalidValue, match="cutoff_s"):
+        simulator.step_times_within(placements, np.array([7.0]))

@@ -1,0 +1,154 @@
+"""Annealing, the integer program and bounds, against brute force over all placements of small workloads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from published_brute_force import best_placement_ms
+from published_files import load
+from random_published import random_workload, slow_max_load, slow_piece_latency
+
+from rlplace.errors import UnknownName
+from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.partitioning import starts
+from rlplace.partitioning.bounds import (
+    forced_work_ms,
+    largest_unit_ms,
+    longest_path_ms,
+    lower_bound_ms,
+    shared_work_ms,
+)
+from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, fill, move
+from rlplace.partitioning.max_load import MaxLoad
+from rlplace.partitioning.milp import solve_milp
+from rlplace.partitioning.searches import MaxLoadSearch, PieceLatencySearch, make_search
+from rlplace.partitioning.unit_graph import unit_graph
+
+CASES = {"max-load": slow_max_load, "piece-latency": slow_piece_latency}
+
+
+@given(st.integers(0, 100_000), st.integers(1, 3), st.integers(2, 10), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_loads_follow_moves(seed: int, devices: int, num_nodes: int, training: bool) -> None:
+    record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=training)
+    units = unit_graph(record, record.units)
+    order = np.arange(units.num_units, dtype=np.int32)
+    graph = LoadGraph(
+        record.num_accelerators,
+        record.num_devices,
+        record.capacity_bytes,
+        units.accelerator_ms,
+        units.cpu_ms,
+        units.size_bytes,
+        units.supported,
+        units.net_ms,
+        units.net_source,
+        units.net_offsets,
+        units.net_sinks,
+        *units.unit_nets,
+        order,
+        order,
+    )
+    width, draw = devices + 1, np.random.default_rng(seed)
+    counts = np.zeros((len(units.net_ms), width), dtype=np.int32)
+    loads = Loads(np.full(units.num_units, devices, dtype=np.int32), np.zeros(width), np.zeros(width), counts)
+    fill(graph, loads)
+    for _ in range(30):
+        unit = int(draw.integers(units.num_units))
+        device = int(draw.integers(width))
+        if device != loads.devices[unit] and (device == devices or units.supported[unit]):
+            move(graph, loads, unit, device)
+    expected = MaxLoad(record, memory_limit=False).loads_ms(units.expand(loads.devices))
+    assert loads.load_ms == pytest.approx(expected, abs=1e-9)
+    held = np.bincount(loads.devices, weights=units.size_bytes, minlength=width)
+    assert loads.held_bytes == pytest.approx(held)
+
+
+def feasible_start(record: DnnPartitioning, objective: str) -> tuple[MaxLoadSearch | PieceLatencySearch, np.ndarray]:
+    search = make_search(record, objective)
+    assert isinstance(search, MaxLoadSearch | PieceLatencySearch)
+    rows = np.concatenate((starts.single(search), starts.blocks(search), starts.greedy(search)))
+    values = search.values_ms(rows)
+    return search, rows[int(np.argmin(values))]
+
+
+@pytest.mark.parametrize("objective", CASES)
+@given(st.integers(0, 100_000), st.integers(1, 2), st.integers(2, 6))
+@settings(max_examples=40, deadline=None)
+def test_annealing_finds_the_optimum_of_small_workloads(
+    objective: str, seed: int, devices: int, num_nodes: int
+) -> None:
+    record = random_workload(seed, devices=devices, num_nodes=num_nodes)
+    best = best_placement_ms(record, CASES[objective])
+    assume(math.isfinite(best))
+    search, start = feasible_start(record, objective)
+    found = min((search.anneal(start, k, 4000, 0.3, 1e-4) for k in range(3)), key=lambda answer: answer[1])
+    assert search.values_ms(found[0])[0] == pytest.approx(found[1])
+    assert found[1] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("objective", CASES)
+def test_the_same_seed_anneals_alike_and_another_does_not(objective: str) -> None:
+    folder = "throughput" if objective == "max-load" else "latency"
+    search, start = feasible_start(load(folder, "op_bert_l-3_inference"), objective)
+    first, again = (search.anneal(start, 5, 3000, 0.02, 1e-4) for _ in range(2))
+    assert np.array_equal(first[0], again[0])
+    assert first[1] == again[1]
+    assert not np.array_equal(first[0], search.anneal(start, 6, 3000, 0.02, 1e-4)[0])
+
+
+@given(st.integers(0, 100_000), st.integers(1, 2), st.integers(2, 6), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_the_integer_program_finds_the_optimum(seed: int, devices: int, num_nodes: int, training: bool) -> None:
+    record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=training)
+    best = best_placement_ms(record, slow_max_load)
+    units = unit_graph(record, record.units)
+    found = solve_milp(units, nodes=100_000)
+    if math.isfinite(best):
+        assert found.is_optimal
+        assert found.devices is not None
+        assert MaxLoad(record).values_ms(units.expand(found.devices))[0] == pytest.approx(best, abs=1e-6)
+        assert found.bound_ms == pytest.approx(best, abs=1e-3)
+    else:
+        assert found.devices is None
+
+
+def test_the_solver_keeps_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    for seed in range(60):
+        record = random_workload(seed, num_nodes=8, devices=3)
+        solve_milp(unit_graph(record, record.units), nodes=10)
+    print("ours")
+    assert capfd.readouterr().out == "ours\n"
+
+
+@given(st.integers(0, 100_000), st.integers(1, 3), st.integers(1, 6), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_placement_beats_a_bound(seed: int, devices: int, num_nodes: int, training: bool) -> None:
+    record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=training)
+    units = unit_graph(record, record.units)
+    best = best_placement_ms(record, slow_max_load) + 1e-9
+    assert shared_work_ms(units) <= best
+    assert largest_unit_ms(units) <= best
+    if not record.is_training:
+        best = best_placement_ms(record, slow_piece_latency) + 1e-9
+        assert longest_path_ms(record) <= best
+        assert forced_work_ms(record) <= best
+
+
+def test_bounds_of_a_workload_by_hand() -> None:
+    record = load("throughput", "layer_bert24_inference")
+    total = record.accelerator_ms.sum()
+    # ten times slower CPUs: six accelerators and a tenth of one share the work
+    assert shared_work_ms(unit_graph(record, record.units)) == pytest.approx(total / 6.1)
+    assert lower_bound_ms(record, "max-load") == (pytest.approx(total / 6.1), "shared work")
+    latency = load("latency", "layer_bert24_inference")
+    assert longest_path_ms(latency) <= latency.accelerator_ms.sum()
+
+
+def test_an_unknown_objective_is_refused() -> None:
+    with pytest.raises(UnknownName, match="max-load"):
+        make_search(load("latency", "layer_bert24_inference"), "latency")

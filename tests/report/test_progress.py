@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+from rlplace.report.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def tell(progress: Progress, placements: int, best_s: float, left_s: float) -> None:
+    progress.update(placements=placements, best_s=best_s, single_s=0.2, left_s=left_s, budget_s=60.0)
+
+
+def test_off_a_terminal_it_prints_a_line_every_ten_seconds_and_the_last_state() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress(stream=stream, clock=clock) as progress:
+        progress.say("capturing nmt [small]")
+        tell(progress, 0, math.inf, 60.0)
+        for second in range(1, 25):
+            clock.now_s = 100.0 + second
+            tell(progress, 100 * second, 0.1, 60.0 - second)
+    assert stream.getvalue().splitlines() == [
+        "capturing nmt [small]",
+        "search: 0 placements · 1:00 left",
+        "search: 1,000 placements · best 100 ms · 2.00× over one device · 0:50 left",
+        "search: 2,000 placements · best 100 ms · 2.00× over one device · 0:40 left",
+        "search: 2,400 placements · best 100 ms · 2.00× over one device · 0:36 left",
+    ]
+
+
+def test_closing_twice_prints_nothing_more() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream=stream, clock=Clock())
+    tell(progress, 1, 0.1, 1.0)
+    progress.close()
+    before = stream.getvalue()
+    progress.close()
+    assert stream.getvalue() == before
+
+
+def test_on_a_terminal_it_draws_a_bar_and_gives_the_cursor_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream, clock = Terminal(), Clock()
+    with Progress(stream=stream, clock=clock) as progress:
+        tell(progress, 10, 0.1, 30.0)
+        clock.now_s += 0.1
+        tell(progress, 20, 0.05, 29.0)
+        assert "20 placements" not in stream.getvalue()
+        progress.say("above")
+    shown = stream.getvalue()
+    assert "━" in shown
+    assert "10 placements · best 100 ms · 2.00× over one device · 0:30 left" in shown
+    assert "20 placements · best 50.0 ms · 4.00× over one device · 0:29 left" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_quiet_shows_nothing() -> None:
+    for stream in (io.StringIO(), Terminal()):
+        with Progress(is_quiet=True, stream=stream) as progress:
+            progress.say("capturing")
+            tell(progress, 1, 0.1, 1.0)
+        assert stream.getvalue() == ""
+
+
+def test_stderr_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress:
+        progress.say("hello")
+    assert capsys.readouterr() == ("", "hello\n")

@@ -1,0 +1,76 @@
+"""Tuning the scheduler: better than its first weights, the same again, within its budget, where it may."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from random_problems import plain_host
+from search_problems import Counting, tight_problem
+
+from rlplace.graphs.grouping.groups import group_ops
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.simulate.synthetic import synthetic_problem
+from rlplace.search.improve.evolve import POPULATION, VARIED, tune, vary
+from rlplace.search.improve.greedy_starts import Scheduled, score_scheduled
+from rlplace.search.registry import find
+from rlplace.search.task import Budget, Task
+
+
+def layered_problem() -> Problem:
+    """Sixty ops in at most twenty groups on three devices."""
+    plain = synthetic_problem(60, 3)
+    grouping = group_ops(plain.graph, plain.costs.op_time_s.mean(axis=1), 20)
+    return Problem(plain.graph, plain_host(3, 1e9), plain.costs, grouping)
+
+
+def leader(task: Task) -> Scheduled:
+    """The best of the first weights over the problem's groups."""
+    return score_scheduled(task, until=1.0)[0]
+
+
+def test_tuned_weights_beat_the_first_ones() -> None:
+    problem = layered_problem()
+    simulator = Simulator(problem, threads=1)
+    task = Task(problem, simulator, Budget(300), seed=1)
+    first = leader(task)
+    devices, step_s = tune(task, first, until=1.0)
+    assert step_s < first.step_s
+    assert step_s == task.best_s == simulator.step_times(devices[None])[0]
+
+
+def test_variations_beat_the_first_weights_and_are_the_same_for_every_seed() -> None:
+    problem = layered_problem()
+    found = []
+    for seed in (1, 2):
+        task = Task(problem, Counting(problem), Budget(1000), seed=seed)
+        leaders = score_scheduled(task, until=1.0)
+        before = task.evaluations
+        varied = vary(task, leaders, until=1.0)
+        assert task.evaluations == before + VARIED
+        assert len({one.devices.tobytes() for one in varied}) == len(varied) == len(leaders) + VARIED
+        assert varied[0].step_s == task.best_s < leaders[0].step_s
+        assert task.generator.random() == np.random.default_rng(seed).random()
+        found.append(varied[0].devices)
+    assert np.array_equal(*found)
+
+
+def test_they_stop_at_their_share_of_the_budget() -> None:
+    problem = layered_problem()
+    task = Task(problem, Counting(problem), Budget(100), seed=1)
+    leaders = score_scheduled(task, until=0.2)
+    assert task.evaluations == 20
+    leaders = vary(task, leaders, until=0.25)
+    assert task.evaluations == 25
+    tune(task, leaders[0], until=0.25 + (POPULATION - 1) / 100)
+    assert task.evaluations == 25
+    tune(task, leaders[0], until=0.5)
+    assert task.evaluations == 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_spreads_what_does_not_fit(seed: int) -> None:
+    problem = tight_problem(12, 3, seed)
+    found = find(problem, "evolve", Simulator(problem, threads=1), Budget(400), seed=seed)
+    assert found.devices is not None
+    assert np.isfinite(found.step_time_s)

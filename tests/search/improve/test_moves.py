@@ -1,0 +1,112 @@
+"""Every move by hand on a chain, and what all moves respect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from micrographs import op_graph
+from search_problems import barred, chain_problem
+
+from rlplace.graphs import Grouping
+from rlplace.measure.problem import Problem
+from rlplace.search.improve.moves import CLUSTER, MODULE, NEIGHBOUR, ONE, SWAP, WINDOW, Neighbourhood, main_modules
+
+
+def only(kind: int) -> np.ndarray:
+    chances = np.zeros(6)
+    chances[kind] = 1.0
+    return chances
+
+
+def moved(problem: Problem, start: list[int], kind: int, *, count: int = 200, max_window: int = 4) -> set[tuple]:
+    rows = np.repeat(np.array(start, dtype=np.int32)[None], count, axis=0)
+    near = Neighbourhood.of(problem)
+    return {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(kind), max_window).tolist()}
+
+
+def test_one_group_goes_to_each_other_device() -> None:
+    assert moved(chain_problem(2, 3), [0, 1], ONE) == {(1, 1), (2, 1), (0, 0), (0, 2)}
+
+
+def test_a_neighbour_s_device_is_taken_only_across_a_cut() -> None:
+    # chain 0-1-2-3 cut between 1 and 2: either end of the cut joins the other
+    assert moved(chain_problem(4, 2), [0, 0, 1, 1], NEIGHBOUR) == {(0, 1, 1, 1), (0, 0, 0, 1)}
+
+
+def test_two_groups_change_places() -> None:
+    assert moved(chain_problem(3, 3), [0, 1, 2], SWAP) == {(1, 0, 2), (0, 2, 1), (2, 1, 0)}
+
+
+def test_a_window_is_consecutive_in_order_of_first_op() -> None:
+    # groups numbered against their order: group 3 has op 0
+    chain = chain_problem(4, 2)
+    chain = Problem(chain.graph, chain.host, chain.costs, Grouping(np.array([3, 2, 1, 0])))
+    for row in moved(chain, [0, 0, 0, 0], WINDOW):
+        changed = np.flatnonzero(np.array(row)[::-1] == 1)  # in order of ops
+        assert len(changed)
+        assert np.all(np.diff(changed) == 1)
+    assert (0, 0, 1, 1) in moved(chain, [0, 0, 0, 0], WINDOW)
+
+
+def test_a_module_window_takes_the_groups_of_a_module_first() -> None:
+    chain = chain_problem(4, 2)
+    graph = replace(chain.graph, modules=("a", "b", "a", "b"))
+    chain = Problem(graph, chain.host, chain.costs, chain.grouping)
+    assert Neighbourhood.of(chain).module_order.tolist() == [0, 2, 1, 3]
+    windows = moved(chain, [0, 0, 0, 0], MODULE)
+    assert (1, 0, 1, 0) in windows
+    assert (0, 1, 0, 1) in windows
+    assert (1, 1, 0, 0) not in windows  # op 2 lies between them
+
+
+def test_the_main_module_is_the_one_with_most_time() -> None:
+    graph = replace(op_graph([[], [0], [1]]), modules=("x", "y", "y"))
+    chain = chain_problem(3, 1)
+    both = Problem(graph, chain.host, replace(chain.costs, op_time_s=np.array([[3.0], [1.0], [1.0]])), chain.grouping)
+    assert main_modules(both, Grouping(np.array([0, 0, 0]))).tolist() == [0]
+    assert main_modules(both, Grouping(np.array([0, 1, 1]))).tolist() == [0, 1]
+
+
+def test_a_cluster_goes_with_the_neighbours_on_its_device() -> None:
+    # moving 1 takes 0 and 2 along (not 3, which is no neighbour); moving an end takes its one neighbour
+    assert moved(chain_problem(4, 2), [0, 0, 0, 0], CLUSTER) == {(1, 1, 0, 0), (1, 1, 1, 0), (0, 1, 1, 1), (0, 0, 1, 1)}
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_barred_devices_are_never_proposed(kind: int) -> None:
+    problem = barred(chain_problem(5, 3), {0: (0,), 1: (0, 2), 4: (1, 2)})
+    for row in moved(problem, [0, 0, 1, 2, 2], kind):
+        assert problem.group_allowed[np.arange(5), row].all()
+        assert row[0] == 0
+
+
+def test_where_nothing_may_move_nothing_does() -> None:
+    problem = barred(chain_problem(2, 2), {0: (0,), 1: (1,)})
+    assert moved(problem, [0, 1], WINDOW) == {(0, 1)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=6, max_size=6), st.integers(0, 5), st.integers(0, 1000))
+def test_every_move_changes_something_and_leaves_its_start_alone(start: list[int], kind: int, seed: int) -> None:
+    near, row = Neighbourhood.of(chain_problem(6, 3)), np.array([start], dtype=np.int32)
+    first = near.propose(row, np.random.default_rng(seed), only(kind), 3)
+    again = near.propose(row, np.random.default_rng(seed), only(kind), 3)
+    assert np.array_equal(first, again)
+    assert row.tolist() == [start]
+    assert first.tolist() != [start]
+
+
+def test_a_block_of_a_coarser_level_moves_as_one() -> None:
+    chain = chain_problem(4, 2)
+    near = Neighbourhood.of(chain, coarse=[Grouping(np.array([0, 0, 1, 1]))])
+    rows = np.zeros((200, 4), dtype=np.int32)
+    found = {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(ONE), 4).tolist()}
+    assert found == {(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1)}
+    # only those of the block that are where the group is go with it
+    rows[:, 1] = 1
+    found = {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(NEIGHBOUR), 4).tolist()}
+    assert found == {(1, 1, 0, 0), (0, 0, 0, 0), (0, 1, 1, 0), (0, 1, 1, 1)}
