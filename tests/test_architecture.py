@@ -13,7 +13,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "files", "jit", "decode"}
+GROUND = {"errors", "files", "jit", "decode", "registry"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},
@@ -112,7 +112,9 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("statement", ["import rlplace", "import rlplace.cli.main", "import rlplace.errors"])
+@pytest.mark.parametrize(
+    "statement", ["import rlplace", "import rlplace.cli.main", "import rlplace.errors", "import rlplace.registry"]
+)
 def test_a_bare_import_loads_nothing_heavy(statement: str) -> None:
     assert not loaded_by(statement) & {"torch", "wandb", "matplotlib", "numba", "stable_baselines3", "numpy"}
 
