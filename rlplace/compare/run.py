@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from rlplace.compare.row import Comparison, Objective, Row
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import EagerStep
 from rlplace.measure.run.race import RaceProtocol, Timer
-from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.order.op_order import shorten
-from rlplace.search.registry import METHODS, Found, find
+from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
+from rlplace.training.methods import METHODS
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
@@ -217,7 +218,7 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
     return _row(simulator, name, seed, found, budget)
 
 
-def _row(simulator: Simulator, name: str, seed: int, found: Found, budget: Budget) -> Row:
+def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget: Budget) -> Row:
     if found.devices is None and found.evaluations == 0:
         is_late = found.plan_s >= budget.seconds
         why = "its time was up before its first placement" if is_late else "pins and exclusions leave it no placement"
@@ -254,24 +255,26 @@ def _measured(
     problem: Problem, simulator: Simulator, rows: Sequence[Row], others: Sequence[tuple[Row, Timer | None]]
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
-    lanes: dict[bytes, int] = {}
+    lanes: dict[str, int] = {}
     plans: list[Plan] = []
     for row in rows:
-        if row.plan is not None and row.ok and _key(row.plan) not in lanes:
-            lanes[_key(row.plan)] = len(plans)
+        if row.plan is not None and row.ok and row.plan.fingerprint not in lanes:
+            lanes[row.plan.fingerprint] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
-    runner = HostRunner(problem, simulator)
+    evaluator = Evaluator(problem, simulator)
     for timer in timers:  # a second team of threads in the process would slow all cores down
         if isinstance(timer, EagerStep) and timer.is_widest:
-            timer.worker = runner.widest_worker()
+            timer.worker = evaluator.widest_worker()
     try:
-        outcomes = runner.measure_plans(plans, protocol=RACE, others=timers)
+        outcomes = evaluator.measure_plans(plans, RACE, others=timers)
     finally:
-        runner.close()
+        evaluator.close()
     timed = iter(outcomes[len(plans) :])
     measured = [
-        row if row.plan is None or not row.ok else _timed(row, outcomes[lanes[_key(row.plan)]], simulated_s=row.value_s)
+        row
+        if row.plan is None or not row.ok
+        else _timed(row, outcomes[lanes[row.plan.fingerprint]], simulated_s=row.value_s)
         for row in rows
     ]
     return measured + [row if timer is None else _timed(row, next(timed)) for row, timer in others]
@@ -286,7 +289,3 @@ def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> 
         why=outcome.why or row.why,
         simulated_s=simulated_s,
     )
-
-
-def _key(plan: Plan) -> bytes:
-    return plan.devices.tobytes() + plan.sequence.tobytes()

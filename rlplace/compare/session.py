@@ -21,7 +21,7 @@ from rlplace.report.format import format_seconds
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.setup import default_size, graph_for, make_problem
-from rlplace.search.registry import METHODS
+from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:

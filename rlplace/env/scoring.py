@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import Reward, make_reward
-from rlplace.measure.measurement import Measurer, Status, StepTimer
+from rlplace.measure.measurement import Measurement, Measurer, Status, StepTimer
 from rlplace.measure.problem import Problem
 
 CACHE_ENTRIES = 200_000
@@ -39,11 +39,16 @@ class Scorer:
     A placement with a group on a device where it may not be is not measured: its status is `error`.
 
     Attributes:
+        reference_s: what the step times of a measurer that times a reference beside every placement are told in: the
+            ratio to the reference times this, so that a drift of the machine is no reward. None takes them as they are.
         num_measured: placements that were measured, as opposed to looked up.
     """
 
-    def __init__(self, measurer: Measurer, reward: Reward, *, deterministic: bool) -> None:
+    def __init__(
+        self, measurer: Measurer, reward: Reward, *, deterministic: bool, reference_s: float | None = None
+    ) -> None:
         self.measurer = measurer
+        self.reference_s = reference_s
         self.reward = reward
         self.deterministic = deterministic
         self.num_measured = 0
@@ -57,10 +62,21 @@ class Scorer:
     def score(self, group_devices: NDArray[np.integer]) -> Scores:
         """Outcomes of `group_devices` (B, G), devices of groups, in order."""
         rows = np.ascontiguousarray(group_devices, dtype=np.int32)
-        placements = self.problem.grouping.expand(rows)
-        keys = [row.tobytes() for row in rows]
-        outcomes = self._known if self.deterministic else {}
-        barred = ~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1)
+        barred = np.asarray(~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1))
+        return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
+
+    def score_placements(self, placements: NDArray[np.integer]) -> Scores:
+        """Outcomes of `placements` (B, N), devices of ops, in order; not kept, whatever the measurer."""
+        rows = np.ascontiguousarray(placements, dtype=np.int32)
+        barred = np.zeros(len(rows), dtype=np.bool_)
+        if self.problem.allowed is not None:
+            barred = np.asarray(~self.problem.allowed[np.arange(rows.shape[1]), rows].all(axis=1))
+        return self._score(rows, [row.tobytes() for row in rows], barred, is_kept=False)
+
+    def _score(
+        self, placements: NDArray[np.int32], keys: list[bytes], barred: NDArray[np.bool_], *, is_kept: bool = True
+    ) -> Scores:
+        outcomes = self._known if self.deterministic and is_kept else {}
         outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(barred).tolist())
         new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
         if new:
@@ -75,7 +91,7 @@ class Scorer:
     def _measure(self, placements: NDArray[np.int32]) -> list[tuple[float, Status]]:
         self.num_measured += len(placements)
         if not isinstance(self.measurer, StepTimer):
-            return [_outcome(m.step_time_s, m.status) for m in self.measurer.measure(placements)]
+            return [_outcome(self._seconds(m), m.status) for m in self.measurer.measure(placements)]
         step_time_s = self.measurer.step_times(placements)
         outcomes = [_outcome(float(seconds), "ok") for seconds in step_time_s]
         failed = np.flatnonzero(~np.isfinite(step_time_s)).tolist()
@@ -83,6 +99,11 @@ class Scorer:
             for row, measurement in zip(failed, self.measurer.measure(placements[failed]), strict=True):
                 outcomes[row] = _outcome(measurement.step_time_s, measurement.status)
         return outcomes
+
+    def _seconds(self, measurement: Measurement) -> float:
+        if self.reference_s is None or not measurement.reference_s:
+            return measurement.step_time_s
+        return measurement.ratio * self.reference_s
 
 
 def make_scorer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,6 +12,20 @@ from numpy.typing import NDArray
 from rlplace.measure.problem import Problem
 
 Status = Literal["ok", "oom", "error", "timeout"]
+
+
+@dataclass(frozen=True)
+class MeasurementKey:
+    """What a measurement is of: two with the same key were asked the same question."""
+
+    graph: str
+    """Fingerprint of the graph."""
+    host: str
+    """Fingerprint of the host."""
+    plan: str
+    """Fingerprint of the plan: devices, orders of ops and of transfers."""
+    protocol: str
+    """How it was timed: `simulated`, or the rounds of the race."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +39,7 @@ class Measurement:
         peak_bytes: peak of each device, (D,).
         why: the cause when status is not `ok`.
         reference_s: median step time of the reference placement timed in turn with this one; 0 where there was none.
+        key: what was measured; None where nobody said.
     """
 
     status: Status
@@ -32,6 +48,15 @@ class Measurement:
     peak_bytes: tuple[int, ...] = ()
     why: str = ""
     reference_s: float = 0.0
+    key: MeasurementKey | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Step time over the reference's, in which a drift of the machine cancels; infinite where it failed.
+
+        Over one second where there was no reference.
+        """
+        return self.step_time_s / (self.reference_s or 1.0) if self.ok else math.inf
 
     @property
     def spread_s(self) -> float:

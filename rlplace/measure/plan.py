@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,14 @@ class Plan:
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int32)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of devices, transfers and every order: equal plans run alike."""
+        digest = hashlib.sha256()
+        for array in (self.devices, self.transfer_tensor, self.transfer_destination, self.sequence):
+            digest.update(len(array).to_bytes(8, "little") + array.tobytes())
+        return digest.hexdigest()[:32]
 
     @property
     def num_transfers(self) -> int:

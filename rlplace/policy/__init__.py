@@ -1,24 +1,73 @@
-"""Policies that place groups, and how they learn."""
+"""Policies that place groups, and how they learn.
 
-from rlplace.policy.checkpoint import load_policy, save_policy
-from rlplace.policy.learn.elites import Elites
-from rlplace.policy.learn.imitate import imitate
-from rlplace.policy.learn.ppo import PlacerPPO
-from rlplace.policy.learn.rollout_buffer import PlacementRolloutBuffer
-from rlplace.policy.placer.distribution import GroupCategorical
-from rlplace.policy.placer.gnn import GraphEncoder
-from rlplace.policy.placer.policy import PlacerArchitecture, PlacerPolicy, make_policy
+`protocols` says what a policy and a learner are, `registry` has them by name; `placer/` is a policy, `learn/` holds the
+learners and what they share, `checkpoint` the files.
+
+Importing this imports no torch: names are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig
+    from rlplace.policy.learn.clone import CloneLearner
+    from rlplace.policy.learn.elites import Elites
+    from rlplace.policy.learn.imitate import imitate
+    from rlplace.policy.learn.ppo import PlacerPPO
+    from rlplace.policy.learn.rollout_buffer import PlacementRolloutBuffer
+    from rlplace.policy.placer.distribution import GroupCategorical
+    from rlplace.policy.placer.gnn import GraphEncoder
+    from rlplace.policy.placer.policy import PlacerPolicy, load_policy, make_policy
+    from rlplace.policy.protocols import Learner, Policy
+    from rlplace.policy.registry import LEARNERS, POLICIES
 
 __all__ = [
+    "LEARNERS",
+    "POLICIES",
+    "CloneConfig",
+    "CloneLearner",
     "Elites",
     "GraphEncoder",
     "GroupCategorical",
+    "LearnConfig",
+    "Learner",
+    "PPOConfig",
     "PlacementRolloutBuffer",
     "PlacerArchitecture",
     "PlacerPPO",
     "PlacerPolicy",
+    "Policy",
     "imitate",
     "load_policy",
     "make_policy",
-    "save_policy",
 ]
+
+_HOMES = {
+    "CloneConfig": "rlplace.policy.config",
+    "CloneLearner": "rlplace.policy.learn.clone",
+    "Elites": "rlplace.policy.learn.elites",
+    "GraphEncoder": "rlplace.policy.placer.gnn",
+    "GroupCategorical": "rlplace.policy.placer.distribution",
+    "LEARNERS": "rlplace.policy.registry",
+    "LearnConfig": "rlplace.policy.config",
+    "Learner": "rlplace.policy.protocols",
+    "POLICIES": "rlplace.policy.registry",
+    "PPOConfig": "rlplace.policy.config",
+    "PlacementRolloutBuffer": "rlplace.policy.learn.rollout_buffer",
+    "PlacerArchitecture": "rlplace.policy.config",
+    "PlacerPPO": "rlplace.policy.learn.ppo",
+    "PlacerPolicy": "rlplace.policy.placer.policy",
+    "Policy": "rlplace.policy.protocols",
+    "imitate": "rlplace.policy.learn.imitate",
+    "load_policy": "rlplace.policy.placer.policy",
+    "make_policy": "rlplace.policy.placer.policy",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

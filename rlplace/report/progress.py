@@ -20,7 +20,7 @@ REDRAW_EVERY_S = 0.25
 
 
 class Progress:
-    """A bar with placements tried, best step, speedup over one device and time left; plain lines off a terminal.
+    """A bar with placements tried, best step, its ratio to one device's and time left; plain lines off a terminal.
 
     It redraws only when told something new: a thread of its own would disturb what is measured.
 
@@ -54,21 +54,24 @@ class Progress:
         """Prints a line, above the bar if there is one."""
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def update(self, *, placements: int, best_s: float, single_s: float, left_s: float, budget_s: float) -> None:
+    def update(
+        self, *, placements: int, best_s: float, single_s: float, left_s: float, budget_s: float, measured: int = 0
+    ) -> None:
         """Says how the search stands; shown at most four times a second, off a terminal every ten seconds.
 
         Args:
-            placements: tried so far.
+            placements: scored so far.
             best_s: best measured step time so far; infinite while there is none.
             single_s: step time on the best single device; infinite or nan where it is not known.
             left_s: seconds of search left.
             budget_s: seconds of search in all.
+            measured: how many placements were run so far.
         """
-        parts = [f"{placements:,} placements"]
+        parts = [f"{placements:,} placements" + (f", {measured:,} measured" if measured else "")]
         if math.isfinite(best_s) and best_s > 0:
             parts.append(f"best {format_seconds(best_s)}")
             if math.isfinite(single_s):
-                parts.append(f"{single_s / best_s:.2f}× over one device")
+                parts.append(f"{best_s / single_s:.2f}× one device")
         parts.append(f"{format_clock(max(left_s, 0.0))} left")
         done = 1.0 - left_s / budget_s if budget_s > 0 else 1.0
         self._unshown = " · ".join(parts), min(max(done, 0.0), 1.0)

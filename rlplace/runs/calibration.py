@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
 from rlplace.measure.calibrate import Calibration, calibrate
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import eft
 
@@ -36,25 +36,25 @@ def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], 
     simulator = Simulator(problem)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(problem, majority(problem, eft(problem)), max(count, LEAST), generator)
-    runner = HostRunner(problem, simulator, seed=seed)
+    evaluator = Evaluator(problem, simulator, seed=seed)
     try:
         plans = plans_of(problem, simulator, groups)
         say(f"measuring {len(plans)} placements to calibrate the simulator on")
-        fitted = calibrate(problem, plans, measure_all(runner, plans, rounds=5, seed=seed).tolist(), seed=seed)
+        fitted = calibrate(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed).tolist(), seed=seed)
     finally:
-        runner.close()
+        evaluator.close()
     say(describe(fitted))
     return fitted.problem
 
 
-def measure_all(runner: HostRunner, plans: list[Plan], *, rounds: int, seed: int) -> NDArray[np.float64]:
+def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> NDArray[np.float64]:
     """(P,) median step times, all plans in one race that drops nobody.
 
     Raises:
         RunnerError: a placement failed.
     """
     protocol = RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
-    outcomes = runner.measure_plans(plans, protocol=protocol)
+    outcomes = evaluator.measure_plans(plans, protocol)
     for outcome in outcomes:
         if not outcome.ok:
             raise RunnerError(f"a placement could not be measured: {outcome.why}")

@@ -11,9 +11,10 @@ import numpy as np
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.calibrate import calibrate
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix, judge_fidelity
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.runner import HostRunner, idle_share
+from rlplace.measure.run.runner import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
@@ -67,23 +68,23 @@ def run_fidelity(
     generator = np.random.default_rng(seed)
     test_groups, kinds = draw_mix(problem, best, num_placements, generator)
     fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
-    runner = HostRunner(problem, simulator)
+    evaluator = Evaluator(problem, simulator)
     idle = idle_share()
     try:
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)
-        fit_s = measure_all(runner, fit_plans, rounds=ROUNDS, seed=seed)
+        fit_s = measure_all(evaluator, fit_plans, rounds=ROUNDS, seed=seed)
         calibration = calibrate(problem, fit_plans, fit_s.tolist(), seed=seed)
         progress.say(describe(calibration))
         # plans are made by the profiled simulator and kept; the calibrated one re-times exactly these
         plans = plans_of(problem, simulator, test_groups)
         progress.say(f"measuring {num_placements} unseen placements, twice")
-        first_s, second_s = (measure_all(runner, plans, rounds=ROUNDS, seed=seed + k) for k in (1, 2))
+        first_s, second_s = (measure_all(evaluator, plans, rounds=ROUNDS, seed=seed + k) for k in (1, 2))
         counted = np.stack(
-            [counted_peaks(runner.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
+            [counted_peaks(evaluator.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
         )
     finally:
-        runner.close()
+        evaluator.close()
     calibrated = Simulator(calibration.problem)
     outcomes = [calibrated.retime(plan) for plan in plans]
     simulated_s = [outcome.step_time_s for outcome in outcomes]

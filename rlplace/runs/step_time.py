@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import check_plan, load_placement
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
@@ -70,12 +70,12 @@ def time_placement(
     plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
     measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
     if is_measured:
-        runner = HostRunner(problem, simulator)
+        evaluator = Evaluator(problem, simulator)
         try:
-            (outcome,) = runner.measure_plans([plan], protocol=ROUNDS)
-            timelines = runner.trace(plan) if outcome.ok else []
+            (outcome,) = evaluator.measure_plans([plan], ROUNDS)
+            timelines = evaluator.trace(plan) if outcome.ok else []
         finally:
-            runner.close()
+            evaluator.close()
         if timelines:
             traces = {"measured": timelines[len(timelines) // 2], **traces}
             peaks = counted_peaks(timelines[len(timelines) // 2], host.num_devices)

@@ -32,7 +32,7 @@ class Tracker(Protocol):
         ...
 
     def log_search(
-        self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
+        self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
     ) -> None:
         """Records how the search stands.
 
@@ -40,7 +40,7 @@ class Tracker(Protocol):
             placements: tried so far.
             mean_s: mean step time of the latest batch.
             best_s: best step time so far.
-            speedup: of the best over the best single device.
+            vs_single: best step time over that of the best single device.
             infeasible_rate: share of the latest batch that failed.
         """
         ...
@@ -81,7 +81,7 @@ class NoTracker:
         pass
 
     def log_search(
-        self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
+        self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
     ) -> None:
         pass
 
@@ -138,14 +138,14 @@ class WandbTracker:
             self._run.log(finite)
 
     def log_search(
-        self, *, placements: int, mean_s: float, best_s: float, speedup: float, infeasible_rate: float
+        self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
     ) -> None:
         self.log(
             {
                 "place/placements": placements,
                 "place/step_time_ms/mean": mean_s * 1e3,
                 "place/step_time_ms/best": best_s * 1e3,
-                "place/speedup": speedup,
+                "place/vs_single": vs_single,
                 "place/infeasible_rate": infeasible_rate,
             }
         )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import CutoffTimer, StepTimer
+from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, StepTimer
 from rlplace.measure.problem import Problem
 
 
@@ -22,12 +25,49 @@ class Budget:
     """Placements scored."""
     seconds: float = math.inf
     """Wall time."""
+    measurements: int = 0
+    """Placements that may be run on the host, besides those scored."""
 
     def __post_init__(self) -> None:
         if not self.evaluations >= 1:
             raise InvalidValue("evaluations", self.evaluations, "at least 1", where="budget")
         if not self.seconds > 0:
             raise InvalidValue("seconds", self.seconds, "more than 0", where="budget")
+        if self.measurements < 0:
+            raise InvalidValue("measurements", self.measurements, "at least 0", where="budget")
+
+
+class Saveable(Protocol):
+    """What a method learned, as a file."""
+
+    def save(self, path: Path) -> None:
+        """Writes it to `path`, and what belongs to it beside it."""
+        ...
+
+
+class OpenHost(Measurer, Protocol):
+    """A host that runs placements for as long as there is time."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it would still run one."""
+        ...
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        """(<= count, N): the best placements scored so far that were never run, unlike each other if possible."""
+        ...
+
+
+class Observer(Protocol):
+    """Watches a task; what it does must not change what is found."""
+
+    def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
+        """Placements (B, N) were scored: (B,) seconds, infinite where infeasible."""
+        ...
+
+    def learned(self, figures: Mapping[str, float]) -> None:
+        """The method has learned something; figures by name."""
+        ...
 
 
 class Task:
@@ -39,26 +79,40 @@ class Task:
     Attributes:
         problem: what is placed.
         timer: what scores a placement.
+        host: what runs a placement, where `budget.measurements` allows it; None where nothing can be run.
         budget: what may be spent.
         generator: every random draw of the method comes from here.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
         best_s: its step time; infinite before the first.
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
+        measurements: placements run on the host so far.
         history: (evaluations, best_s) wherever the best improved.
     """
 
-    def __init__(self, problem: Problem, timer: StepTimer, budget: Budget | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        timer: StepTimer,
+        budget: Budget | None = None,
+        *,
+        seed: int = 0,
+        host: OpenHost | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         self.problem = problem
         self.timer = timer
         self.budget = budget or Budget()
         self.generator = np.random.default_rng(seed)
+        self.host = host
         self.evaluations = 0
+        self.measurements = 0
         self.best_devices: NDArray[np.int32] | None = None
         self.best_s = math.inf
         self.lower_bound_s = 0.0
         self.history: list[tuple[int, float]] = []
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
+        self._observer = observer
         self._begin = time.monotonic()
         self._scoring_s = 0.0
 
@@ -76,6 +130,12 @@ class Task:
     def seconds_left(self) -> float:
         """Wall time that is left."""
         return max(0.0, self.budget.seconds - self.elapsed_s)
+
+    @property
+    def measurements_left(self) -> int:
+        """Placements that may still be run on the host."""
+        is_open = self.host is not None and self.host.is_open
+        return max(0, self.budget.measurements - self.measurements) if is_open else 0
 
     @property
     def spent(self) -> float:
@@ -124,8 +184,60 @@ class Task:
         if times[first] < self.best_s:
             self.best_s, self.best_devices = float(times[first]), np.array(placements[first], dtype=np.int32)
             self.history.append((self.evaluations, self.best_s))
+        if self._observer is not None:
+            self._observer.scored(placements[:count], times[:count])
         return times
 
     def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
         """`score` of devices of groups, (B, G) or (G,)."""
         return self.score(self.problem.grouping.expand(np.atleast_2d(groups)))
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """Measurements of placements (B, N) on the host; only as many as the budget allows."""
+        placements = np.atleast_2d(placements)[: self.measurements_left]
+        if self.host is None or not len(placements):
+            return []
+        self.measurements += len(placements)
+        return self.host.measure(placements)
+
+    def tell(self, figures: Mapping[str, float]) -> None:
+        """Passes what the method has learned, figures by name, to whoever watches."""
+        if self._observer is not None:
+            self._observer.learned(figures)
+
+
+class Scoring:
+    """A task's scoring as a `StepTimer` and `Measurer`: every placement that is timed counts as one of the task's."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @property
+    def problem(self) -> Problem:
+        """The task's problem."""
+        return self._task.problem
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of (B, N) placements, as `Task.score`."""
+        return self._task.score(placements)
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """One measurement a placement, of its step time alone; one that is infinite does not fit into memory."""
+        times = self._task.score(placements).tolist()
+        return [Measurement("ok" if math.isfinite(step_s) else "oom", step_s) for step_s in times]
+
+
+class Measuring:
+    """A task's host as a `Measurer`: every placement that is run counts as one of the task's measurements."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @property
+    def problem(self) -> Problem:
+        """The task's problem."""
+        return self._task.problem
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """As `Task.measure`: one measurement a placement, as far as the budget allows."""
+        return self._task.measure(placements)

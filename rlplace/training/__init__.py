@@ -1,6 +1,31 @@
-"""Training: from a problem to the best placement that was measured, and the folder that keeps it."""
+"""Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
-from rlplace.training.config import TrainConfig
-from rlplace.training.train import TrainResult, train
+`config` says how, `train` does it, `search_loop` gives one method its budget, `learned` is the method that learns,
+`methods` registers it, `candidates` and `table` keep what was tried and found, `session` is what `rlplace train` runs.
 
-__all__ = ["TrainConfig", "TrainResult", "train"]
+Importing this imports no torch: names are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlplace.training.config import SearchConfig, TrainConfig
+    from rlplace.training.train import TrainResult, train
+
+__all__ = ["SearchConfig", "TrainConfig", "TrainResult", "train"]
+
+_HOMES = {
+    "SearchConfig": "rlplace.training.config",
+    "TrainConfig": "rlplace.training.config",
+    "TrainResult": "rlplace.training.train",
+    "train": "rlplace.training.train",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

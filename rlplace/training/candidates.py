@@ -1,4 +1,4 @@
-"""`Candidates`: the placements that a method proposed, with what the simulator and the host said of them."""
+"""`Candidates`: the placements that a search came up with, and what the host said of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
 
+LEAST_DIFFERENCE = 0.01
+"""Share of ops in which placements that are measured in one batch differ, where there is a choice."""
+
 
 @dataclass
 class Candidate:
-    """One placement of groups.
+    """One placement.
 
     Attributes:
-        group_devices: (G,) int32.
+        devices: (N,) int32, of ops.
         simulated_s: simulated step time.
         ratios: measured step time over the reference's, one for each race that it ran in.
     """
 
-    group_devices: NDArray[np.int32]
+    devices: NDArray[np.int32]
     simulated_s: float = float("inf")
     ratios: list[float] = field(default_factory=list)
 
@@ -32,47 +35,64 @@ class Candidate:
 
 
 class Candidates:
-    """Distinct placements of groups, the best `capacity` simulated ones and every measured one."""
+    """Distinct placements: the best `capacity` simulated ones, and every measured one.
+
+    Attributes:
+        num_scored: placements that were simulated.
+        num_measured: placements that were measured, each as often as it was.
+    """
 
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
-        self._known: dict[bytes, Candidate] = {}
-        self.num_proposed = 0
+        self._fresh: dict[bytes, Candidate] = {}
+        self._measured: dict[bytes, Candidate] = {}
+        self._worst_s = float("inf")
+        self.num_scored = 0
         self.num_measured = 0
 
-    def propose(self, group_devices_BG: NDArray[np.integer], simulated_s: NDArray[np.float64]) -> None:
-        """Takes note of B proposals and their simulated step times; keeps the best."""
-        self.num_proposed += len(group_devices_BG)
-        worst = self._worst_kept_s()
-        for row in np.flatnonzero(simulated_s < worst):
-            devices = np.ascontiguousarray(group_devices_BG[row], dtype=np.int32)
-            self._known.setdefault(devices.tobytes(), Candidate(devices, float(simulated_s[row])))
-        self._prune()
+    def note(self, devices: NDArray[np.int32], simulated_s: NDArray[np.float64]) -> None:
+        """Takes note of placements (B, N) and their simulated step times (B,); keeps the best."""
+        self.num_scored += len(devices)
+        for row in np.flatnonzero(simulated_s < self._worst_s).tolist():
+            key = devices[row].tobytes()
+            if key not in self._fresh and key not in self._measured:
+                self._fresh[key] = Candidate(np.array(devices[row], dtype=np.int32), float(simulated_s[row]))
+        if len(self._fresh) >= 2 * self._capacity:  # sorted now and then: a search scores thousands a second
+            self._prune()
 
     def next_to_measure(self, count: int) -> list[Candidate]:
-        """The `count` best simulated placements that were never measured."""
-        fresh = [candidate for candidate in self._known.values() if not candidate.ratios]
-        return sorted(fresh, key=lambda candidate: candidate.simulated_s)[:count]
+        """The `count` best simulated placements that were never measured, unlike each other if possible."""
+        self._prune()
+        ranked = sorted(self._fresh.values(), key=lambda candidate: candidate.simulated_s)
+        chosen: list[Candidate] = []
+        seen = [candidate.devices for candidate in self._measured.values()]
+        for candidate in ranked:
+            if len(chosen) < count and all(_difference(candidate.devices, other) >= LEAST_DIFFERENCE for other in seen):
+                chosen.append(candidate)
+                seen.append(candidate.devices)
+        others = (candidate for candidate in ranked if all(candidate is not one for one in chosen))
+        return [*chosen, *others][:count]
 
     def best_measured(self, count: int) -> list[Candidate]:
         """The `count` placements with the lowest measured ratio."""
-        measured = [candidate for candidate in self._known.values() if candidate.ratios]
-        return sorted(measured, key=lambda candidate: candidate.ratio)[:count]
+        return sorted(self._measured.values(), key=lambda candidate: candidate.ratio)[:count]
 
-    def record(self, candidates: Iterable[Candidate], measurements: Iterable[Measurement]) -> None:
-        """Adds what the host said; a failed placement counts as infinitely slow."""
-        for candidate, measurement in zip(candidates, measurements, strict=True):
+    def record(self, devices: NDArray[np.int32], measurements: Iterable[Measurement]) -> None:
+        """Adds what the host said of placements (B, N); a failed one counts as infinitely slow."""
+        for row, measurement in zip(np.asarray(devices, dtype=np.int32), measurements, strict=True):
             self.num_measured += 1
-            kept = self._known.setdefault(candidate.group_devices.tobytes(), candidate)
-            reference_s = measurement.reference_s or 1.0
-            kept.ratios.append(measurement.step_time_s / reference_s if measurement.ok else float("inf"))
-
-    def _worst_kept_s(self) -> float:
-        fresh = [candidate.simulated_s for candidate in self._known.values() if not candidate.ratios]
-        return max(fresh) if len(fresh) >= self._capacity else float("inf")
+            key = row.tobytes()
+            known = self._measured.get(key) or self._fresh.pop(key, None) or Candidate(np.array(row))
+            known.ratios.append(measurement.ratio)
+            self._measured[key] = known
 
     def _prune(self) -> None:
-        fresh = [(key, candidate) for key, candidate in self._known.items() if not candidate.ratios]
-        fresh.sort(key=lambda item: item[1].simulated_s)
-        for key, _ in fresh[self._capacity :]:
-            del self._known[key]
+        kept = sorted(self._fresh.items(), key=lambda item: item[1].simulated_s)[: self._capacity]
+        self._fresh = dict(kept)
+        if len(kept) == self._capacity:
+            self._worst_s = kept[-1][1].simulated_s
+
+
+def _difference(one: NDArray[np.int32], other: NDArray[np.int32]) -> float:
+    """Share of ops that are on another device."""
+    return float(np.count_nonzero(one != other)) / max(len(one), 1)

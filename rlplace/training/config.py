@@ -1,68 +1,69 @@
-"""`TrainConfig`: everything that decides how a placement is learned."""
+"""`TrainConfig`: everything that decides how a placement is found; importing it imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.policy.config import LearnConfig
 from rlplace.runs.tracking import TRACKING_MODES
+from rlplace.seeds import check_seed
 
-REWARDS = ("log_speedup", "sqrt")
-TEACHERS = ("eft", "none")
+if TYPE_CHECKING:
+    from rlplace.graphs.grouping.constraints import Constraints
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """How a placement is learned; the budget counts search alone."""
+class SearchConfig:
+    """How a budget is spent."""
 
-    budget_s: float = 300.0
-    """Seconds of search; profiling and the final table come on top, and `random` gets as much again."""
-    seed: int = 0
-    """Of the policy, of sampling and of random ops."""
-    num_groups: int = 256
-    """Most groups of ops that the policy places."""
-    grouping: str = "heavy-edge"
-    """The rule that groups are made by, a word of `rlplace.graphs.grouping.rule.GroupingRule`."""
-    acyclic: bool = False
-    """Keep the graph of groups without cycles, whatever of the rule that costs."""
-    constraints: Constraints = field(default_factory=Constraints)
-    """The user's pins, exclusions and what stays together."""
-    reward: str = "log_speedup"
-    """`log_speedup`, or `sqrt` as in the 2017 paper."""
-    init: str = "eft"
-    """The heuristic that the policy starts by imitating, or `none`."""
+    method: str = "learned"
+    """What finds the placement: learned, or any method of `rlplace compare`; `portfolio` always stands beside it."""
     simulate_share: float = 0.6
-    """Share of the budget spent on simulated placements; the rest goes to measured ones."""
-    num_envs: int = 64
-    """Simulated placements a batch."""
-    num_measured: int = 6
-    """Measured placements a batch."""
+    """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
     """Placements measured before the search, to calibrate the simulator on; 0 leaves it as profiled."""
     table_rounds: int = 25
     """Rounds of the final table."""
-    track: str = "disabled"
-    """Weights & Biases."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("budget_s", 0.0),
-            ("num_groups", 1),
-            ("num_envs", 1),
-            ("num_measured", 1),
-            ("table_rounds", 1),
-        ):
-            if not getattr(self, name) >= least:
-                raise InvalidValue(name, getattr(self, name), f"at least {least}", where="train")
-        GroupingRule.parse(self.grouping)
+        if self.num_calibrated < 0:
+            raise InvalidValue("num_calibrated", self.num_calibrated, "at least 0", where="train")
+        if self.table_rounds < 1:
+            raise InvalidValue("table_rounds", self.table_rounds, "at least 1", where="train")
         if not 0.0 <= self.simulate_share <= 1.0:
             raise InvalidValue("simulate_share", self.simulate_share, "0..1", where="train")
-        for kind, value, known in (
-            ("reward", self.reward, REWARDS),
-            ("init", self.init, TEACHERS),
-            ("tracking mode", self.track, TRACKING_MODES),
-        ):
-            if value not in known:
-                raise UnknownName(kind, value, known)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a placement is found."""
+
+    budget_s: float = 300.0
+    """Seconds of search, for the method and `portfolio` together; profiling and the final table come on top."""
+    seed: int = 0
+    """Of the policy, of sampling and of random ops."""
+    num_groups: int = 256
+    """Most groups of ops that are moved."""
+    grouping: str = "heavy-edge"
+    """The rule that groups are made by, a word of `rlplace.graphs.grouping.rule.GroupingRule`."""
+    acyclic: bool = False
+    """Keep the graph of groups without cycles, whatever of the rule that costs."""
+    constraints: Constraints | None = None
+    """The user's pins, exclusions and what stays together."""
+    track: str = "disabled"
+    """Weights & Biases: disabled, offline or online."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """How the budget is spent."""
+    learn: LearnConfig = field(default_factory=LearnConfig)
+    """How the method `learned` learns."""
+
+    def __post_init__(self) -> None:
+        if not self.budget_s > 0:
+            raise InvalidValue("budget_s", self.budget_s, "more than 0", where="train")
+        if self.num_groups < 1:
+            raise InvalidValue("num_groups", self.num_groups, "at least 1", where="train")
+        check_seed(self.seed)
+        if self.track not in TRACKING_MODES:
+            raise UnknownName("tracking mode", self.track, TRACKING_MODES)

@@ -1,155 +1,225 @@
-"""`search_within`: any proposer of placements, given a budget: simulate many, measure the promising ones."""
+"""`search_and_measure`: gives any method its budget: it searches on the simulator, then the host runs the best."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.report.progress import Progress
-from rlplace.runs.tracking import NoTracker, Tracker
-from rlplace.training.candidates import Candidate, Candidates
-from rlplace.training.config import TrainConfig
-from rlplace.training.evaluator import Judge
+from rlplace.runs.tracking import Tracker
+from rlplace.search.registry import METHODS
+from rlplace.search.task import Budget, Saveable, Task
+from rlplace.training.candidates import Candidates
 
 FINALISTS = 4
 FINAL_SHARE = 0.15
+"""Share of a method's time in which its best measured placements are told apart."""
+BATCH = 6
+"""Placements a race, where the method does not measure by itself."""
+STEPS = 6.5
+"""Steps that measuring a placement takes, about: a warm-up, up to five rounds, its share of the reference's."""
+SHOW_EVERY_S = 0.1
+"""How often the progress of a search is told."""
 ROUND = RaceProtocol(warmup=1, min_rounds=3, max_rounds=5)
 FINAL = RaceProtocol(warmup=1, min_rounds=5, max_rounds=30)
 
-
-class Proposer(Protocol):
-    """Proposes placements of groups; may learn from what came of them."""
-
-    def simulate(self, candidates: Candidates, deadline_s: float, on_round: Callable[[], None]) -> None:
-        """Proposes and simulates until `deadline_s` (on `time.monotonic`), noting everything in `candidates`."""
-        ...
-
-    def propose(self, count: int) -> NDArray[np.int32]:
-        """(count, G) placements to measure next, beside the best simulated ones."""
-        ...
-
-    def learn(self, group_devices_BG: NDArray[np.int32], ratios: NDArray[np.float64]) -> None:
-        """Takes note of measured step times, as ratios to the reference's."""
-        ...
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search came to.
+class LoopResult:
+    """What a method came to within its budget.
 
     Attributes:
         plan: the best placement; None if there was none.
-        num_proposed: placements simulated.
-        num_measured: placements run.
+        num_scored: placements simulated.
+        num_measured: distinct requests to run a placement, the last race aside.
+        learned: what the method learned, if it learns.
     """
 
     plan: Plan | None
-    num_proposed: int
+    num_scored: int
     num_measured: int
+    learned: Saveable | None = None
 
 
-def search_within(
-    proposer: Proposer,
-    judge: Judge,
-    config: TrainConfig,
-    *,
-    progress: Progress,
-    tracker: Tracker | None = None,
-    on_best: Callable[[Plan, float], None] = lambda plan, step_time_s: None,
-) -> Found:
-    """The best placement that `proposer` came up with in `config.budget_s` seconds.
+@dataclass(frozen=True)
+class LoopBudget:
+    """What one method may spend.
 
-    Half of each measured batch are the best simulated placements that were never measured, half come straight from
-    the proposer; the last part of the budget goes to telling the best measured ones apart.
+    Attributes:
+        seconds: wall time, measuring included.
+        simulate_share: share of it for simulated placements; all of it where the host is simulated.
+        measurements: placements that may be run, the last race aside.
     """
-    tracker = tracker or NoTracker()
-    begin = time.monotonic()
-    end = begin + config.budget_s
-    share = config.simulate_share if judge.is_measured else 1.0
-    candidates = Candidates()
-    loop = _Loop(judge, candidates, progress, tracker, config.budget_s, on_best)
-    proposer.simulate(candidates, begin + share * config.budget_s, loop.report)
-    if not judge.is_measured:
-        best = candidates.next_to_measure(1)
-        return Found(loop.plan(best[0]) if best else None, candidates.num_proposed, 0)
-    while time.monotonic() < end - FINAL_SHARE * config.budget_s or not candidates.num_measured:
-        batch = loop.batch(proposer, config.num_measured)
-        if not batch:
-            break
-        measurements = loop.measure(batch, ROUND, end)
-        ratios = np.array([m.step_time_s / m.reference_s if m.ok else np.inf for m in measurements])
-        proposer.learn(np.stack([candidate.group_devices for candidate in batch]), ratios)
-    finalists = candidates.best_measured(FINALISTS)
-    if len(finalists) > 1 and time.monotonic() < end:
-        measurements = loop.measure(finalists, FINAL, end)
-        kept = [(m.step_time_s / m.reference_s, k) for k, m in enumerate(measurements) if m.ok]
-        # everyone ran in this race: its own ratios decide, those of earlier races were under other conditions
-        finalists = [finalists[k] for _, k in sorted(kept)] or finalists
+
+    seconds: float
+    simulate_share: float = 0.6
+    measurements: int = 0
+
+    @classmethod
+    def of(cls, seconds: float, simulate_share: float, reference_s: float) -> LoopBudget:
+        """As many measurements as fit into the time for them, where a step takes about `reference_s`."""
+        measuring_s = (1.0 - simulate_share) * seconds - FINAL_SHARE * seconds
+        count = int(measuring_s / (STEPS * max(reference_s, 1e-6)))
+        return cls(seconds, simulate_share, max(count, FINALISTS))
+
+
+def search_and_measure(
+    method: str,
+    evaluator: Evaluator,
+    budget: LoopBudget,
+    *,
+    seed: int,
+    progress: Progress,
+    tracker: Tracker,
+    single_s: float = float("nan"),
+    on_best: Callable[[Plan, float], None] = lambda plan, step_time_s: None,
+    options: Mapping[str, Any] | None = None,
+    clock: Clock = time.monotonic,
+) -> LoopResult:
+    """The best placement that `method` came up with.
+
+    A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
+    best simulated placements. Then the best measured ones race against each other.
+
+    Args:
+        method: a name of `METHODS`.
+        evaluator: simulates, or runs.
+        budget: of this method alone.
+        seed: of the method's draws.
+        progress: told how it goes.
+        tracker: told figures.
+        single_s: step time on the best single device.
+        on_best: told each new best measured plan and its step time.
+        options: of the method's own.
+        clock: seconds that never go back.
+    """
+    is_measured = evaluator.is_measured
+    loop = _Loop(evaluator, budget, progress, tracker, single_s, on_best, clock)
+    search_s = budget.seconds * (budget.simulate_share if is_measured else 1.0)
+    task = Task(
+        evaluator.problem,
+        evaluator.simulator,
+        Budget(seconds=max(search_s, 1e-3), measurements=budget.measurements if is_measured else 0),
+        seed=seed,
+        host=loop if is_measured else None,
+        observer=loop,
+    )
+    learned = METHODS[method].run(task, **(options or {}))
     loop.report()
-    winner = finalists[0] if finalists and np.isfinite(finalists[0].ratio) else None
-    return Found(None if winner is None else loop.plan(winner), candidates.num_proposed, candidates.num_measured)
+    if not is_measured:
+        plan = None if task.best_devices is None else evaluator.simulator.plan(task.best_devices)
+        return LoopResult(plan, task.evaluations, 0, learned)
+    while (count := min(BATCH, task.measurements_left)) > 0:
+        batch = loop.promising(count)
+        if not len(batch):
+            break
+        task.measure(batch)
+    return LoopResult(loop.decide(), task.evaluations, task.measurements, learned)
 
 
 class _Loop:
-    """The measuring half of a search, and what it tells people."""
+    """The measuring half of a search (its task's host and observer), and what it tells people."""
 
     def __init__(
         self,
-        judge: Judge,
-        candidates: Candidates,
+        evaluator: Evaluator,
+        budget: LoopBudget,
         progress: Progress,
         tracker: Tracker,
-        budget_s: float,
+        single_s: float,
         on_best: Callable[[Plan, float], None],
+        clock: Clock,
     ) -> None:
-        self._judge, self._candidates, self._progress, self._tracker = judge, candidates, progress, tracker
-        self._budget_s, self._end_s, self._on_best = budget_s, time.monotonic() + budget_s, on_best
-        self._best_ratio, self._reference_s = float("inf"), float("nan")
+        self.candidates = Candidates()
+        self._evaluator, self._progress, self._tracker = evaluator, progress, tracker
+        self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
+        self._single_s, self._on_best = single_s, on_best
+        self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
 
-    def plan(self, candidate: Candidate) -> Plan:
-        return self._judge.simulator.plan(self._judge.problem.grouping.expand(candidate.group_devices))
+    @property
+    def problem(self) -> Problem:
+        return self._evaluator.problem
 
-    def batch(self, proposer: Proposer, count: int) -> list[Candidate]:
-        """Half from the simulator's best, half from the proposer; distinct."""
-        simulated = self._candidates.next_to_measure(count - count // 2)
-        chosen = {candidate.group_devices.tobytes(): candidate for candidate in simulated}
-        for row in proposer.propose(count - len(simulated)):
-            chosen.setdefault(row.tobytes(), Candidate(np.ascontiguousarray(row, dtype=np.int32)))
-        return list(chosen.values())
+    @property
+    def is_open(self) -> bool:
+        """Whether there is time to run one more batch before the last race; the first one is always run."""
+        return self._clock() < self._end_s - FINAL_SHARE * self._budget_s or not self.candidates.num_measured
 
-    def measure(self, batch: list[Candidate], protocol: RaceProtocol, deadline_s: float) -> list[Measurement]:
-        measurements = self._judge.judge([self.plan(c) for c in batch], protocol, deadline_s=deadline_s)
-        self._candidates.record(batch, measurements)
-        finite = [m for m in measurements if m.ok]
-        self._reference_s = float(np.median([m.reference_s for m in finite])) if finite else self._reference_s
-        leader = self._candidates.best_measured(1)
-        if leader and leader[0].ratio < self._best_ratio:
-            self._best_ratio = leader[0].ratio
-            self._on_best(self.plan(leader[0]), self._best_ratio * self._reference_s)
+    def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
+        """Keeps the best for measuring."""
+        self.candidates.note(placements, step_s)
+        if not self._evaluator.is_measured:
+            self._best_s = min(self._best_s, float(step_s.min()))
+        if self._clock() >= self._shown_s + SHOW_EVERY_S:  # a search scores thousands a second
+            self.report()
+
+    def learned(self, figures: Mapping[str, float]) -> None:
+        """Passes the learner's figures on."""
+        self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        """(<= count, N): the best simulated placements that were never run."""
+        chosen = [candidate.devices for candidate in self.candidates.next_to_measure(count)]
+        return np.array(chosen, dtype=np.int32).reshape(len(chosen), self.problem.graph.num_ops)
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """Races `placements` (B, N) on the host."""
+        return self._race(placements, ROUND)
+
+    def decide(self) -> Plan | None:
+        """The best of the best measured placements, raced against each other while there is time."""
+        finalists = [
+            candidate for candidate in self.candidates.best_measured(FINALISTS) if np.isfinite(candidate.ratio)
+        ]
+        if len(finalists) > 1 and self._clock() < self._end_s:
+            measurements = self._race(np.stack([candidate.devices for candidate in finalists]), FINAL)
+            # everyone ran in this race: its own ratios decide, those of earlier races were under other conditions
+            order = sorted(range(len(finalists)), key=lambda k: measurements[k].ratio)
+            finalists = [finalists[k] for k in order if measurements[k].ok] or finalists
+        self.report()
+        return self._evaluator.simulator.plan(finalists[0].devices) if finalists else None
+
+    def report(self) -> None:
+        """Shows how far the search is."""
+        self._shown_s = self._clock()
+        self._progress.update(
+            placements=self.candidates.num_scored,
+            measured=self.candidates.num_measured,
+            best_s=self._best_s,
+            single_s=self._single_s,
+            left_s=max(self._end_s - self._clock(), 0.0),
+            budget_s=self._budget_s,
+        )
+
+    def _race(self, placements: NDArray[np.int32], protocol: RaceProtocol) -> list[Measurement]:
+        plans = [self._evaluator.simulator.plan(row) for row in placements]
+        measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s)
+        self.candidates.record(placements, measurements)
+        finite = [measurement for measurement in measurements if measurement.ok]
+        if finite:
+            self._single_s = float(np.median([measurement.reference_s for measurement in finite]))
+        leader = self.candidates.best_measured(1)[0]
+        if leader.ratio < self._best_ratio:
+            self._best_ratio, self._best_s = leader.ratio, leader.ratio * self._single_s
+            self._on_best(self._evaluator.simulator.plan(leader.devices), self._best_s)
         self._tracker.log_search(
-            placements=self._candidates.num_proposed,
+            placements=self.candidates.num_scored,
             mean_s=float(np.mean([m.step_time_s for m in finite])) if finite else float("nan"),
-            best_s=self._best_ratio * self._reference_s,
-            speedup=1.0 / self._best_ratio,
+            best_s=self._best_s,
+            vs_single=self._best_ratio,
             infeasible_rate=1.0 - len(finite) / max(len(measurements), 1),
         )
         self.report()
         return measurements
-
-    def report(self) -> None:
-        """Shows how far the search is."""
-        self._progress.update(
-            placements=self._candidates.num_proposed,
-            best_s=self._best_ratio * self._reference_s,
-            single_s=self._reference_s,
-            left_s=max(self._end_s - time.monotonic(), 0.0),
-            budget_s=self._budget_s,
-        )

@@ -6,12 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.setup import default_size, describe_problem, graph_for, make_problem, versions
 from rlplace.training.config import TrainConfig
-from rlplace.training.train import TrainResult, train
+from rlplace.training.train import TrainResult, check_names, train
 from rlplace.workloads import WorkloadSpec
 
 
@@ -38,7 +39,9 @@ def run_training(
 
     RunFolder.check(folder, overwrite=overwrite)
     named = [device.name for device in host.devices], [device.kind for device in host.devices]
-    config.constraints.check_devices(*named)
+    constraints = config.constraints or Constraints()
+    constraints.check_devices(*named)
+    check_names(config)
     progress = make_progress(is_quiet=is_quiet)
     size = default_size(host)
     resolved = {
@@ -52,7 +55,7 @@ def run_training(
     }
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     graph = graph_for(spec, host, config.seed)
-    config.constraints.resolve(graph, *named)  # a pattern that matches nothing leaves no run folder behind
+    constraints.resolve(graph, *named)  # a pattern that matches nothing leaves no run folder behind
     run = RunFolder.create(folder, overwrite=overwrite)
     run.write_json("config.json", resolved)
     tracker = make_tracker(config.track, folder, resolved)

@@ -67,16 +67,16 @@ def fill_table(
         eager_why: why it is skipped.
         measure: measures plans and further timers in one race.
     """
-    distinct: dict[bytes, int] = {}
+    distinct: dict[str, int] = {}
     plans: list[Plan] = []
     for entry in entries:
-        if entry.plan is not None and _key(entry.plan) not in distinct:
-            distinct[_key(entry.plan)] = len(plans)
+        if entry.plan is not None and entry.plan.fingerprint not in distinct:
+            distinct[entry.plan.fingerprint] = len(plans)
             plans.append(entry.plan)
     outcomes = measure(plans, [] if eager is None else [eager])
     rows = []
     for entry in entries:
-        outcome = None if entry.plan is None else outcomes[distinct[_key(entry.plan)]]
+        outcome = None if entry.plan is None else outcomes[distinct[entry.plan.fingerprint]]
         rows.append(_row(entry, outcome))
     eager_row = {"method": "eager", "placement": False, "placements": 0}
     if eager is None:
@@ -105,7 +105,3 @@ def _figures(outcome: Measurement) -> dict[str, Any]:
     if outcome.why:
         figures["why"] = outcome.why
     return figures
-
-
-def _key(plan: Plan) -> bytes:
-    return plan.devices.tobytes() + plan.sequence.tobytes()

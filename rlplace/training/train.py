@@ -1,4 +1,4 @@
-"""`train`: baselines, random search and a learned policy over one problem, judged in one table."""
+"""`train`: a method and `portfolio`, each with half of the budget, and quick heuristics, judged in one table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -20,19 +21,25 @@ from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
+from rlplace.policy.registry import LEARNERS, POLICIES
 from rlplace.report import save_timeline_png, write_chrome_trace
+from rlplace.report.format import format_clock
 from rlplace.report.progress import Progress, make_progress
-from rlplace.runs.calibration import calibrated, majority
+from rlplace.runs.calibration import calibrated
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
-from rlplace.search import eft
+from rlplace.search.registry import find
 from rlplace.search.rules import baselines
+from rlplace.search.task import Budget
 from rlplace.training.config import TrainConfig
-from rlplace.training.evaluator import Judge
-from rlplace.training.learner import PolicySearch
-from rlplace.training.random_search import RandomSearch
-from rlplace.training.search_loop import Found, search_within
+from rlplace.training.methods import LEARNED, METHODS
+from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.table import Entry, Table, fill_table
+
+PORTFOLIO = "portfolio"
+HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
+"""Rows that need a handful of simulated placements each."""
+HEURISTIC_EVALUATIONS = 64
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ def train(
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
 
-    The policy starts by imitating a heuristic, learns from simulated placements, then from measured ones. On a
-    simulated host nothing is measured: the simulator judges everything.
+    The method and `portfolio` each get half of the budget: the same simulator, the same time, the same number of
+    measured placements. On a simulated host nothing is measured: the simulator judges everything.
 
     Args:
         problem: what to place where.
@@ -82,58 +89,55 @@ def train(
 
     Raises:
         InvalidValue: an unknown option, or one out of range.
+        UnknownName: no such method, policy, learner or reward.
         RunnerError: no placement could be run, or the reference failed.
     """
     config = _config(config, options)
+    check_names(config)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
-    if config.num_calibrated and not problem.host.is_simulated:
-        problem = calibrated(problem, config.num_calibrated, seed=config.seed, say=progress.say)
+    if config.search.num_calibrated and not problem.host.is_simulated:
+        problem = calibrated(problem, config.search.num_calibrated, seed=config.seed, say=progress.say)
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
-    judge = Judge(problem, simulator, reference, seed=config.seed)
+    single_s = float(simulator.step_times(reference[None])[0])
+    evaluator = Evaluator(problem, simulator, reference, seed=config.seed)
     try:
-        heuristics = {
-            "single": reference,
-            "blocks": baselines.nearest_allowed(problem, baselines.blocks(problem)),
-            "round-robin": baselines.nearest_allowed(problem, baselines.round_robin(problem)),
-            "eft": _where_allowed(problem, eft(problem)),
-        }
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
-        keeper = _Keeper(run, judge, tracker)
-        progress.say("random search")
-        random = search_within(
-            RandomSearch(problem, seed=config.seed),
-            judge,
-            config,
-            progress=progress,
-            on_best=keeper.of("random"),
-        )
-        progress.say("learning")
-        policy = PolicySearch(problem, simulator, config, teacher=heuristics.get(config.init), tracker=tracker)
-        learned = search_within(
-            policy,
-            judge,
-            config,
-            progress=progress,
-            tracker=tracker,
-            on_best=keeper.of("learned"),
-        )
-        entries = [Entry(name, simulator.plan(devices)) for name, devices in heuristics.items()]
-        if np.ptp(reference):
-            entries[0] = Entry("single", None, 0, why="pins and exclusions leave no device that may hold everything")
-        entries.insert(3, _entry("random", random, {}))
-        entries.append(_entry("learned", learned, {"init": policy.init}))
-        progress.say("measuring the final table")
-        table = _table(problem, judge, entries, config)
+        entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
+        methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
+        progress.say(_forecast(config, methods, single_s, is_measured=evaluator.is_measured))
+        keeper, learned = _Keeper(run, evaluator, tracker), None
+        budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
+        for method in methods:
+            progress.say(f"search: {method}, {format_clock(budget.seconds)}")
+            found = search_and_measure(
+                method,
+                evaluator,
+                budget,
+                seed=config.seed,
+                progress=progress,
+                tracker=tracker,
+                single_s=single_s,
+                on_best=keeper.of(method),
+                options={"config": config.learn} if method == LEARNED else {},
+            )
+            learned = learned or found.learned
+            entries.append(_entry(method, found))
+            if found.num_measured:  # the same number for everybody
+                budget = dataclasses.replace(budget, measurements=found.num_measured)
+        progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
+        table = _table(problem, evaluator, entries, config)
         if not table.best:
             raise RunnerError(f"no placement could be run to its end: {_reasons(table)}")
         plan = table.plans[table.best]
-        timeline = judge.timeline(plan)
+        timeline = evaluator.timeline(plan)
         placement = Placement.of(problem, plan, table.best)
-        result = TrainResult(placement, table, timeline, judge.is_measured)
+        result = TrainResult(placement, table, timeline, evaluator.is_measured)
         if run is not None:
-            _write(run, problem, result, policy)
+            _write(run, problem, result)
+            if learned is not None:
+                learned.save(run.path("policy.safetensors"))
             tracker.log_best(
                 step_time_s=result.step_time_s,
                 placement=run.path("placement.json"),
@@ -141,7 +145,17 @@ def train(
             )
         return result
     finally:
-        judge.close()
+        evaluator.close()
+
+
+def check_names(config: TrainConfig) -> None:
+    """Looks up everything that `config` names, so that a mistyped name is refused before anything is measured.
+
+    Raises:
+        UnknownName: no such method, policy, learner or reward.
+    """
+    _ = METHODS[config.search.method], POLICIES[config.learn.policy], LEARNERS[config.learn.learner]
+    make_reward(config.learn.reward, 1.0)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
@@ -152,34 +166,46 @@ def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
     return dataclasses.replace(config or TrainConfig(), **options)
 
 
-def _where_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
-    """`devices` (N,) as they are where ops may be anywhere, else by group, each where most of it is and may be."""
-    return devices if problem.allowed is None else problem.grouping.expand(majority(problem, devices))
+def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
+    """What a heuristic places, in a moment."""
+    found = find(problem, name, simulator, Budget(HEURISTIC_EVALUATIONS))
+    if found.devices is None:
+        why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
+        return Entry(name, None, found.evaluations, why=why)
+    return Entry(name, simulator.plan(found.devices), found.evaluations)
 
 
-def _table(problem: Problem, judge: Judge, entries: list[Entry], config: TrainConfig) -> Table:
-    protocol = RaceProtocol(max_rounds=config.table_rounds, min_rounds=config.table_rounds, hopeless=float("inf"))
-    eager, why = _eager(problem, judge)
-    return fill_table(entries, eager, why, lambda plans, others: judge.judge(plans, protocol, others=others))
+def _forecast(config: TrainConfig, methods: tuple[str, ...], single_s: float, *, is_measured: bool) -> str:
+    """How long all of it takes, before it begins."""
+    split = f"{' and '.join(methods)} {'each half of it' if len(methods) > 1 else 'all of it'}"
+    table_s = 0.0
+    if is_measured and np.isfinite(single_s):
+        table_s = (config.search.table_rounds + 3) * single_s * (len(HEURISTICS) + len(methods) + 2)
+    total = format_clock(config.budget_s + table_s)
+    return f"about {total} from here: {format_clock(config.budget_s)} of search, {split}, then the final table"
 
 
-def _eager(problem: Problem, judge: Judge) -> tuple[EagerStep | None, str]:
-    if not judge.is_measured:
+def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:
+    rounds = config.search.table_rounds
+    protocol = RaceProtocol(max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
+    eager, why = _eager(problem, evaluator)
+    return fill_table(
+        entries, eager, why, lambda plans, others: evaluator.measure_plans(plans, protocol, others=others)
+    )
+
+
+def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerStep | None, str]:
+    if not evaluator.is_measured:
         return None, "the host is simulated"
     try:
-        return EagerStep(problem.graph, problem.host, worker=judge.widest_worker()), ""
+        return EagerStep(problem.graph, problem.host, worker=evaluator.widest_worker()), ""
     except InvalidValue as error:
         return None, str(error)
 
 
-def _entry(method: str, found: Found, facts: dict[str, Any]) -> Entry:
-    return Entry(
-        method,
-        found.plan,
-        found.num_measured or found.num_proposed,
-        {"simulated": found.num_proposed, **facts},
-        why="" if found.plan is not None else "found no feasible placement",
-    )
+def _entry(method: str, found: LoopResult) -> Entry:
+    why = "" if found.plan is not None else "found no feasible placement"
+    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why=why)
 
 
 def _reasons(table: Table) -> str:
@@ -190,8 +216,8 @@ def _reasons(table: Table) -> str:
 class _Keeper:
     """Keeps the best placement so far over all searches, so that Ctrl-C loses nothing, and shows it to the tracker."""
 
-    def __init__(self, run: RunFolder | None, judge: Judge, tracker: Tracker) -> None:
-        self._run, self._judge, self._tracker = run, judge, tracker
+    def __init__(self, run: RunFolder | None, evaluator: Evaluator, tracker: Tracker) -> None:
+        self._run, self._evaluator, self._tracker = run, evaluator, tracker
         self._best_s = float("inf")
 
     def of(self, method: str) -> Callable[[Plan, float], None]:
@@ -201,12 +227,12 @@ class _Keeper:
             if self._run is None or step_time_s >= self._best_s:
                 return
             self._best_s = step_time_s
-            problem = self._judge.problem
+            problem = self._evaluator.problem
             _keep(self._run, problem, plan, method)
             if not isinstance(self._tracker, NoTracker):
                 title = f"{method}: {step_time_s * 1e3:.1f} ms a step"
                 path = self._run.path("timeline.png")
-                save_timeline_png(path, self._judge.timeline(plan), problem.graph, problem.host, title)
+                save_timeline_png(path, self._evaluator.timeline(plan), problem.graph, problem.host, title)
                 placement = self._run.path("placement.json")
                 self._tracker.log_best(step_time_s=step_time_s, placement=placement, timeline_png=path)
 
@@ -217,10 +243,9 @@ def _keep(run: RunFolder, problem: Problem, plan: Plan, method: str) -> None:
     save_placement(Placement.of(problem, plan, method), run.path("placement.json"))
 
 
-def _write(run: RunFolder, problem: Problem, result: TrainResult, policy: PolicySearch) -> None:
+def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     save_placement(result.placement, run.path("placement.json"))
     run.write_json("result.json", {**result.table.to_dict(), "measured": result.is_measured, "time": time.time()})
-    policy.save(run)
     kind = "measured" if result.is_measured else "simulated"
     write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
     title = f"{result.table.best}: {result.step_time_s * 1e3:.1f} ms a step ({kind})"

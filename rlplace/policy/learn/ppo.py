@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +13,16 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, GymEnv, Schedule
+from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplace.env.one_shot import observation_space
 from rlplace.errors import InvalidValue
+from rlplace.policy.config import PPOConfig
 from rlplace.policy.learn.elites import Elites
-from rlplace.policy.learn.imitate import cloning_loss
+from rlplace.policy.learn.imitate import cloning_loss, imitate
 from rlplace.policy.learn.rollout_buffer import PlacementRolloutBuffer
 from rlplace.policy.placer.policy import PlacerPolicy
 
@@ -49,88 +51,59 @@ class PlacerPPO(PPO):
     def __init__(
         self,
         policy: PlacerPolicy,
-        env: VecEnv,
-        learning_rate: float | Schedule = 3e-3,
-        n_steps: int = 1,
-        batch_size: int | None = None,
-        n_epochs: int = 3,
-        clip_range: float | Schedule = 0.2,
-        normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 1.0,
-        target_kl: float | None = None,
-        flips: float | Schedule = 2.0,
-        elite_coef: float = 1.0,
-        num_elites: int = 1,
-        elite_smoothing: float = 0.02,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        verbose: int = 0,
-        seed: int | None = 0,
+        env: VecEnv | None = None,
+        config: PPOConfig | None = None,
+        *,
+        seed: int = 0,
+        **options: Any,
     ) -> None:
-        """A learner for `policy` on `env`.
+        """A learner for `policy`.
 
         Args:
             policy: learns, in place.
-            env: one-step episodes, `PlacementVecEnv` for one.
-            learning_rate: of Adam.
-            n_steps: steps of all envs a rollout.
-            batch_size: placements a gradient step; by default the whole rollout.
-            n_epochs: passes over a rollout.
-            clip_range: how far the ratio of a group may leave 1.
-            normalize_advantage: divide the advantages of a minibatch by their spread.
-            ent_coef: weight of the mean entropy of a group.
-            vf_coef: weight of the value's error.
-            max_grad_norm: gradients are scaled down to this norm.
-            target_kl: end a rollout's passes early when a group's mean divergence passes 1.5 times this.
-            flips: groups in which a sample differs from the mode, on average.
-            elite_coef: weight of cloning the best placements; 0 is plain PPO.
-            num_elites: how many of the best to clone.
-            elite_smoothing: label smoothing in cloning.
-            stats_window_size: episodes that logged means are taken over.
-            tensorboard_log: folder of TensorBoard logs.
-            verbose: 1 prints a table each rollout.
+            env: one-step episodes, `PlacementVecEnv` for one; `learn` needs it, `update` does not.
+            config: how; or give its fields as keywords.
             seed: of sampling and shuffling.
+            options: fields of `PPOConfig`, over those of `config`.
 
         Raises:
             InvalidValue: fewer than two placements a rollout, or an option out of range.
         """
-        for name, value, least in (("n_epochs", n_epochs, 1), ("num_elites", num_elites, 1), ("n_steps", n_steps, 1)):
-            if value < least:
-                raise InvalidValue(name, value, f"at least {least}", where="PlacerPPO")
-        if n_steps * env.num_envs < 2:
-            raise InvalidValue("n_steps * num_envs", n_steps * env.num_envs, "at least 2", where="PlacerPPO")
+        config = dataclasses.replace(config or PPOConfig(), **options)
+        if env is not None and config.n_steps * env.num_envs < 2:
+            raise InvalidValue("n_steps * num_envs", config.n_steps * env.num_envs, "at least 2", where="PlacerPPO")
         self._given_policy = policy
-        self.flips = FloatSchedule(flips)
-        self.elite_coef = elite_coef
-        self.elite_smoothing = elite_smoothing
-        self.elites = Elites(num_elites)
+        self.flips = FloatSchedule(config.flips)
+        self.elite_coef, self.elite_smoothing = config.elite_coef, config.elite_smoothing
+        self.elites = Elites(config.num_elites)
+        num_envs = 1 if env is None else env.num_envs
+        self._whole_rollout = config.batch_size is None
         super().__init__(
             PlacerPolicy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=n_steps * env.num_envs if batch_size is None else batch_size,
-            n_epochs=n_epochs,
-            clip_range=clip_range,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            target_kl=target_kl,
+            env,  # type: ignore[arg-type]  # None until `set_env`: `update` needs no env
+            learning_rate=config.learning_rate,
+            n_steps=config.n_steps,
+            batch_size=max(config.n_steps * num_envs, 2) if config.batch_size is None else config.batch_size,
+            n_epochs=config.n_epochs,
+            clip_range=config.clip_range,
+            normalize_advantage=config.normalize_advantage,
+            ent_coef=config.ent_coef,
+            vf_coef=0.0,  # every episode starts in the same state: the mean of a rollout is the better baseline
+            max_grad_norm=config.max_grad_norm,
+            target_kl=config.target_kl,
             rollout_buffer_class=PlacementRolloutBuffer,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            verbose=verbose,
             seed=seed,
             device="cpu",
         )
-        self._whole_rollout = batch_size is None
         self._logger = Logger(folder=None, output_formats=[])  # until `learn` makes one
 
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
+        if self.env is None:
+            self.observation_space, self.action_space = (
+                self._given_policy.observation_space,
+                self._given_policy.action_space,
+            )
         self.clip_schedule = FloatSchedule(self.clip_range)
         self.policy = self._given_policy
         self.rollout_buffer = self._make_buffer(self.n_steps, self.n_envs)
@@ -163,13 +136,30 @@ class PlacerPPO(PPO):
         self.policy.set_flips(self.flips(self._current_progress_remaining))
         return bool(super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps))
 
-    def learn_from(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
-        """One update on placements (B, G) that were measured elsewhere, with their rewards (B,).
+    def imitate(self, group_devices: NDArray[np.integer]) -> None:
+        """Clones placements of groups, (G,) or (M, G), before learning from rewards."""
+        imitate(self.policy, group_devices)
+        self.policy.set_flips(self.flips(self._current_progress_remaining))
+
+    def forget(self) -> None:
+        """Forgets the best placements seen, as when rewards come to mean something else."""
+        self.elites.clear()
+
+    def update(
+        self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
+    ) -> dict[str, float]:
+        """One update on placements (B, G) with their rewards (B,); its losses, entropy and so on by name.
 
         They need not come from this policy: their log-probabilities are those of the policy as it is now. Afterwards
         samples differ from the mode in as many groups as during `learn`.
+
+        Args:
+            group_devices: devices of groups.
+            rewards: of each placement.
+            progress: share of learning that is done, 0 to 1, for what changes over time.
         """
-        actions_BG = np.asarray(group_devices_BG, dtype=np.int64)
+        actions_BG = np.asarray(group_devices, dtype=np.int64)
+        self._current_progress_remaining = 1.0 - progress
         buffer = self._make_buffer(len(actions_BG), 1)
         buffer.rng = self.rollout_buffer.rng
         observation = {"graph": np.zeros(1, dtype=np.int64)}
@@ -177,17 +167,18 @@ class PlacerPPO(PPO):
             values_B1, log_prob_BG, _ = self.policy.evaluate_actions(
                 {"graph": torch.zeros(len(actions_BG))}, torch.from_numpy(actions_BG)
             )
-        for row, reward in enumerate(np.asarray(rewards_B, dtype=np.float32)):
+        for row, reward in enumerate(np.asarray(rewards, dtype=np.float32)):
             buffer.add(observation, actions_BG[row], reward, np.ones(1), values_B1[row], log_prob_BG[row : row + 1])
         buffer.compute_returns_and_advantage(values_B1, np.ones(1, dtype=np.bool_))
-        self._update(buffer, len(actions_BG) if self._whole_rollout else self.batch_size)
+        figures = self._update(buffer, len(actions_BG) if self._whole_rollout else self.batch_size)
         self.policy.set_flips(self.flips(self._current_progress_remaining))
+        return figures
 
     def train(self) -> None:
         """Updates the policy from the rollout, and logs."""
         self._update(self.rollout_buffer, self.batch_size)
 
-    def _update(self, buffer: PlacementRolloutBuffer, batch_size: int) -> None:
+    def _update(self, buffer: PlacementRolloutBuffer, batch_size: int) -> dict[str, float]:
         self.policy.set_training_mode(True)
         for group in self.policy.optimizer.param_groups:
             group["lr"] = self.lr_schedule(self._current_progress_remaining)
@@ -200,11 +191,15 @@ class PlacerPPO(PPO):
             self._n_updates += 1
             if not all(self._step(samples, elites_MG, clip_range, log) for samples in buffer.get(batch_size)):
                 break
-        for name, values in log.items():
-            self.logger.record(f"train/{name}", float(np.mean(values)))
-        self.logger.record("train/temperature", float(self.policy.temperature))
-        self.logger.record("train/best_reward", float(self.elites.rewards[0]))
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        figures = {name: float(np.mean(values)) for name, values in log.items()}
+        figures |= {
+            "temperature": float(self.policy.temperature),
+            "best_reward": float(self.elites.rewards[0]),
+            "n_updates": float(self._n_updates),
+        }
+        for name, value in figures.items():
+            self.logger.record(f"train/{name}", value)
+        return figures
 
     def _step(
         self, samples: DictRolloutBufferSamples, elites_MG: Tensor, clip_range: float, log: dict[str, list[float]]
@@ -226,22 +221,19 @@ class PlacerPPO(PPO):
         logits_GD = self.policy.logits()  # once, for the surrogate and for the elites
         distribution = self.policy.distribution(logits_GD, 1)
         log_prob_BG = distribution.group_log_prob(samples.actions)
-        values_B1 = self.policy.predict_values(samples.observations)
         advantages_B = samples.advantages
         if self.normalize_advantage and len(advantages_B) > 1:
             advantages_B = (advantages_B - advantages_B.mean()) / (advantages_B.std() + 1e-8)
         log_ratio_BG = log_prob_BG - samples.old_log_prob
         policy_loss = clipped_group_loss(log_ratio_BG, advantages_B, clip_range)
-        value_loss = F.mse_loss(samples.returns, values_B1.flatten())
         entropy = distribution.group_entropy().mean()
         elite_loss = cloning_loss(logits_GD, elites_MG, self.elite_smoothing).mean()
-        loss = policy_loss - self.ent_coef * entropy + self.vf_coef * value_loss + self.elite_coef * elite_loss
+        loss = policy_loss - self.ent_coef * entropy + self.elite_coef * elite_loss
         with torch.no_grad():
             approx_kl = float((log_ratio_BG.exp() - 1 - log_ratio_BG).mean())
             clip_fraction = float(((log_ratio_BG.exp() - 1).abs() > clip_range).float().mean())
         for name, value in (
             ("policy_gradient_loss", policy_loss.item()),
-            ("value_loss", value_loss.item()),
             ("entropy", entropy.item()),
             ("elite_loss", elite_loss.item()),
             ("approx_kl", approx_kl),

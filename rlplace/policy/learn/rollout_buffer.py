@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,10 @@ class PlacementRolloutBuffer(DictRolloutBuffer):
         rng: shuffles the minibatches.
     """
 
-    rng: np.random.Generator = np.random.default_rng(0)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As Stable-Baselines3's, with a generator of its own."""
+        self.rng = np.random.default_rng(0)
+        super().__init__(*args, **kwargs)
 
     def reset(self) -> None:
         """Empties the buffer."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,38 +19,24 @@ from torch import Tensor, nn
 
 from rlplace.env.features import GraphFeatures, graph_features
 from rlplace.env.one_shot import action_space, observation_space
-from rlplace.errors import InvalidValue
+from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import load_checkpoint, save_checkpoint
+from rlplace.policy.config import PlacerArchitecture
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
 
+KIND = "placer"
+"""What its checkpoints say they are of."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
 BISECTIONS = 30
-
-
-@dataclass(frozen=True)
-class PlacerArchitecture:
-    """The size of a policy."""
-
-    hidden: int = 64
-    """Width of the encoder."""
-    num_layers: int = 3
-    """Rounds of messages."""
-    table_scale: float = 10.0
-    """How fast the free logits of each group (a table, added to the encoder's logits) learn; 0 leaves them out."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("num_layers", 0), ("table_scale", 0)):
-            value = getattr(self, name)
-            if not value >= least:
-                raise InvalidValue(name, value, f"at least {least}", where="policy")
 
 
 class PlacerPolicy(ActorCriticPolicy):
     """Devices for G groups, independent given a message-passing encoding of the group graph.
 
     The graph never changes, so its features are buffers of the policy, encoded once per batch and not once per sample,
-    and the value of the one state that there is, is a number. Unlike those of other policies, `forward` and
+    and there is one state, so no value is learned. Unlike those of other policies, `forward` and
     `evaluate_actions` give log-probabilities and entropies by group, (B, G), as `PlacerPPO` clips each group's ratio.
 
     Attributes:
@@ -106,7 +95,6 @@ class PlacerPolicy(ActorCriticPolicy):
         nn.init.zeros_(self.device_net.weight)
         nn.init.zeros_(self.device_net.bias)
         self.table_GD = nn.Parameter(torch.zeros(self.num_groups, self.num_devices))
-        self.value = nn.Parameter(torch.zeros(1))
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def logits(self) -> Tensor:
@@ -128,8 +116,8 @@ class PlacerPolicy(ActorCriticPolicy):
         return self.predict_values(obs), distribution.group_log_prob(actions_BG), entropy_BG
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
-        """(B, 1) values."""
-        return self.value + torch.zeros(_batch_size(obs), 1)
+        """(B, 1) zeros: every episode starts in the same state, so nothing is learned from its value."""
+        return torch.zeros(_batch_size(obs), 1)
 
     def get_distribution(self, obs: PyTorchObs) -> GroupCategorical:
         """The distribution over the devices of all groups."""
@@ -158,6 +146,26 @@ class PlacerPolicy(ActorCriticPolicy):
         with torch.no_grad():
             return self.logits().argmax(dim=-1).numpy().astype(np.int32)
 
+    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B,) log-probabilities of placements (B, G), at the policy's temperature."""
+        actions_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
+        return self.distribution(self.logits(), 1).log_prob(actions_BG)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights and graph features to `path` (`policy.safetensors`), the architecture beside it (`.json`).
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        about = {
+            "kind": KIND,
+            "num_groups": self.num_groups,
+            "num_devices": self.num_devices,
+            "features": list(self.feature_names),
+            "architecture": dataclasses.asdict(self.architecture),
+        }
+        save_checkpoint(path, about, self.state_dict())
+
     def set_flips(self, flips: float) -> None:
         """Sets the temperature at which a sample differs from the mode in `flips` groups, on average.
 
@@ -184,6 +192,40 @@ def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None
     return PlacerPolicy(
         observation_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
     )
+
+
+def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
+    """The policy that `PlacerPolicy.save` wrote to `path`; its random generator starts anew.
+
+    Raises:
+        FileProblem: a file is missing or not what it should be.
+    """
+    about, tensors = load_checkpoint(path, KIND)
+    path = Path(path)
+    try:
+        architecture = PlacerArchitecture(**about["architecture"])
+        names = tuple(str(name) for name in about["features"])
+        num_groups, num_devices = int(about["num_groups"]), int(about["num_devices"])
+    except (KeyError, TypeError, ValueError, InvalidValue) as error:
+        raise FileProblem(path.with_suffix(".json"), f"not a policy: {error}.") from error
+    try:
+        features = _features(tensors, names)
+        if features.group_cost.shape != (num_groups, num_devices):
+            shape = features.group_cost.shape
+            raise FileProblem(path, f"{shape} groups and devices, not those of {path.with_suffix('.json').name}.")
+        actions = spaces.MultiDiscrete(np.full(num_groups, num_devices))
+        policy = PlacerPolicy(observation_space(), actions, lambda _: 0.0, features, architecture)
+        policy.load_state_dict(tensors)
+    except (KeyError, RuntimeError) as error:
+        raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
+    return policy
+
+
+def _features(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> GraphFeatures:
+    fields = {
+        field.name: tensors[field.name].numpy() for field in dataclasses.fields(GraphFeatures) if field.name != "names"
+    }
+    return GraphFeatures(**fields, names=names)
 
 
 def _batch_size(obs: PyTorchObs) -> int:

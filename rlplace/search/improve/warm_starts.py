@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from rlplace.search.schedule.critical_path import solve_critical_path
 from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.heft import solve_heft
 from rlplace.search.schedule.peft import solve_peft
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Scoring, Task
 
 INFEASIBLE = 1e3
 """Loss of a placement that does not fit: more than any logarithm of a step time."""
@@ -42,16 +41,6 @@ HEURISTICS_SHARE = 0.3
 _CHUNK = 256
 
 
-@dataclass(frozen=True)
-class _Through:
-    """A timer that scores through a task, so that its budget and its best hold for a part of it too."""
-
-    task: Task
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        return self.task.score(placements)
-
-
 def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
     """Devices (N,) int32 of ops and step time of the best of all cheap heuristics, those over ops included.
 
@@ -65,7 +54,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
     for solve in HEURISTICS:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
             break
-        part = Task(task.problem, _Through(task), Budget(task.evaluations_left, task.seconds_left))
+        part = Task(task.problem, Scoring(task), Budget(task.evaluations_left, task.seconds_left))
         try:
             solve(part)
         except (MissingExtra, RunnerError):

@@ -1,0 +1,66 @@
+"""`Policy` and `Learner`: what proposes placements of groups, and what makes it better from their rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A distribution over placements of a problem's G groups on D devices."""
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that it places, G."""
+        ...
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that it places them on, D."""
+        ...
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn; by the policy's own generator, or by `rng`."""
+        ...
+
+    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B,) log-probabilities of placements (B, G), through which gradients flow."""
+        ...
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the likeliest placement, or nearly: the policy's best guess."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Writes weights to `path` (safetensors), and what is needed to make the policy again beside it (`.json`)."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Makes a policy better, in place."""
+
+    def imitate(self, group_devices: NDArray[np.integer]) -> None:
+        """Moves the policy towards placements (G,) or (M, G) that are known to be good."""
+        ...
+
+    def update(
+        self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
+    ) -> dict[str, float]:
+        """Learns from placements (B, G) and their rewards (B,); figures of the update by name.
+
+        Args:
+            group_devices: devices of groups, sampled from the policy or not.
+            rewards: larger is better; all finite.
+            progress: share of learning that is done, 0 to 1, for what changes over time.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Drops what it remembers of rewards, as when they come to mean something else."""
+        ...

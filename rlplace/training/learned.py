@@ -1,0 +1,131 @@
+"""`learned`: a policy that imitates good starts, learns from simulated placements, then from measured ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.env.rewards import make_reward
+from rlplace.env.scoring import Scorer
+from rlplace.policy.config import LearnConfig
+from rlplace.policy.protocols import Learner, Policy
+from rlplace.policy.registry import LEARNERS, POLICIES
+from rlplace.search.groups import majority_devices
+from rlplace.search.improve.anneal import anneal_finer
+from rlplace.search.improve.evolve import tuned_start
+from rlplace.search.improve.greedy_starts import scheduled_start
+from rlplace.search.improve.warm_starts import try_all
+from rlplace.search.task import Measuring, Scoring, Task
+
+SCREENED = 8
+"""Samples simulated for each one that is measured."""
+MOST_IDLE = 8
+"""Rounds without a new placement after which the policy is taken to be sure of itself."""
+
+
+def solve(task: Task, config: LearnConfig | None = None) -> Policy:
+    """Places by a policy and by search that learn from each other; returns the policy.
+
+    The policy imitates what the portfolio's cheap part finds (heuristics, tuned list schedules), samples for a share of
+    the budget and learns from every sample; annealing refines the best placement of both, and the policy learns what
+    came of it, as in expert iteration (Anthony et al. 2017, arXiv:1705.08439). Where the task has a host, the policy
+    goes on there: it proposes placements to be measured and learns from their measured step times.
+
+    Args:
+        task: scores and counts.
+        config: which policy, which learner, and their options.
+    """
+    config = config or LearnConfig()
+    agent = Agent(task, config)
+    begin, begin_s, others = None, math.inf, []
+    if config.init == "starts":
+        start, start_s, leaders = scheduled_start(task)
+        begin, begin_s = tuned_start(task, start, start_s, leaders, until=1.0)
+        others = [(start, start_s)]
+        agent.imitate(begin)
+        if try_all(task, share=0.5) and task.best_devices is not None:  # few enough: nothing is left to be found
+            begin, begin_s = task.best_devices, task.best_s
+    agent.learn(until=task.spent + config.share * (1.0 - task.spent))
+    if task.best_devices is not None:
+        begin, begin_s = task.best_devices, task.best_s
+    if begin is not None and config.share < 1.0:
+        anneal_finer(task, begin, begin_s, others=others, until=1.0 - agent.imitation_share)
+        if task.best_devices is not None:
+            agent.imitate(task.best_devices)
+    agent.measure()
+    return agent.policy
+
+
+class Agent:
+    """A policy and its learner at work on a task.
+
+    Simulated and measured rewards take one way, through `Scorer`s over the task's scoring and over its host.
+
+    Args:
+        task: scores, measures and counts.
+        config: which policy, which learner, and their options.
+    """
+
+    def __init__(self, task: Task, config: LearnConfig) -> None:
+        seed = int(task.generator.integers(2**31))
+        self._task, self._config, problem = task, config, task.problem
+        self.policy: Policy = POLICIES[config.policy](problem, config, seed)
+        self._learner: Learner = LEARNERS[config.learner](self.policy, config, seed)
+        self._baseline_s = float(problem.costs.op_time_s.mean(axis=1).sum()) or 1.0
+        reward = make_reward(config.reward, self._baseline_s)
+        self._scorer = Scorer(Scoring(task), reward, deterministic=True)
+        self._imitation_s = 0.0
+        self._host_scorer = None
+        if task.host is not None:
+            self._host_scorer = Scorer(Measuring(task), reward, deterministic=False, reference_s=self._baseline_s)
+
+    @property
+    def imitation_share(self) -> float:
+        """Share of a budget of seconds that teaching the policy a placement takes; 0 under one of evaluations."""
+        if math.isfinite(self._task.budget.evaluations):
+            return 0.0
+        return min(self._imitation_s / self._task.budget.seconds, 0.2)
+
+    def imitate(self, devices: NDArray[np.int32]) -> None:
+        """Teaches the policy a placement of ops, (N,)."""
+        before_s = self._task.elapsed_s
+        self._learner.imitate(majority_devices(self._task.problem, devices))
+        self._imitation_s = self._task.elapsed_s - before_s
+
+    def learn(self, *, until: float) -> None:
+        """Samples, scores and updates until a share of the budget is spent, or nothing new comes up any more."""
+        task, idle, begin = self._task, 0, self._task.spent
+        while task.spent < until and not task.is_spent and idle < MOST_IDLE:
+            before = task.evaluations
+            rows = self.policy.sample(int(max(2, min(self._config.num_samples, task.evaluations_left))))
+            scores = self._scorer.score(rows)
+            progress = (task.spent - begin) / max(until - begin, 1e-12)
+            figures = self._learner.update(rows, scores.reward, progress=min(progress, 1.0))
+            task.tell(figures)
+            idle = idle + 1 if task.evaluations == before else 0
+
+    def measure(self) -> None:
+        """Has placements measured and learns from them, until the task's measurements or its host's time end.
+
+        Half of a batch are the best simulated ones that were never run, half the policy proposes.
+        """
+        task, grouping = self._task, self._task.problem.grouping
+        if self._host_scorer is None or task.host is None or not task.measurements_left:
+            return
+        self._learner.forget()
+        while (count := min(self._config.num_measured, task.measurements_left)) > 0:
+            promising = task.host.promising(count - count // 2)
+            proposed = grouping.expand(self._propose(count - len(promising)))
+            batch = np.concatenate((promising.reshape(-1, proposed.shape[1]), proposed))
+            scores = self._host_scorer.score_placements(batch)
+            rows = np.stack([majority_devices(task.problem, devices) for devices in scores.placements])
+            task.tell(self._learner.update(rows, scores.reward, progress=1.0))
+
+    def _propose(self, count: int) -> NDArray[np.int32]:
+        """(<= count, G): the mode and samples of the policy, the best of several by simulation."""
+        rows = np.concatenate((self.policy.mode()[None], self.policy.sample(max(count, 1) * SCREENED)))
+        rows = np.unique(rows, axis=0)
+        simulated_s = self._task.timer.step_times(self._task.problem.grouping.expand(rows))
+        return rows[np.argsort(simulated_s, kind="stable")[:count]]
