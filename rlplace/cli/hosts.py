@@ -1,9 +1,6 @@
-"""`rlplace hosts` and `rlplace workloads`: what there is to place, and where."""
+"""`rlplace hosts`: the machines that there are to place on."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import tyro
 
@@ -36,27 +33,3 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
     for row in rows:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in dict(row["kinds"]).items())  # type: ignore[call-overload]
         say(f"{row['name']:18} {kinds}")
-
-
-def workloads(json: bool = False) -> None:
-    """List the named workloads: their sizes, options, and counts of ops and edges of a training step.
-
-    Args:
-        json: print one JSON object on stdout
-    """
-    from rlplace.workloads import describe_workloads
-
-    rows = describe_workloads()
-    if json:
-        print_json({"schema": 1, "workloads": rows})
-        return
-    for row in rows:
-        for size, counts in row["counts"].items():
-            options = ",".join(f"{key}={str(value).lower()}" for key, value in row[size].items())
-            say(f"{row['name']:13} {size:6} {counts['num_ops']:7,} ops {counts['num_edges']:7,} edges  {options}")
-        if not row["is_installed"]:
-            say(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
-    say("several as one: multi:NAME[@...][*WEIGHT],NAME,...; your own: package.module:function, or a graph file")
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"hosts": hosts, "workloads": workloads}
