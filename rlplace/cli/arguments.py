@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue
+from rlplace.seeds import check_seed
 
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
     from rlplace.workloads import WorkloadSpec
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+Seed = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: check_seed(int(words[0])),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""The type of every `--seed`: one out of range is refused before a command starts."""
 
 
 @dataclass(frozen=True)

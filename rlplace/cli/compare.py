@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import GroupingOptions, PlacementOptions, check_workload, print_json
+from rlplace.cli.arguments import GroupingOptions, PlacementOptions, Seed, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -20,7 +20,7 @@ def compare(
     seconds: float | None = None,
     seeds: int | None = None,
     objective: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     save: Path | None = None,
     json: bool = False,
     quiet: bool = False,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import PlacementOptions, check_workload, print_json, say
+from rlplace.cli.arguments import PlacementOptions, Seed, check_workload, print_json, say
 
 
 def fidelity(
@@ -16,7 +16,7 @@ def fidelity(
     host: str = "auto",
     placements: int = 40,
     fit: int = 16,
-    seed: int = 0,
+    seed: Seed = 0,
     plot: Path = Path("fidelity.png"),
     json: bool = False,
 ) -> None:

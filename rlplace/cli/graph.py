@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import GroupingOptions, check_workload, find_host, print_json, say
+from rlplace.cli.arguments import GroupingOptions, Seed, check_workload, find_host, print_json, say
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def graph(
     host: str = DEFAULT_HOST,
     groups: int = GroupingOptions.num_groups,
     top: int = 10,
-    seed: int = 0,
+    seed: Seed = 0,
     dims: str = "",
     dot: Path | None = None,
     dot_ops: int = 500,

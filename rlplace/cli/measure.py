@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import PlacementOptions, check_workload
+from rlplace.cli.arguments import PlacementOptions, Seed, check_workload
 from rlplace.cli.simulate import show_step_time
 
 
@@ -15,7 +15,7 @@ def measure(
     placing: PlacementOptions,
     placement: Path | None = None,
     host: str = "auto",
-    seed: int = 0,
+    seed: Seed = 0,
     timeline: Path | None = None,
     json: bool = False,
 ) -> None:

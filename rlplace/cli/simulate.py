@@ -7,7 +7,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import PlacementOptions, check_workload, print_json, say
+from rlplace.cli.arguments import PlacementOptions, Seed, check_workload, print_json, say
 
 
 def simulate(
@@ -15,7 +15,7 @@ def simulate(
     placing: PlacementOptions,
     placement: Path | None = None,
     host: str = "auto",
-    seed: int = 0,
+    seed: Seed = 0,
     timeline: Path | None = None,
     json: bool = False,
 ) -> None:

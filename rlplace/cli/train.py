@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import GroupingOptions, PlacementOptions, check_workload, parse_duration, print_json
+from rlplace.cli.arguments import GroupingOptions, PlacementOptions, Seed, check_workload, parse_duration, print_json
 
 
 def train(
@@ -16,7 +16,7 @@ def train(
     host: str = "auto",
     budget: str = "5m",
     run: Path | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     acyclic: bool = False,
     reward: str = "log_speedup",
     init: str = "eft",

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rlplace.cli.arguments import GroupingOptions, PlacementOptions, finite, parse_duration
-from rlplace.cli.main import main
+from rlplace.cli.main import COMMANDS, main
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.hosts.resolve import resolve_host
@@ -29,6 +29,30 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 def test_what_is_not_finite_becomes_null() -> None:
     assert finite({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
+
+
+SEEDED = ("train", "compare", "simulate", "measure", "fidelity", "graph")
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**70)])
+@pytest.mark.parametrize("command", SEEDED)
+def test_a_seed_out_of_range_is_refused_before_anything_is_built(
+    command: str, seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "nmt", "--seed", seed]) == 2
+    assert capsys.readouterr().err == f"rlplace: error: seed is {seed}, expected a whole number from 0 to 4294967295.\n"
+
+
+def test_every_seed_is_of_the_type_that_is_checked() -> None:
+    seeds = {name: inspect.signature(command).parameters.get("seed") for name, command in COMMANDS.items()}
+    assert {name: seed.annotation for name, seed in seeds.items() if seed} == dict.fromkeys(SEEDED, "Seed")
+
+
+def test_a_seed_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "nmt", "--seed", "many"])
+    assert ended.value.code == 2
+    assert "--seed" in capsys.readouterr().err
 
 
 PLACING = ("--pin", "--exclude", "--together", "--gangs")
