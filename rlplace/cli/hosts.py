@@ -12,14 +12,15 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
 
     Args:
         name: a preset, `auto`, `cores` or a host file; empty lists the presets
-        json: print one JSON object on stdout
+        json: print one JSON object on stdout; that of one host is a host file
     """
+    from rlplace.measure.hosts.host_file import host_to_dict
     from rlplace.measure.hosts.resolve import describe_hosts, resolve_host
 
     if name:
         host = resolve_host(name)
         if json:
-            print_json({"schema": 1, "fingerprint": host.fingerprint, **host.to_dict()})
+            print_json(host_to_dict(host))
             return
         for device in host.devices:
             say(f"{device.name:12} {device.kind:28} {device.memory_bytes / 2**30:8.1f} GiB")
