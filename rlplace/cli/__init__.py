@@ -1,1 +1,1 @@
-"""The command line: one module a family of commands, all heavy imports inside them."""
+"""The command line: one module a command, all heavy imports inside them."""

@@ -1,4 +1,4 @@
-"""The words of the command line: durations, JSON on stdout, and what WORKLOAD, HOST and constraints stand for."""
+"""What commands share: groups of options, durations, JSON on stdout, and what WORKLOAD and HOST stand for."""
 
 from __future__ import annotations
 
@@ -6,18 +6,74 @@ import json
 import math
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue
+from rlplace.seeds import check_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
     from rlplace.workloads import WorkloadSpec
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+Seed = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: check_seed(int(words[0])),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""The type of every `--seed`: one out of range is refused before a command starts."""
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """Where ops may run."""
+
+    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)"""
+    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """PATTERN=DEVICE, again and again: these ops never run there"""
+    together: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """PATTERN,PATTERN,..., again and again: these ops move as one"""
+    gangs: bool = False
+    """on CPU hosts, also a device that runs an op on all cores at once"""
+
+    def find_host(self, text: str) -> Host:
+        """The host that HOST stands for, with gangs if they were asked for."""
+        return find_host(text, gangs=self.gangs)
+
+    def constraints(self, host: Host) -> Constraints:
+        """The user's constraints, their devices checked against those of `host`.
+
+        Raises:
+            InvalidValue: a word of another form.
+            UnknownName: a device that the host does not have.
+        """
+        from rlplace.graphs.grouping.constraints import Constraints
+
+        constraints = Constraints.parse(pins=self.pin, exclusions=self.exclude, together=self.together)
+        constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
+        return constraints
+
+
+@dataclass(frozen=True)
+class GroupingOptions:
+    """How ops are grouped."""
+
+    num_groups: Annotated[int, tyro.conf.arg(name="groups")] = 256
+    """most groups of ops that are moved"""
+    rule: Annotated[str, tyro.conf.arg(name="grouping")] = "heavy-edge"
+    """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none"""
 
 
 def parse_duration(text: str, field: str = "budget") -> float:
@@ -74,20 +130,3 @@ def find_host(text: str, *, gangs: bool = False) -> Host:
     from rlplace.measure.hosts.resolve import resolve_host
 
     return resolve_host(text, gangs=gangs)
-
-
-def parse_constraints(
-    pin: Sequence[str], exclude: Sequence[str], together: Sequence[str], host: Host | None = None
-) -> Constraints:
-    """What `--pin`, `--exclude` and `--together` say, checked against the devices of `host` where it is given.
-
-    Raises:
-        InvalidValue: a word of another form.
-        UnknownName: a device that the host does not have.
-    """
-    from rlplace.graphs.grouping.constraints import Constraints
-
-    constraints = Constraints.parse(pins=pin, exclusions=exclude, together=together)
-    if host is not None:
-        constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
-    return constraints

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import check_workload, find_host, parse_constraints, print_json
+from rlplace.cli.arguments import GroupingOptions, PlacementOptions, Seed, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
 def compare(
     workload: tyro.conf.Positional[str],
+    placing: PlacementOptions,
+    grouping: GroupingOptions,
     host: str | None = None,
     methods: str = "all",
     evaluations: int | None = None,
     seconds: float | None = None,
-    seeds: int = 1,
-    objective: str = "latency",
-    seed: int = 0,
-    groups: int = 256,
-    grouping: str = "heavy-edge",
-    pin: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
-    exclude: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
-    together: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
-    gangs: bool = False,
+    seeds: int | None = None,
+    objective: str | None = None,
+    seed: Seed = 0,
     save: Path | None = None,
     json: bool = False,
     quiet: bool = False,
@@ -35,30 +29,28 @@ def compare(
 
     Args:
         workload: a name with an optional size, `package.module:function`, or a graph file
+        placing: where ops may run
+        grouping: how ops are grouped
         host: `auto` (the default), `cores`, `cores:2x4`, a preset, or a host file; a dnn-partitioning file has its own
         methods: `all`, or names with commas between them
         evaluations: placements that each method may score with each seed
         seconds: wall time of all methods and seeds together; 60 where no budget is given
-        seeds: how many seeds each method that draws is run with
-        objective: latency, throughput, or for dnn-partitioning files max-load or piece-latency
+        seeds: how many seeds each method that draws is run with; one by default
+        objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
         seed: of the workload
-        groups: most groups of ops that searches move
-        grouping: how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none
-        pin: PATTERN=DEVICE, again and again: these ops run there (a glob over modules, op names and targets)
-        exclude: PATTERN=DEVICE, again and again: these ops never run there
-        together: PATTERN,PATTERN,..., again and again: these ops move as one
-        gangs: on CPU hosts, also a device that runs an op on all cores at once
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         json: print one JSON object on stdout
         quiet: no progress and no table
     """
-    from rlplace.compare.row import OBJECTIVES
-
     spec = check_workload(workload)
-    if objective not in OBJECTIVES:
-        raise UnknownName("objective", objective, OBJECTIVES)
+    from rlplace.compare.row import OBJECTIVES
+    from rlplace.compare.run import CompareConfig
     from rlplace.partitioning.compare import is_published_file, run_published
 
+    num_seeds = CompareConfig.seeds if seeds is None else seeds
+    minimised = CompareConfig.objective if objective is None else objective
+    if minimised not in OBJECTIVES:
+        raise UnknownName("objective", minimised, OBJECTIVES)
     if spec.is_file and is_published_file(spec.path):
         if host is not None:
             raise InvalidValue(
@@ -66,39 +58,37 @@ def compare(
             )
         result = run_published(
             spec.path,
-            objective,
+            minimised,
             methods,
             evaluations=evaluations,
             seconds=seconds,
-            seeds=seeds,
+            seeds=num_seeds,
             save=save,
             is_quiet=quiet,
         )
     else:
-        if objective not in ("latency", "throughput"):
+        if minimised not in ("latency", "throughput"):
             raise InvalidValue(
                 "objective",
-                objective,
+                minimised,
                 "latency or throughput",
                 where="compare",
                 hint="max-load and piece-latency are for files of the published benchmark.",
             )
-        from rlplace.compare.run import CompareConfig
         from rlplace.compare.session import run_compare, split_methods
 
         searches, people = split_methods(methods)
-        config = CompareConfig(searches, evaluations, seconds, seeds, objective)
-        found = find_host(host or "auto", gangs=gangs)
-        constraints = parse_constraints(pin, exclude, together, found)
+        config = CompareConfig(searches, evaluations, seconds, num_seeds, minimised)
+        found = placing.find_host(host or "auto")
         result = run_compare(
             spec,
             found,
             config,
             people,
             seed=seed,
-            num_groups=groups,
-            grouping=grouping,
-            constraints=constraints,
+            num_groups=grouping.num_groups,
+            grouping=grouping.rule,
+            constraints=placing.constraints(found),
             save=save,
             is_quiet=quiet,
         )
@@ -106,6 +96,3 @@ def compare(
         print_json(result)
     if result["interrupted"]:
         raise KeyboardInterrupt
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"compare": compare}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import check_workload, find_host, print_json, say
+from rlplace.cli.arguments import GroupingOptions, Seed, check_workload, find_host, print_json, say
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ PUBLISHED = "published"
 def graph(
     workload: tyro.conf.Positional[str],
     host: str = DEFAULT_HOST,
-    groups: int = 256,
+    groups: int = GroupingOptions.num_groups,
     top: int = 10,
-    seed: int = 0,
+    seed: Seed = 0,
     dims: str = "",
     dot: Path | None = None,
     dot_ops: int = 500,
@@ -192,6 +191,3 @@ def _show(facts: dict[str, Any]) -> None:
     console = Console(stderr=True)
     console.print(graph_table(facts))
     console.print(targets_table(facts["top_targets"], facts["costs_host"]))
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"graph": graph}

@@ -7,20 +7,39 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli import compare, graph, learn, look, time_steps
+from rlplace.cli.bench import bench
+from rlplace.cli.compare import compare
+from rlplace.cli.export import export
+from rlplace.cli.fidelity import fidelity
+from rlplace.cli.graph import graph
+from rlplace.cli.hosts import hosts
+from rlplace.cli.measure import measure
+from rlplace.cli.simulate import simulate
+from rlplace.cli.train import train
+from rlplace.cli.workloads import workloads
 from rlplace.errors import RlplaceError, UserError
 
 DESCRIPTION = "Finds where each op of a PyTorch model should run so that the measured step is shortest."
 
-COMMANDS = {
-    name: command for room in (learn, compare, time_steps, look, graph) for name, command in room.COMMANDS.items()
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "train": train,
+    "export": export,
+    "compare": compare,
+    "simulate": simulate,
+    "measure": measure,
+    "fidelity": fidelity,
+    "bench": bench,
+    "hosts": hosts,
+    "workloads": workloads,
+    "graph": graph,
 }
 
 AGAIN_S = 0.05
@@ -28,7 +47,7 @@ AGAIN_S = 0.05
 
 app = SubcommandApp()
 for name, command in COMMANDS.items():
-    app.command(command, name=name)
+    app.command(name=name)(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 description=DESCRIPTION,
                 args=arguments or ["--help"],
                 use_underscores=False,
-                config=(tyro.conf.FlagCreatePairsOff,),
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
             )
     except UserError as error:
         print(f"rlplace: error: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.present import check_present
 
 MEMORY_SHARE = 0.25
 """Part of the smallest device's memory that the bytes of a group may take."""
@@ -102,12 +103,13 @@ class Problem:
             on_progress: told what is being profiled.
 
         Raises:
-            UserError: a rule or constraint that does not fit.
+            UserError: a rule or constraint that does not fit, or a device that this machine lacks.
         """
         from rlplace.measure.costs.profile import profile_costs, profile_links
 
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
         (constraints or Constraints()).resolve(graph, *_names(host))
+        check_present(host)
         host = profile_links(host)
         costs = profile_costs(graph, host, on_progress=on_progress)
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)

@@ -22,13 +22,13 @@ LEAST = 6
 
 
 def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], None]) -> Problem:
-    """The problem with figures fitted to the measured steps of `count` placements of all kinds.
+    """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
     Args:
         problem: as profiled, on a host of this machine.
         count: how many placements to measure; at least 6 are.
         seed: of what is drawn.
-        say: told what was fitted and what that gained.
+        say: told what was fitted, what that gained, and whether it is used.
 
     Raises:
         RunnerError: a placement failed.
@@ -77,9 +77,10 @@ def majority(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def describe(calibration: Calibration) -> str:
-    """What was fitted, and the error before and after, in a line."""
+    """What was fitted, the error before and after, and which of the two is used, in a line."""
     figures = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(calibration.figures).items())
+    used = "the fit is used" if calibration.is_kept else "the fit is worse, so the simulator stays as profiled"
     return (
         f"calibrated ({figures}): median error on {calibration.num_held_out} held-out placements "
-        f"{calibration.error_before:.1%} before, {calibration.error_after:.1%} after"
+        f"{calibration.error_before:.1%} before, {calibration.error_after:.1%} after: {used}"
     )

@@ -98,6 +98,7 @@ def run_fidelity(
         **figures.to_dict(),
         "calibration": {
             **dataclasses.asdict(calibration.figures),
+            "is_kept": calibration.is_kept,
             "error_before": calibration.error_before,
             "error_after": calibration.error_after,
             "num_fitted": calibration.num_fitted,

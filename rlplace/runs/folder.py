@@ -11,6 +11,7 @@ from typing import Any
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import PARTIAL_ENDING, read_json, write_bytes_atomic, write_json_atomic, write_text_atomic
+from rlplace.runs.lock import LOCK_FILE, FolderLock
 
 RUN_FILES = (
     "config.json",
@@ -36,21 +37,23 @@ class RunFolder:
 
     Attributes:
         root: the folder; it exists.
+        lock: the right to write the run, which `create` takes and `close` gives up; None where the run is only read.
     """
 
     root: Path
+    lock: FolderLock | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> RunFolder:
-        """A folder for a new run, made with its parents where it is missing.
+        """A folder for a new run, made with its parents where it is missing; it is this process's until `close`.
 
         Args:
             path: of the folder.
             overwrite: remove the files of the run that is in it; whatever else lies there stays.
 
         Raises:
-            FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, or it cannot be
-                written.
+            FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, another run is writing
+                into it, or it cannot be written.
         """
         cls.check(path, overwrite)
         root = Path(path)
@@ -58,10 +61,16 @@ class RunFolder:
             root.mkdir(parents=True, exist_ok=True)
             if not os.access(root, os.W_OK | os.X_OK):
                 raise FileProblem(root, "this folder cannot be written to: name another.")
-            _remove_run(root)
+            lock = FolderLock(root)
+            try:
+                _check_entries(root, overwrite)  # a run may have come and gone since the first look
+                _remove_run(root)
+            except BaseException:
+                lock.release()
+                raise
         except OSError as error:
             raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
-        return cls(root)
+        return cls(root, lock)
 
     @staticmethod
     def check(path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -72,19 +81,20 @@ class RunFolder:
             overwrite: whether a run may be there already.
 
         Raises:
-            FileProblem: a file is in the way, or the folder is not empty and `overwrite` is false.
+            FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, or another run is
+                writing into it.
         """
         root = Path(path)
+        FolderLock.check(root)
         try:
-            if root.exists() and not root.is_dir():
-                raise FileProblem(root, "this is a file, expected a folder for the run: name another.")
-            entries = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+            _check_entries(root, overwrite)
         except OSError as error:
             raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
-        if entries and not overwrite:
-            shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
-            hint = "name another, or pass --overwrite to replace the run in it"
-            raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
+
+    def close(self) -> None:
+        """Ends the writing: another run may have the folder."""
+        if self.lock is not None:
+            self.lock.release()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -187,6 +197,16 @@ _WORDS: dict[type, str] = {
     bool: "true or false",
     type(None): "null",
 }
+
+
+def _check_entries(root: Path, overwrite: bool) -> None:
+    if root.exists() and not root.is_dir():
+        raise FileProblem(root, "this is a file, expected a folder for the run: name another.")
+    entries = sorted(entry.name for entry in root.iterdir() if entry.name != LOCK_FILE) if root.is_dir() else []
+    if entries and not overwrite:
+        shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
+        hint = "name another, or pass --overwrite to replace the run in it"
+        raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
 
 
 def _remove_run(root: Path) -> None:

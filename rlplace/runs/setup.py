@@ -15,6 +15,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.present import check_present
 from rlplace.measure.problem import Problem
 from rlplace.workloads import Size, Workload, WorkloadSpec, build
 
@@ -41,9 +42,10 @@ def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
         seed: of the model's weights and inputs.
 
     Raises:
-        InvalidValue: a graph file, and the host is of this machine.
+        InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
         UserError: the workload cannot be built or captured, or the file is malformed.
     """
+    check_present(host)
     if not spec.is_file:
         return capture_workload(build_for(spec, host, seed))
     if not host.is_simulated:

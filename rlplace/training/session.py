@@ -31,7 +31,7 @@ def run_training(
     """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
 
     Raises:
-        FileProblem: the folder exists and `overwrite` is not given.
+        FileProblem: the folder exists and `overwrite` is not given, or another run is writing into it.
         UserError: the workload cannot be built or captured.
     """
     from rlplace.report.progress import make_progress
@@ -85,6 +85,7 @@ def run_training(
     finally:
         progress.close()
         tracker.finish(is_complete=is_complete)
+        run.close()
 
 
 def _devices(host: Host) -> str:

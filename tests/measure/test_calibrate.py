@@ -63,8 +63,26 @@ def test_it_halves_the_error_at_least_and_is_judged_on_what_it_did_not_fit() -> 
     assert (result.num_fitted, result.num_held_out) == (8, 4)
     assert result.error_before > 0.1
     assert result.error_after < result.error_before / 2
+    assert result.is_kept
+    assert result.problem.host.corun_slowdown
     again = calibrate(profiled, plans, [real.retime(plan).step_time_s for plan in plans])
     assert again.figures == result.figures
+
+
+def test_a_fit_that_is_worse_on_unseen_plans_is_not_used() -> None:
+    profiled = problem()
+    simulator = Simulator(profiled, threads=1)
+    placements = np.random.default_rng(3).integers(0, 2, (12, profiled.graph.num_ops), dtype=np.int32)
+    plans = [simulator.plan(row) for row in placements]
+    measured_s = np.array([simulator.retime(plan).step_time_s for plan in plans])
+    judged = np.random.default_rng(0).permutation(12)[:4]  # as `calibrate` draws them
+    disturbed_s = np.where(np.isin(np.arange(12), judged), measured_s, 1.5 * measured_s)
+    result = calibrate(profiled, plans, disturbed_s.tolist())
+    assert not result.is_kept
+    assert result.problem is profiled
+    assert result.error_before == pytest.approx(0.0, abs=1e-9)
+    assert result.error_after > 0.3
+    assert result.figures != Figures()
 
 
 def test_free_transfers_are_fitted_by_a_small_factor_not_by_zero() -> None:

@@ -32,7 +32,7 @@ def test_overwrite_removes_what_rlplace_wrote_and_nothing_else(tmp_path: Path) -
     for name in ("notes.txt", "my.json", ".hidden.partial"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "wandb").mkdir()
-    RunFolder.create(tmp_path, overwrite=True)
+    RunFolder.create(tmp_path, overwrite=True).close()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".hidden.partial", "my.json", "notes.txt", "wandb"]
 
 
@@ -70,6 +70,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(FileProblem, match="Input/output error"):
         folder.write_bytes("timeline.png", b"png")
     assert folder.read_json("result.json") == {"rows": []}
+    folder.close()
     assert os.listdir(tmp_path) == ["result.json"]
 
 
@@ -122,3 +123,29 @@ def test_a_malformed_file_is_named_with_its_field(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="seed is True, expected a whole number"):
         folder.read_json("result.json", {"seed": int})
     assert folder.read_json("result.json", {"best_s": (float, type(None))})["seed"] is True
+
+
+def test_a_folder_that_is_being_written_is_refused_also_with_overwrite(tmp_path: Path) -> None:
+    running = RunFolder.create(tmp_path)
+    running.write_json("config.json", {"seed": 0})
+    for overwrite in (False, True):
+        for attempt in (RunFolder.check, RunFolder.create):
+            with pytest.raises(
+                FileProblem, match=rf"still going on writes into this folder \(process {os.getpid()} on"
+            ):
+                attempt(tmp_path, overwrite)
+    assert running.read_json("config.json") == {"seed": 0}
+    assert RunFolder.open(tmp_path).read_json("config.json") == {"seed": 0}
+    running.close()
+    RunFolder.create(tmp_path, overwrite=True).close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_that_came_and_went_since_the_first_look_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("theirs")
+    monkeypatch.setattr(RunFolder, "check", lambda path, overwrite: None)
+    with pytest.raises(FileProblem, match="not empty"):
+        RunFolder.create(tmp_path)
+    assert os.listdir(tmp_path) == ["config.json"]

@@ -4,6 +4,9 @@ A host file is JSON or YAML and holds the fields of `Host`, named as in `rlplace
 spare repetition and are written out on loading: a device with a `count` stands for that many (`cuda` becomes `cuda:0`,
 `cuda:1`, ...), and a `topology`, a list of `Wiring`s, gives links and routes to the pairs of devices for which `routes`
 names none.
+
+Two more fields are optional, so that what `rlplace hosts HOST --json` prints is a host file: `schema`, which is 1, and
+`fingerprint`, which if it is there must be that of the host. Remove it when you edit devices or routes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.hosts.wiring import Wiring, lay_routes
 
 ENDINGS = (".json", ".yaml", ".yml")
+
+SCHEMA = 1
+"""Of host files, and of what `host_to_dict` gives."""
 
 _MOST_COPIES = 1024
 
@@ -73,20 +79,29 @@ def save_host(host: Host, path: str | os.PathLike[str]) -> None:
         raise FileProblem(path, f"cannot be written: {error}.") from error
 
 
+def host_to_dict(host: Host) -> dict[str, object]:
+    """`host` as a host file holds it, with its schema and fingerprint."""
+    return {"schema": SCHEMA, "fingerprint": host.fingerprint, **host.to_dict()}
+
+
 def host_from_dict(data: object, where: str) -> Host:
-    """The host that plain data (`Host.to_dict`, or what a host file holds) describes.
+    """The host that plain data (`Host.to_dict`, `host_to_dict`, or what a host file holds) describes.
 
     Args:
         data: A mapping of the fields of `Host`, short forms allowed.
         where: The file that `data` comes from, named in every error.
 
     Raises:
-        InvalidValue: A value of the wrong type or range, a missing field or route.
+        InvalidValue: A value of the wrong type or range, a missing field or route, another schema, or a fingerprint
+            that is not the host's.
         UnknownName: A field, device or link that does not exist.
     """
     if not isinstance(data, Mapping):
         raise InvalidValue("host", described(data), "a mapping of fields", where=where)
     facts = dict(data)
+    schema, fingerprint = facts.pop("schema", SCHEMA), facts.pop("fingerprint", None)
+    if isinstance(schema, bool) or schema != SCHEMA:
+        raise InvalidValue("schema", described(schema), str(SCHEMA), where=where)
     wirings = decode_list(Wiring, facts.pop("topology", []), where, "topology")
     links = decode_list(Link, facts.get("links", []), where, "links")
     routes = decode_list(Route, facts.get("routes", []), where, "routes")
@@ -99,7 +114,11 @@ def host_from_dict(data: object, where: str) -> Host:
         routes += tuple(route for route in laid_routes if (route.source, route.destination) not in given)
         _check_names(devices, links, routes, where)
         facts |= {"devices": devices, "links": links, "routes": routes}
-    return decode_record(Host, facts, where)
+    host = decode_record(Host, facts, where)
+    if fingerprint not in (None, host.fingerprint):
+        hint = "The file was edited since it was written: remove the fingerprint."
+        raise InvalidValue("fingerprint", described(fingerprint), repr(host.fingerprint), where=where, hint=hint)
+    return host
 
 
 def _read_devices(data: object, where: str) -> tuple[Device, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.measure.hosts.present import check_present
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -39,7 +40,7 @@ class HostRunner:
         seed: of random ops.
 
     Raises:
-        InvalidValue: a simulated host, or a graph without a program.
+        InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class HostRunner:
                 where="measure",
                 hint="A simulated host has no devices to run on: simulate instead.",
             )
+        check_present(problem.host)
         keep_freed_memory()
         self._problem = problem
         self._planner = planner

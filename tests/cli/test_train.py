@@ -1,4 +1,4 @@
-"""How ops are grouped and where they may be, from the command line to the run folder."""
+"""`rlplace train`: how ops are grouped and where they may be, the run folder, and a model that cannot be captured."""
 
 from __future__ import annotations
 
@@ -58,3 +58,30 @@ def test_mistakes_are_named_and_leave_no_folder(
     assert train(tmp_path / "run", *flags) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    assert main(["train", "nmt", "--host", "cores", "--run", str(tmp_path / "run")]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "run" / "precious.txt").read_text() == "mine"
+
+
+def test_a_model_that_cannot_be_captured_names_op_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_branchy_model.py").write_text(
+        "import torch\n"
+        "class Branchy(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x if x.sum() > 0 else -x\n"
+        "def work():\n"
+        "    return Branchy(), torch.ones(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "a_branchy_model:work", "--host", "cores", "--run", "r", "--budget", "1s"]) == 2
+    said = capsys.readouterr().err
+    assert "a_branchy_model.py:4" in said
+    assert "_local_scalar_dense" in said
+    assert "Traceback" not in said

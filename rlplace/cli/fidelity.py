@@ -1,0 +1,68 @@
+"""`rlplace fidelity`: how far the simulator can be trusted on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rlplace.cli.arguments import PlacementOptions, Seed, check_workload, print_json, say
+
+
+def fidelity(
+    workload: tyro.conf.Positional[str],
+    placing: PlacementOptions,
+    host: str = "auto",
+    placements: int = 40,
+    fit: int = 16,
+    seed: Seed = 0,
+    plot: Path = Path("fidelity.png"),
+    json: bool = False,
+) -> None:
+    """Simulate and measure many unseen placements: how far the simulator can be trusted here.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        placing: where ops may run
+        host: `auto`, `cores` or `cores:2x4`
+        placements: how many unseen placements
+        fit: how many other placements the simulator is calibrated on first
+        seed: of the workload and of what is drawn
+        plot: where the scatter plot goes
+        json: print one JSON object on stdout
+    """
+    from rlplace.runs.fidelity import run_fidelity
+
+    spec, found = check_workload(workload), placing.find_host(host)
+    result = run_fidelity(
+        spec,
+        found,
+        num_placements=placements,
+        num_fit=fit,
+        seed=seed,
+        plot=plot,
+        constraints=placing.constraints(found),
+    )
+    if json:
+        print_json(result)
+    else:
+        say(fidelity_words(result))
+
+
+def fidelity_words(result: dict[str, Any]) -> str:
+    """What `fidelity` tells people, from what it prints as JSON."""
+    overall, ceiling, best, best_ceiling = (
+        "none" if result[f"spearman{which}"] is None else f"{result[f'spearman{which}']:.{digits}f}"
+        for which, digits in (("", 3), ("_ceiling", 3), ("_best_quartile", 2), ("_ceiling_best_quartile", 2))
+    )
+    return (
+        f"{result['num_placements']} unseen placements, simulated against measured:\n"
+        f"  rank correlation {overall} (two measurements of the same placements: {ceiling}); "
+        f"among the best quarter {best} ({best_ceiling})\n"
+        f"  error of the step time: median {result['median_abs_rel_error']:.1%}, "
+        f"90th percentile {result['p90_abs_rel_error']:.1%}\n"
+        f"  the simulator's favourite is {result['pick_regret']:.1%} slower than the best measured\n"
+        f"  largest error of a device's peak memory {result['peak_bytes_max_rel_error']:.1%}\n"
+        f"  scatter plot: {result['plot']}"
+    )

@@ -1,0 +1,36 @@
+"""`rlplace hosts`: the machines that there are to place on."""
+
+from __future__ import annotations
+
+import tyro
+
+from rlplace.cli.arguments import print_json, say
+
+
+def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
+    """List the host presets, or show one host.
+
+    Args:
+        name: a preset, `auto`, `cores` or a host file; empty lists the presets
+        json: print one JSON object on stdout; that of one host is a host file
+    """
+    from rlplace.measure.hosts.host_file import host_to_dict
+    from rlplace.measure.hosts.resolve import describe_hosts, resolve_host
+
+    if name:
+        host = resolve_host(name)
+        if json:
+            print_json(host_to_dict(host))
+            return
+        for device in host.devices:
+            say(f"{device.name:12} {device.kind:28} {device.memory_bytes / 2**30:8.1f} GiB")
+        for link in host.links:
+            say(f"{link.name:28} {link.bandwidth_bytes_per_s / 1e9:8.1f} GB/s {link.latency_s * 1e6:8.1f} us")
+        return
+    rows = describe_hosts()
+    if json:
+        print_json({"schema": 1, "hosts": rows})
+        return
+    for row in rows:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in dict(row["kinds"]).items())  # type: ignore[call-overload]
+        say(f"{row['name']:18} {kinds}")

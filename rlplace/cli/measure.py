@@ -1,0 +1,45 @@
+"""`rlplace measure`: the step time of one placement, run here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+from rlplace.cli.arguments import PlacementOptions, Seed, check_workload
+from rlplace.cli.simulate import show_step_time
+
+
+def measure(
+    workload: tyro.conf.Positional[str],
+    placing: PlacementOptions,
+    placement: Path | None = None,
+    host: str = "auto",
+    seed: Seed = 0,
+    timeline: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Run steps of a placement on this machine and time them.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        placing: where ops may run
+        placement: a placement file; without one, everything runs on the best single device
+        host: `auto`, `cores` or `cores:2x4`
+        seed: of the workload
+        timeline: write a Chrome trace of a measured and of a simulated step here
+        json: print one JSON object on stdout
+    """
+    from rlplace.runs.step_time import time_placement
+
+    spec, found = check_workload(workload), placing.find_host(host)
+    result = time_placement(
+        spec,
+        found,
+        placement,
+        is_measured=True,
+        seed=seed,
+        timeline=timeline,
+        constraints=placing.constraints(found),
+    )
+    show_step_time(result, json)

@@ -1,0 +1,59 @@
+"""`rlplace simulate`: the simulated step time of one placement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rlplace.cli.arguments import PlacementOptions, Seed, check_workload, print_json, say
+
+
+def simulate(
+    workload: tyro.conf.Positional[str],
+    placing: PlacementOptions,
+    placement: Path | None = None,
+    host: str = "auto",
+    seed: Seed = 0,
+    timeline: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Simulate one step of a placement.
+
+    Args:
+        workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
+        placing: where ops may run
+        placement: a placement file; without one, everything runs on the best single device
+        host: `auto`, `cores`, `cores:2x4`, a preset, or a host file
+        seed: of the workload
+        timeline: write a Chrome trace of the simulated step here
+        json: print one JSON object on stdout
+    """
+    from rlplace.runs.step_time import time_placement
+
+    spec, found = check_workload(workload), placing.find_host(host)
+    result = time_placement(
+        spec,
+        found,
+        placement,
+        is_measured=False,
+        seed=seed,
+        timeline=timeline,
+        constraints=placing.constraints(found),
+    )
+    show_step_time(result, json)
+
+
+def show_step_time(result: dict[str, Any], json: bool) -> None:
+    """Prints what `simulate` and `measure` found: as JSON on stdout, or in a line for people."""
+    if json:
+        print_json(result)
+    elif result["status"] == "ok":
+        spread = f" ± {result['spread_s'] * 1e3:.2f}" if result["kind"] == "measured" else ""
+        say(
+            f"{result['placement']}, {result['kind']}: {result['step_time_s'] * 1e3:.2f} ms{spread}, "
+            f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
+        )
+    else:
+        say(f"{result['placement']}, {result['kind']}: {result['status']}: {result['why']}")

@@ -1,0 +1,46 @@
+"""`check_present`: whether this machine has the devices of a host that is to run something."""
+
+from __future__ import annotations
+
+import re
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.run.threads import usable_cores
+
+HINT = "Use a host of this machine (`auto`, `cores`); to simulate this one, set `backend: simulated` on its devices."
+
+_CUDA = re.compile(r"cuda:(?P<index>[0-9]{1,4})\Z")
+
+
+def check_present(host: Host) -> None:
+    """Refuses a host that is not simulated and has a device that this machine lacks, before anything is run on it.
+
+    Raises:
+        InvalidValue: a GPU that PyTorch does not see, or a core that this process may not use.
+    """
+    if host.is_simulated:
+        return
+    for device in host.devices:
+        if device.backend == "cuda":
+            _check_gpu(device, host.name)
+        elif missing := sorted(set(device.cores) - set(usable_cores())):
+            raise InvalidValue(
+                f"cores of device {device.name!r}",
+                missing,
+                f"cores that this process may use ({', '.join(map(str, usable_cores()))})",
+                where=f"host {host.name!r}",
+                hint=HINT,
+            )
+
+
+def _check_gpu(device: Device, host_name: str) -> None:
+    import torch
+
+    count = torch.cuda.device_count()
+    match = _CUDA.match(device.name)
+    if match is None or int(match["index"]) >= count:
+        seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
+        raise InvalidValue(
+            "device", device.name, f"a CUDA device of this machine ({seen})", where=f"host {host_name!r}", hint=HINT
+        )

@@ -1,0 +1,95 @@
+"""What commands share: durations, JSON, and groups of options whose text stands once."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from rlplace.cli.arguments import GroupingOptions, PlacementOptions, finite, parse_duration
+from rlplace.cli.main import COMMANDS, main
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.grouping.groups import group_ops
+from rlplace.measure.hosts.resolve import resolve_host
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("150s", 150.0), ("5m", 300.0), ("1.5h", 5400.0), ("0.5m", 30.0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "m", "-3s", "5 m m", "1e3"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue, match="budget"):
+        parse_duration(text)
+
+
+def test_what_is_not_finite_becomes_null() -> None:
+    assert finite({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
+
+
+SEEDED = ("train", "compare", "simulate", "measure", "fidelity", "graph")
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**70)])
+@pytest.mark.parametrize("command", SEEDED)
+def test_a_seed_out_of_range_is_refused_before_anything_is_built(
+    command: str, seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "nmt", "--seed", seed]) == 2
+    assert capsys.readouterr().err == f"rlplace: error: seed is {seed}, expected a whole number from 0 to 4294967295.\n"
+
+
+def test_every_seed_is_of_the_type_that_is_checked() -> None:
+    seeds = {name: inspect.signature(command).parameters.get("seed") for name, command in COMMANDS.items()}
+    assert {name: seed.annotation for name, seed in seeds.items() if seed} == dict.fromkeys(SEEDED, "Seed")
+
+
+def test_a_seed_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "nmt", "--seed", "many"])
+    assert ended.value.code == 2
+    assert "--seed" in capsys.readouterr().err
+
+
+PLACING = ("--pin", "--exclude", "--together", "--gangs")
+GROUPING = ("--groups", "--grouping")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("train", (*PLACING, *GROUPING, "--acyclic", "--budget", "--simulate-share")),
+        ("compare", (*PLACING, *GROUPING, "--seeds", "--objective")),
+        ("simulate", PLACING),
+        ("measure", PLACING),
+        ("fidelity", (*PLACING, "--placements", "--fit")),
+    ],
+)
+def test_options_of_a_group_are_flags_like_all_others(
+    command: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    shown = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {*flags, "--json", "--seed"} <= shown
+    assert not [flag for flag in shown if flag.startswith(("--placing", "--grouping-"))]
+
+
+def test_grouping_is_as_in_python_where_nothing_is_said() -> None:
+    parameters = inspect.signature(group_ops).parameters
+    options = GroupingOptions()
+    assert (options.num_groups, options.rule) == (parameters["num_groups"].default, parameters["rule"].default)
+
+
+def test_constraints_are_checked_against_the_host() -> None:
+    host = resolve_host("4xV100-pcie")
+    constraints = PlacementOptions(pin=("encoder=cuda:1",), together=("a,b",)).constraints(host)
+    assert constraints.pins == (("encoder", "cuda:1"),)
+    assert constraints.together == (("a", "b"),)
+    with pytest.raises(UnknownName, match="cuda:4"):
+        PlacementOptions(exclude=("encoder=cuda:4",)).constraints(host)
