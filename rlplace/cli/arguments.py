@@ -35,6 +35,30 @@ Seed = Annotated[
 """The type of every `--seed`: one out of range is refused before a command starts."""
 
 
+def format_duration(seconds: float) -> str:
+    """Seconds as `parse_duration` reads them.
+
+    >>> format_duration(300.0)
+    '5m'
+    """
+    if seconds and seconds % 60 == 0:
+        return f"{seconds / 60:g}m"
+    return f"{seconds:g}s"
+
+
+Duration = Annotated[
+    float,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="TIME",
+        instance_from_str=lambda words: parse_duration(words[0]),
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [format_duration(value)],
+    ),
+]
+"""The type of every time: `90`, `150s`, `5m` or `1.5h`."""
+
+
 @dataclass(frozen=True)
 class PlacementOptions:
     """Where ops may run."""
@@ -74,6 +98,12 @@ class GroupingOptions:
     """most groups of ops that are moved"""
     rule: Annotated[str, tyro.conf.arg(name="grouping")] = "heavy-edge"
     """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none"""
+
+
+Placing = Annotated[PlacementOptions, tyro.conf.arg(name="")]
+"""`PlacementOptions` as options of a command, without a prefix."""
+Grouped = Annotated[GroupingOptions, tyro.conf.arg(name="")]
+"""`GroupingOptions` as options of a command, without a prefix."""
 
 
 def parse_duration(text: str, field: str = "budget") -> float:

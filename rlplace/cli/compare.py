@@ -6,14 +6,14 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import GroupingOptions, PlacementOptions, Seed, check_workload, print_json
+from rlplace.cli.arguments import Grouped, Placing, Seed, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
 def compare(
     workload: tyro.conf.Positional[str],
-    placing: PlacementOptions,
-    grouping: GroupingOptions,
+    placing: Placing,
+    grouping: Grouped,
     host: str | None = None,
     methods: str = "all",
     evaluations: int | None = None,

@@ -7,12 +7,12 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import PlacementOptions, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Placing, Seed, check_workload, print_json, say
 
 
 def fidelity(
     workload: tyro.conf.Positional[str],
-    placing: PlacementOptions,
+    placing: Placing,
     host: str = "auto",
     placements: int = 40,
     fit: int = 16,

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 description=DESCRIPTION,
                 args=arguments or ["--help"],
                 use_underscores=False,
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+                config=(tyro.conf.FlagCreatePairsOff,),
             )
     except UserError as error:
         print(f"rlplace: error: {error}", file=sys.stderr)

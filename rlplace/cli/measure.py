@@ -6,13 +6,13 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import PlacementOptions, Seed, check_workload
+from rlplace.cli.arguments import Placing, Seed, check_workload
 from rlplace.cli.simulate import show_step_time
 
 
 def measure(
     workload: tyro.conf.Positional[str],
-    placing: PlacementOptions,
+    placing: Placing,
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,

@@ -7,12 +7,12 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import PlacementOptions, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Placing, Seed, check_workload, print_json, say
 
 
 def simulate(
     workload: tyro.conf.Positional[str],
-    placing: PlacementOptions,
+    placing: Placing,
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,

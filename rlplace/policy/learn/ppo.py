@@ -99,11 +99,9 @@ class PlacerPPO(PPO):
 
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
-        if self.env is None:
-            self.observation_space, self.action_space = (
-                self._given_policy.observation_space,
-                self._given_policy.action_space,
-            )
+        if self.env is None:  # Stable-Baselines3 takes all of this from the env
+            given = self._given_policy
+            self.n_envs, self.observation_space, self.action_space = 1, given.observation_space, given.action_space
         self.clip_schedule = FloatSchedule(self.clip_range)
         self.policy = self._given_policy
         self.rollout_buffer = self._make_buffer(self.n_steps, self.n_envs)
