@@ -63,3 +63,10 @@ def test_every_method_is_in_the_docs() -> None:
 
     text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
     assert [name for name in (*METHODS, *PEOPLE) if f"`{name}`" not in text] == []
+
+
+def test_every_export_format_is_in_the_readme() -> None:
+    from rlplace.export import FORMATS
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name, entry in FORMATS.items() if f"| `{entry.file}` |" not in text] == []

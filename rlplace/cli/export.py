@@ -12,20 +12,22 @@ from rlplace.cli.arguments import print_json
 def export(
     folder: tyro.conf.Positional[Path],
     workload: str | None = None,
+    format: str = "script",
     check: bool = False,
     json: bool = False,
 ) -> None:
-    """A run's placement as a model that runs: writes FOLDER/step.py, or checks it against eager.
+    """A run's placement as a model that runs or in another format: writes it into FOLDER, or checks it against eager.
 
     Args:
         folder: a run folder
         workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
+        format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), or one of yours
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout
     """
     from rlplace.export.session import export_run
 
-    result = export_run(folder, workload=workload, is_check=check)
+    result = export_run(folder, workload=workload, is_check=check, format=format)
     if json:
         print_json(result)
     if check and not result["ok"]:

@@ -18,9 +18,14 @@ def workloads(json: bool = False) -> None:
         print_json({"schema": 1, "workloads": rows})
         return
     for row in rows:
-        for size, counts in row["counts"].items():
+        if row["problem"]:
+            say(f"{row['name']:13} {row['problem']}")
+            continue
+        for size in ("small", "paper"):
             options = ",".join(f"{key}={str(value).lower()}" for key, value in row[size].items())
-            say(f"{row['name']:13} {size:6} {counts['num_ops']:7,} ops {counts['num_edges']:7,} edges  {options}")
+            counts = row["counts"].get(size)
+            counted = f"{counts['num_ops']:7,} ops {counts['num_edges']:7,} edges" if counts else f"{'not counted':>25}"
+            say(f"{row['name']:13} {size:6} {counted}  {options}")
         if not row["is_installed"]:
             say(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
     say("several as one: multi:NAME[@...][*WEIGHT],NAME,...; your own: package.module:function, or a graph file")

@@ -1,8 +1,9 @@
-"""`write_script`: a run's placement as a short program that trains with it."""
+"""`script`: a run's placement as a short program that trains with it."""
 
 from __future__ import annotations
 
 from rlplace import __version__
+from rlplace.export.registry import ExportFormat, ExportRequest
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 
@@ -42,3 +43,11 @@ def script(workload: str, *, default_size: str, seed: int) -> str:
         imports="from rlplace.workloads import build, parse_workload",
         build=_NAMED.format(workload=workload, size=default_size, seed=seed),
     )
+
+
+def _of_run(request: ExportRequest) -> str:
+    size, seed = request.config["default_size"], request.config["train"]["seed"]
+    return script(str(request.spec), default_size=size, seed=seed)
+
+
+SCRIPT = ExportFormat("step.py", "a short program that trains as placed", _of_run)

@@ -8,33 +8,52 @@ from typing import Any
 
 from rlplace.errors import InvalidValue
 from rlplace.export.check import check_export
-from rlplace.export.script import script
+from rlplace.export.registry import FORMATS, ExportRequest
 from rlplace.export.step import matching_host
+from rlplace.files import write_text_atomic
 from rlplace.measure.placement import load_placement
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
-from rlplace.runs.setup import capture_workload, only_simulated
-from rlplace.workloads import WorkloadSpec, build, parse_workload
+from rlplace.runs.setup import capture_workload
+from rlplace.workloads import build
 
 
 @one_thread_here()
-def export_run(folder: Path, *, workload: str | None, is_check: bool) -> dict[str, Any]:
-    """Writes a run's `step.py`, or compares its placed step with eager; returns what `--json` prints.
+def export_run(folder: Path, *, workload: str | None, is_check: bool, format: str = "script") -> dict[str, Any]:
+    """Writes a run's placement in a format, or compares its placed step with eager; returns what `--json` prints.
+
+    Args:
+        folder: of the run.
+        workload: the workload again, where the run is of a user's function.
+        is_check: compare, and write nothing.
+        format: a name of `FORMATS`.
 
     Raises:
-        FileProblem: no run there, or a malformed one.
+        UnknownName: there is no such format.
+        FileProblem: no run there, or a malformed one; or the file cannot be written.
         FingerprintMismatch: its placement is for another graph or host.
-        InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file.
+        InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file, and
+            the format needs the model; or `is_check` with another format than `script`.
     """
+    chosen = FORMATS[format]
+    if is_check and format != "script":
+        hint = "A check runs the placed step and writes nothing: leave one of the two out."
+        raise InvalidValue("format", format, "none with a check", where="export", hint=hint)
     run = RunFolder.open(folder)
-    config = run.read_json("config.json")
     placement = load_placement(run.path("placement.json"))
-    spec = _spec_of(config, workload)
-    if not is_check:
-        run.write_text("step.py", script(str(spec), default_size=config["default_size"], seed=config["train"]["seed"]))
-        print(f"wrote {run.path('step.py')}: run it with python {run.path('step.py')}", file=sys.stderr)
-        return {"schema": 1, "path": str(run.path("step.py"))}
-    host = matching_host(placement)
+    request = ExportRequest(run, run.read_json("config.json"), placement, workload)
+    if is_check:
+        return _check(request)
+    path = run.root / chosen.file
+    write_text_atomic(path, chosen.text(request))
+    how = f": run it with python {path}" if path.suffix == ".py" else f": {chosen.summary}"
+    print(f"wrote {path}{how}", file=sys.stderr)
+    return {"schema": 1, "format": format, "path": str(path)}
+
+
+def _check(request: ExportRequest) -> dict[str, Any]:
+    config, placement = request.config, request.placement
+    spec, host = request.spec, matching_host(placement)
     graph = capture_workload(build(spec, default_size=config["default_size"], seed=config["train"]["seed"]))
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)
@@ -45,21 +64,3 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool) -> dict[st
         file=sys.stderr,
     )
     return checked.to_dict()
-
-
-def _spec_of(config: dict[str, Any], workload: str | None) -> WorkloadSpec:
-    recorded = parse_workload(config["workload"])
-    if workload is not None:
-        recorded = parse_workload(workload)
-    if recorded.is_file:
-        raise only_simulated(recorded)
-    if workload is None and recorded.is_function:
-        raise InvalidValue(
-            "workload",
-            None,
-            repr(config["workload"]),
-            where="export",
-            hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
-            f"--workload {config['workload']}",
-        )
-    return recorded

@@ -23,6 +23,7 @@ RUN_FILES = (
     "timeline.json",
     "timeline.png",
     "step.py",
+    "placement.csv",
     "measurements.db",
     "report.html",
 )

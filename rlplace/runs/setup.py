@@ -115,6 +115,7 @@ def describe_problem(problem: Problem) -> dict[str, Any]:
             "num_ops": graph.num_ops,
             "num_edges": graph.num_edges,
             "names": list(graph.names),
+            "modules": list(graph.modules),
         },
         "host_fingerprint": problem.host.fingerprint,
         "host": problem.host.to_dict(),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.workloads.catalog import CATALOG, CONFIGS, Family
+from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, register_workload
 from rlplace.workloads.counts import describe_workloads
 from rlplace.workloads.inception_v3 import InceptionV3Config
 from rlplace.workloads.nmt import NMTConfig
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
 from rlplace.workloads.registry import build, parse_workload
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
-from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Workload
+from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Parts, Workload
 
 if TYPE_CHECKING:
     from rlplace.workloads.networks.inception_v3 import InceptionV3, InceptionV3Output
@@ -30,6 +30,7 @@ __all__ = [
     "NMTConfig",
     "NMTOutput",
     "Optimizer",
+    "Parts",
     "Size",
     "WeightedPart",
     "Workload",
@@ -38,6 +39,7 @@ __all__ = [
     "build",
     "describe_workloads",
     "parse_workload",
+    "register_workload",
 ]
 
 _NEED_TORCH = {

@@ -1,13 +1,20 @@
-"""`CATALOG`: every named workload, its options, its builder and what must be installed for it; imports no torch."""
+"""`CATALOG`: every named workload, its options, its builder and what must be installed for it; imports no torch.
+
+`register_workload` adds one for this process; an installed package brings more as entry points of
+`rlplace.workloads`, each of which is a `Family`.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import Any
 
+from rlplace.errors import InvalidValue
+from rlplace.registry import Registry
 from rlplace.workloads import (
     bert,
     clip,
@@ -25,29 +32,60 @@ from rlplace.workloads import (
     whisper,
 )
 from rlplace.workloads.options import WorkloadConfig
+from rlplace.workloads.workload import Parts
 
-if TYPE_CHECKING:
-    from rlplace.workloads.workload import Parts
+MULTI = "multi"
+"""The name of several workloads as one, which no workload can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One named workload."""
+    """One named workload.
+
+    Raises:
+        InvalidValue: `config` is no class of options, its `NAME` is missing or taken by `multi`, or an option has no
+            default.
+    """
 
     config: type[WorkloadConfig]
     """The class of its options."""
-    home: str = ""
-    """`module:function` of what builds it; by default `build` of the file in `networks/` that has its name."""
+    home: str | Callable[[Any], Parts] = ""
+    """What builds it, or `module:function` of that; by default `build` of the file in `networks/` with its name."""
     package: str = ""
     """What it is built from; empty where torch alone does."""
     extra: str = ""
     """The extra that brings `package`."""
 
+    def __post_init__(self) -> None:
+        where = f"workload options {getattr(self.config, '__qualname__', self.config)!r}"
+        is_config = isinstance(self.config, type) and issubclass(self.config, WorkloadConfig)
+        if not is_config or not is_dataclass(self.config) or inspect.isabstract(self.config):
+            raise InvalidValue("config", self.config, "a dataclass that is a WorkloadConfig with `paper`", where=where)
+        name = getattr(self.config, "NAME", None)
+        if not isinstance(name, str) or name == MULTI:
+            raise InvalidValue("NAME", name, f"the name of the workload, which is not {MULTI!r}", where=where)
+        for field in fields(self.config):
+            if field.default is MISSING:
+                raise InvalidValue(field.name, "without a default", "a default, its size `small`", where=where)
+
     def build(self, config: WorkloadConfig) -> Parts:
-        """A model, its inputs and its loss at the size that `config` says; imports torch."""
-        module, _, function = (self.home or f"rlplace.workloads.networks.{config.NAME}:build").partition(":")
-        make: Callable[[WorkloadConfig], Parts] = getattr(importlib.import_module(module), function)
-        return make(config)
+        """A model, its inputs and its loss at the size that `config` says; imports torch.
+
+        Raises:
+            InvalidValue: the builder returned something else.
+        """
+        made: object = self._builder(config.NAME)(config)
+        if not isinstance(made, Parts):
+            expected = "Parts: the model, its inputs and its loss"
+            raise InvalidValue("the value", type(made).__name__, expected, where=f"what built workload {config.NAME}")
+        return made
+
+    def _builder(self, name: str) -> Callable[[Any], object]:
+        if callable(self.home):
+            return self.home
+        module, _, function = (self.home or f"rlplace.workloads.networks.{name}:build").partition(":")
+        builder: Callable[[Any], object] = getattr(importlib.import_module(module), function)
+        return builder
 
     @property
     def is_installed(self) -> bool:
@@ -57,7 +95,7 @@ class Family:
 
 ZOO = {"package": "transformers", "extra": "zoo"}
 
-CATALOG: dict[str, Family] = {
+_BUILT_IN: dict[str, Family] = {
     "bert": Family(bert.BertConfig, **ZOO),
     "clip": Family(clip.ClipConfig, **ZOO),
     "dlrm": Family(dlrm.DLRMConfig),
@@ -74,5 +112,37 @@ CATALOG: dict[str, Family] = {
     "whisper": Family(whisper.WhisperConfig, **ZOO),
 }
 
-CONFIGS: dict[str, type[WorkloadConfig]] = {name: family.config for name, family in CATALOG.items()}
-"""Name of every named workload and the class of its options."""
+CATALOG = Registry[Family]("workload", _BUILT_IN, group="rlplace.workloads", entry_type=Family)
+
+
+class _Configs(Mapping[str, type[WorkloadConfig]]):
+    def __getitem__(self, name: str) -> type[WorkloadConfig]:
+        return CATALOG[name].config
+
+    def __contains__(self, name: object) -> bool:
+        return name in CATALOG
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CATALOG)
+
+    def __len__(self) -> int:
+        return len(CATALOG)
+
+
+CONFIGS: Mapping[str, type[WorkloadConfig]] = _Configs()
+"""Name of every named workload and the class of its options: those of `CATALOG`, as they are now."""
+
+
+def register_workload(config: type[WorkloadConfig], build: str | Callable[[Any], Parts]) -> None:
+    """Makes a workload of `config.NAME`, for this process: wherever a WORKLOAD is asked for, the name is one.
+
+    Args:
+        config: the class of its options.
+        build: from the options to the model, its inputs and its loss; or `module:function` of it, imported when the
+            workload is built.
+
+    Raises:
+        InvalidValue: the name is malformed or taken, or `config` is no class of options.
+    """
+    family = Family(config, build)
+    CATALOG.register(family.config.NAME, family)

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import fields
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.workloads.catalog import CATALOG, CONFIGS
+from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI
 from rlplace.workloads.options import SIZES, Size
-from rlplace.workloads.spec import MULTI, WeightedPart, WorkloadSpec
+from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import Workload
 
 GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml")
@@ -43,7 +43,7 @@ def parse_workload(text: str) -> WorkloadSpec:
         ['nmt@layers=4,steps=5*2', 'rnnlm']
     """
     text = text.strip()
-    if text not in CONFIGS and os.path.isfile(text):
+    if os.path.isfile(text) and text not in CONFIGS:
         return WorkloadSpec(text, is_file=True)
     if text == MULTI or text.startswith(f"{MULTI}:"):
         return WorkloadSpec(MULTI, parts=_parse_parts(text))

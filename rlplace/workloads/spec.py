@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.workloads.catalog import CONFIGS
+from rlplace.workloads.catalog import CONFIGS, MULTI
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
-
-MULTI = "multi"
 
 
 @dataclass(frozen=True, slots=True)

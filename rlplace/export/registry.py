@@ -1,0 +1,101 @@
+"""`FORMATS`: what a run's placement can be exported as; each format is a row here and a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from rlplace.errors import FingerprintMismatch, InvalidValue
+from rlplace.measure.placement import Placement
+from rlplace.registry import Registry
+from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.runs.setup import only_simulated
+from rlplace.workloads import WorkloadSpec, parse_workload
+
+EXPORTED = ("step.py", "placement.csv")
+"""The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What a format is given: a run that is to be exported."""
+
+    run: RunFolder
+    """Its folder, for whatever else a format reads."""
+    config: dict[str, Any]
+    """What `config.json` holds: the words of the command, resolved."""
+    placement: Placement
+    """The best placement that was measured."""
+    workload: str | None = None
+    """The workload as the user passed it again, which a run of a user's function needs."""
+
+    @property
+    def spec(self) -> WorkloadSpec:
+        """The workload of the run, which can be built.
+
+        Raises:
+            InvalidValue: it is a graph file; or a user's function, and `workload` does not name it again.
+        """
+        spec = parse_workload(self.config["workload"] if self.workload is None else self.workload)
+        if spec.is_file:
+            raise only_simulated(spec)
+        if self.workload is None and spec.is_function:
+            raise InvalidValue(
+                "workload",
+                None,
+                repr(self.config["workload"]),
+                where="export",
+                hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
+                f"--workload {self.config['workload']}",
+            )
+        return spec
+
+    def problem(self) -> dict[str, Any]:
+        """What `problem.json` holds of the graph, its groups and costs; builds and captures nothing.
+
+        Raises:
+            FileProblem: it is missing or not JSON.
+            InvalidValue: it lacks something.
+            FingerprintMismatch: it is not what the placement was made for.
+        """
+        problem = self.run.read_json("problem.json", {"graph": dict, "grouping": dict, "costs": dict})
+        for kind, actual in (("graph", problem["graph"].get("fingerprint")), ("host", problem.get("host_fingerprint"))):
+            expected = getattr(self.placement, f"{kind}_fingerprint")
+            if actual != expected:
+                raise FingerprintMismatch(kind, str(actual), expected)
+        return problem
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    """One format.
+
+    Raises:
+        InvalidValue: `file` is no plain file name, or is that of another file of a run.
+    """
+
+    file: str
+    """Name of the file in the run folder that it becomes."""
+    summary: str
+    """What it is, in a few words."""
+    text: Callable[[ExportRequest], str]
+    """What the file holds."""
+
+    def __post_init__(self) -> None:
+        if PurePath(self.file).name != self.file or self.file in ("", ".."):
+            raise InvalidValue("file", self.file, "a plain file name", where="export format")
+        if self.file in RUN_FILES and self.file not in EXPORTED:
+            raise InvalidValue("file", self.file, "another name: runs keep something else in it", where="export format")
+
+
+FORMATS = Registry[ExportFormat](
+    "export format",
+    {
+        "script": "rlplace.export.script:SCRIPT",
+        "csv": "rlplace.export.table:TABLE",
+    },
+    group="rlplace.export_formats",
+    entry_type=ExportFormat,
+)

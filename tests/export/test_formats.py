@@ -1,0 +1,120 @@
+"""Export formats: what is built in, what is registered, and what each needs of a run."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_problems import chain_problem, fork_problem
+
+from rlplace.cli.main import main
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.export import FORMATS, ExportFormat, ExportRequest
+from rlplace.export.session import export_run
+from rlplace.measure import Placement, Problem, Simulator
+from rlplace.measure.placement import save_placement
+from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.runs.setup import describe_problem
+
+FORK = fork_problem(seed=0)
+MODULES = ("", "encoder", "encoder", "encoder.norm", "decoder", "")
+PROBLEM = Problem(dataclasses.replace(FORK.graph, modules=MODULES), FORK.host, FORK.costs, FORK.grouping)
+DEVICES = np.array([0, 0, 1, 1, 0, 1], dtype=np.int32)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run of six ops, three on each device."""
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_json("config.json", {"workload": "nmt@small", "default_size": "small", "train": {"seed": 3}})
+    folder.write_json("problem.json", describe_problem(PROBLEM))
+    save_placement(Placement.of(PROBLEM, Simulator(PROBLEM).plan(DEVICES)), folder.path("placement.json"))
+    return folder
+
+
+@pytest.fixture
+def short_format() -> Iterator[str]:
+    def text(request: ExportRequest) -> str:
+        return f"{request.config['workload']}: {request.placement.devices.tolist()}"
+
+    FORMATS.register("short", ExportFormat("short.txt", "devices of all ops", text))
+    yield "short"
+    FORMATS.unregister("short")
+
+
+def test_the_script_is_the_default(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"schema": 1, "format": "script", "path": str(run.path("step.py"))}
+    assert f"run it with python {run.path('step.py')}" in said.err
+    assert 'parse_workload("nmt@small"), default_size="small", seed=3' in run.path("step.py").read_text()
+
+
+def test_csv_has_a_row_an_op(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--format", "csv"]) == 0
+    assert "placement.csv: one row an op" in capsys.readouterr().err
+    with run.path("placement.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["op"] for row in rows] == list(PROBLEM.graph.names)
+    names = [device.name for device in PROBLEM.host.devices]
+    assert [row["module"] for row in rows] == list(MODULES)
+    assert [row["device"] for row in rows] == [names[device] for device in DEVICES]
+    assert [int(row["group"]) for row in rows] == PROBLEM.grouping.op_group.tolist()
+    times_s = PROBLEM.costs.op_time_s[np.arange(6), DEVICES]
+    assert [float(row["op_time_s"]) for row in rows] == times_s.tolist()
+    assert "placement.csv" in RUN_FILES, "else --overwrite would leave it beside another placement"
+
+
+def test_a_registered_format_works_from_the_command_line(run: RunFolder, short_format: str) -> None:
+    assert main(["export", str(run.root), "--format", short_format]) == 0
+    assert (run.root / "short.txt").read_text() == "nmt@small: [0, 0, 1, 1, 0, 1]"
+
+
+def test_an_unknown_format_is_answered_with_the_nearest(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--format", "scrpt"]) == 2
+    assert "unknown export format 'scrpt': did you mean 'script'? Known: csv, script." in capsys.readouterr().err
+    with pytest.raises(UnknownName):
+        export_run(run.root, workload=None, is_check=True, format="scrpt")
+
+
+def test_a_check_takes_no_format(run: RunFolder) -> None:
+    with pytest.raises(InvalidValue, match="A check runs the placed step and writes nothing"):
+        export_run(run.root, workload=None, is_check=True, format="csv")
+
+
+def test_csv_needs_neither_the_users_code_nor_a_model(run: RunFolder) -> None:
+    for workload in ("a_users_model:work", str(run.path("problem.json"))):
+        run.write_json("config.json", {"workload": workload, "default_size": "small", "train": {"seed": 3}})
+        assert export_run(run.root, workload=None, is_check=False, format="csv")["format"] == "csv"
+        with pytest.raises(InvalidValue, match=r"--workload a_users_model:work|simulated, not measured"):
+            export_run(run.root, workload=None, is_check=False)
+
+
+def test_csv_says_what_the_run_lacks(run: RunFolder) -> None:
+    def export() -> object:
+        return export_run(run.root, workload=None, is_check=False, format="csv")
+
+    problem = describe_problem(PROBLEM)
+    run.write_json("problem.json", {**problem, "grouping": {"op_group": [0, 1]}})
+    with pytest.raises(InvalidValue, match=r"problem\.json: grouping\.op_group is '2 values', expected 6 values"):
+        export()
+    run.write_json("problem.json", {**problem, "costs": {"op_time_s": [[1.0]] * 6}})
+    with pytest.raises(InvalidValue, match="expected 2 seconds an op, one for each device"):
+        export()
+    run.write_json("problem.json", describe_problem(chain_problem(5, 2)))
+    with pytest.raises(FingerprintMismatch, match="made for another graph"):
+        export()
+    run.path("problem.json").unlink()
+    with pytest.raises(FileProblem, match=r"this run has no problem\.json"):
+        export()
+
+
+@pytest.mark.parametrize("file", ["", "..", "a/b.txt", "/b.txt", "placement.json", "config.json"])
+def test_a_format_writes_no_other_file_of_the_run(file: str) -> None:
+    with pytest.raises(InvalidValue, match="export format: file is"):
+        ExportFormat(file, "what it is", str)

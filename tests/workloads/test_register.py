@@ -1,0 +1,192 @@
+"""Workloads from outside the package: registered in this process, or brought by an installed package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+import pytest
+import torch
+from torch import nn
+
+from rlplace.cli.main import main
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.workloads import (
+    CATALOG,
+    CONFIGS,
+    Family,
+    Parts,
+    WorkloadConfig,
+    build,
+    describe_workloads,
+    parse_workload,
+    register_workload,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MLPConfig(WorkloadConfig):
+    NAME: ClassVar[str] = "mlp"
+
+    layers: int = 2
+    width: int = 8
+
+    @classmethod
+    def paper(cls) -> Self:
+        return cls(layers=20)
+
+
+def build_mlp(config: MLPConfig) -> Parts:
+    layers = [nn.Linear(config.width, config.width) for _ in range(config.layers)]
+    return Parts(nn.Sequential(*layers), (torch.randn(3, config.width),), lambda y: y.square().mean())
+
+
+@pytest.fixture
+def mlp() -> Iterator[None]:
+    register_workload(MLPConfig, build_mlp)
+    yield
+    CATALOG.unregister("mlp")
+
+
+@pytest.mark.usefixtures("mlp")
+def test_a_registered_workload_is_named_sized_and_built_like_ours() -> None:
+    assert len(build("mlp@paper").model) == 20  # type: ignore[arg-type]
+    work = build("mlp@layers=3,width=5", seed=4)
+    assert work.inputs[0].shape == (3, 5)  # type: ignore[index]
+    assert torch.equal(work.inputs[0], build("mlp@layers=3,width=5", seed=4).inputs[0])  # type: ignore[index]
+    assert [str(part) for part in parse_workload("multi:mlp@layers=3*2,nmt").parts] == ["mlp@layers=3*2", "nmt"]
+    assert CONFIGS["mlp"] is MLPConfig
+    with pytest.raises(UnknownName, match="did you mean 'layers'"):
+        parse_workload("mlp@layer=3")
+    with pytest.raises(UnknownName, match="did you mean 'mlp'"):
+        parse_workload("mlpp")
+    with pytest.raises(InvalidValue, match="workload mlp: layers is 0"):
+        parse_workload("mlp@layers=0")
+
+
+@pytest.mark.usefixtures("mlp")
+def test_a_registered_workload_is_listed_uncounted(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = [row for row in describe_workloads() if row["name"] == "mlp"]
+    assert row == {
+        "name": "mlp",
+        "small": {"layers": 2, "width": 8},
+        "paper": {"layers": 20, "width": 8},
+        "counts": {},
+        "extra": None,
+        "is_installed": True,
+        "problem": None,
+    }
+    assert main(["workloads"]) == 0
+    lines = [line.split() for line in capsys.readouterr().err.splitlines() if line.startswith("mlp")]
+    assert lines == [
+        ["mlp", "small", "not", "counted", "layers=2,width=8"],
+        ["mlp", "paper", "not", "counted", "layers=20,width=8"],
+    ]
+
+
+def test_it_is_gone_once_it_is_unregistered() -> None:
+    register_workload(MLPConfig, build_mlp)
+    CATALOG.unregister("mlp")
+    assert "mlp" not in CONFIGS
+    with pytest.raises(UnknownName, match="unknown workload 'mlp'"):
+        parse_workload("mlp")
+
+
+class NoPaper(WorkloadConfig):
+    NAME: ClassVar[str] = "no-paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Nameless(WorkloadConfig):
+    @classmethod
+    def paper(cls) -> Self:
+        return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Multi(Nameless):
+    NAME: ClassVar[str] = "multi"
+
+
+@dataclass(frozen=True, slots=True)
+class NMT(Nameless):
+    NAME: ClassVar[str] = "nmt"
+
+
+@dataclass(frozen=True, slots=True)
+class NoDefault(Nameless):
+    NAME: ClassVar[str] = "no-default"
+
+    layers: int
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (NoPaper, "expected a dataclass that is a WorkloadConfig with `paper`"),
+        (int, "expected a dataclass that is a WorkloadConfig with `paper`"),
+        (Nameless, "'Nameless': NAME is None"),
+        (Multi, "NAME is 'multi', expected the name of the workload, which is not 'multi'"),
+        (NMT, "workload: name is 'nmt', expected a name that is not taken"),
+        (NoDefault, "layers is 'without a default'"),
+    ],
+)
+def test_options_that_cannot_be_registered(config: type[WorkloadConfig], why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        register_workload(config, build_mlp)
+    assert "no-default" not in CATALOG
+
+
+def test_a_builder_that_returns_something_else_is_named() -> None:
+    with pytest.raises(InvalidValue, match="what built workload mlp: the value is 'int', expected Parts"):
+        Family(MLPConfig, lambda config: 3).build(MLPConfig())  # type: ignore[arg-type, return-value]
+
+
+BESIDE = """
+from dataclasses import dataclass
+from typing import ClassVar, Self
+from rlplace.workloads import Family, WorkloadConfig
+
+@dataclass(frozen=True, slots=True)
+class SmallConfig(WorkloadConfig):
+    NAME: ClassVar[str] = "brought"
+    width: int = 3
+
+    @classmethod
+    def paper(cls) -> Self:
+        return cls(width=30)
+
+FAMILY = Family(SmallConfig, "brought_networks:build")
+"""
+
+
+def test_an_installed_package_brings_a_workload_and_a_broken_one_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "brought_workload.py").write_text(BESIDE, encoding="utf-8")
+    info = tmp_path / "brought-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 2.0\n", encoding="utf-8")
+    points = "[rlplace.workloads]\nbrought = brought_workload:FAMILY\nbent = brought_workload:NO_SUCH\n"
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    code = (
+        "import sys; from rlplace.workloads import describe_workloads, parse_workload;"
+        "import json; config = parse_workload('brought@width=7').config('small');"
+        "rows = {row['name']: row for row in describe_workloads()};"
+        "print(json.dumps([config.width, rows['brought'], rows['bent'], 'torch' in sys.modules]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600, env=environment
+    )
+    width, brought, bent, has_torch = json.loads(done.stdout)
+    assert width == 7
+    assert brought["paper"] == {"width": 30}
+    assert brought["problem"] is None
+    assert "workload 'bent' of brought 2.0" in bent["problem"]
+    assert bent["is_installed"] is False
+    assert not has_torch
