@@ -13,9 +13,9 @@ from rlplace.env import PlacementVecEnv, make_reward
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import PlacerPPO, imitate, make_policy, save_policy
-from rlplace.runs.calibration import majority
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import Tracker
+from rlplace.search.groups import majority_devices
 from rlplace.training.candidates import Candidates
 from rlplace.training.config import TrainConfig
 from rlplace.training.sb3_writer import sb3_logger
@@ -57,7 +57,7 @@ class PolicySearch:
         self._learner.set_logger(sb3_logger(tracker))
         self.init = "scratch" if teacher is None else f"imitate:{config.init}"
         if teacher is not None:
-            imitate(self.policy, majority(problem, teacher))
+            imitate(self.policy, majority_devices(problem, teacher))
         self._is_measuring = False
 
     def simulate(self, candidates: Candidates, deadline_s: float, on_round: Callable[[], None]) -> None:

@@ -22,10 +22,11 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.progress import Progress, make_progress
-from rlplace.runs.calibration import calibrated, majority
+from rlplace.runs.calibration import calibrated
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search import eft
+from rlplace.search.groups import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.training.config import TrainConfig
 from rlplace.training.evaluator import Judge
@@ -154,7 +155,7 @@ def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
 
 def _where_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
     """`devices` (N,) as they are where ops may be anywhere, else by group, each where most of it is and may be."""
-    return devices if problem.allowed is None else problem.grouping.expand(majority(problem, devices))
+    return devices if problem.allowed is None else problem.grouping.expand(majority_devices(problem, devices))
 
 
 def _table(problem: Problem, judge: Judge, entries: list[Entry], config: TrainConfig) -> Table:

@@ -14,11 +14,12 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
+from rlplace.search.groups import majority_devices
 from rlplace.search.improve.block_descent import sweep
 from rlplace.search.improve.coarsening import by_module, by_role, nested, split
 from rlplace.search.improve.greedy_starts import scheduled_start
 from rlplace.search.improve.moves import Neighbourhood
-from rlplace.search.improve.warm_starts import fullness, held_bytes, project, room_bytes
+from rlplace.search.improve.warm_starts import fullness, held_bytes, room_bytes
 from rlplace.search.task import Budget, Task
 
 CHANCES = np.array([0.25, 0.35, 0.1, 0.1, 0.1, 0.1])
@@ -225,7 +226,7 @@ def anneal_split(
     if parts.num_groups > grouping.num_groups:
         coarse = [*coarse, grouping]
     groups, step_s = anneal_groups(
-        task, parts, project(task.problem, parts, devices), step_s, until=until, coarse=coarse, reheat=reheat
+        task, parts, majority_devices(task.problem, devices, parts), step_s, until=until, coarse=coarse, reheat=reheat
     )
     return parts.expand(groups), step_s
 

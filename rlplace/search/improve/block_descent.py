@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
+from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.coarsening import by_module, nested, split
 from rlplace.search.improve.greedy_starts import evaluations_until
-from rlplace.search.improve.moves import allowed_devices
 from rlplace.search.task import Task
 
 SHARE = 0.5

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.problem import Problem
+from rlplace.search.groups import allowed_devices
 
 ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER = range(6)
 """One group elsewhere; a group to a neighbour's device; two groups change places; consecutive groups, in order of their
@@ -101,14 +102,6 @@ class Neighbourhood:
                 self.blocks,
             )
         return moved
-
-
-def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
-    """(G, D) bool: devices where all the ops of each group of `grouping` may run."""
-    table = np.ones((grouping.num_groups, problem.host.num_devices), dtype=np.bool_)
-    if problem.allowed is not None:
-        np.logical_and.at(table, grouping.op_group, problem.allowed)
-    return table
 
 
 def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:

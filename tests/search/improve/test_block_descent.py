@@ -11,9 +11,9 @@ from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
+from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.block_descent import MOST, SHARE, blocks, sweep
 from rlplace.search.improve.coarsening import split
-from rlplace.search.improve.moves import allowed_devices
 from rlplace.search.task import Budget, Task
 
 
