@@ -1,4 +1,4 @@
-"""`write_script`: a run's placement as a short program that trains with it."""
+"""`script`: a run's placement as a short program that trains with it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.anneal import CHANCES
-from rlplace.search.improve.moves import Neighbourhood
+from rlplace.search.improve.moves import CHANCES, Neighbourhood
 from rlplace.search.improve.warm_starts import losses, score_starts
 from rlplace.search.placed_paths import placed_paths
 from rlplace.search.task import Task
