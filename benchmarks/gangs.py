@@ -14,8 +14,9 @@ from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
 from rlplace.measure.run.eager import EagerStep
 from rlplace.measure.run.runner import idle_share
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.calibration import calibrated, majority
-from rlplace.search import AnnealConfig, anneal, eft
+from rlplace.runs.calibration import calibrated
+from rlplace.search import Budget, anneal_from, eft
+from rlplace.search.groups import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.workloads import build, parse_workload
 
@@ -31,9 +32,9 @@ def main(workload: str, out: str) -> None:
     problem = calibrated(profiled, 24, seed=0, say=print)
     simulator = Simulator(problem)
     starts = [eft(problem), *(baselines.single(problem, device) for device in range(problem.host.num_devices))]
-    grouped = [majority(problem, devices) for devices in starts]
+    grouped = [majority_devices(problem, devices) for devices in starts]
     start = min(grouped, key=lambda row: float(simulator.step_times(problem.grouping.expand(row)[None])[0]))
-    groups, simulated_s = anneal(problem, simulator, start, AnnealConfig(evaluations=10**9, seconds=SEARCH_S))
+    groups, simulated_s = anneal_from(problem, simulator, start, Budget(evaluations=10**9, seconds=SEARCH_S))
     plan = simulator.plan(problem.grouping.expand(groups))
     runner = HostRunner(problem, simulator)
     idle = idle_share()

@@ -17,7 +17,7 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.runs.setup import build_for, capture_workload
-from rlplace.search.improve.anneal import AnnealConfig, anneal
+from rlplace.search import anneal_from
 from rlplace.search.registry import Found, find
 from rlplace.search.task import Budget
 from rlplace.workloads import parse_workload
@@ -89,7 +89,7 @@ def anneal_alone(problem: Problem, simulator: Simulator, single: Found, seed: in
     """Step time that annealing over the problem's groups alone finds, from the best single device."""
     assert single.devices is not None
     start = np.full(problem.grouping.num_groups, single.devices[0], dtype=np.int32)
-    return anneal(problem, simulator, start, AnnealConfig(evaluations=EVALUATIONS, seed=seed))[1]
+    return anneal_from(problem, simulator, start, Budget(evaluations=EVALUATIONS), seed=seed)[1]
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the simulator's kernels are made with: compiled once, kept on disk, free of the interpreter lock."""
+"""What all kernels are made with: compiled once, kept on disk, free of the interpreter lock."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+Bools = NDArray[np.bool_]
 Bytes = NDArray[np.int8]
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import PHASES, OpGraph
+from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.problem import Problem
 
 FloatArray = NDArray[np.float64]
@@ -111,17 +112,9 @@ def _group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 def _path_lengths(graph: OpGraph, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(N,) seconds of the longest path that ends before each op, and of the longest that starts with it."""
-    producers = graph.tensor_op[graph.input_tensors].tolist()
-    offsets, cost = graph.input_offsets.tolist(), cost_s.tolist()
-    before, after = [0.0] * graph.num_ops, cost.copy()
-    for op in range(graph.num_ops):
-        for edge in range(offsets[op], offsets[op + 1]):
-            before[op] = max(before[op], before[producers[edge]] + cost[producers[edge]])
-    for op in reversed(range(graph.num_ops)):
-        for edge in range(offsets[op], offsets[op + 1]):
-            producer = producers[edge]
-            after[producer] = max(after[producer], cost[producer] + after[op])
-    return np.array(before), np.array(after)
+    producers = graph.tensor_op[graph.input_tensors]
+    edges = graph.input_offsets, producers, np.zeros(len(producers))
+    return longest_before(cost_s, *edges), cost_s + longest_after(cost_s, *edges)
 
 
 def _mean_route(table_DD: FloatArray) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import PHASES, OpGraph
+from rlplace.graphs.paths import longest_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,10 @@ def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *,
 
 def op_depths(graph: OpGraph) -> NDArray[np.int64]:
     """(N,) int64: ops on the longest path that ends with each op, itself among them; 0 for sources."""
-    counts = (~graph.is_source).astype(np.int64).tolist()
-    producers = graph.tensor_op[graph.input_tensors].tolist()
-    offsets = graph.input_offsets.tolist()
-    depth: list[int] = []
-    for op, count in enumerate(counts):
-        depth.append(count + max([depth[i] for i in producers[offsets[op] : offsets[op + 1]]], default=0))
-    return np.array(depth, dtype=np.int64)
+    counts = (~graph.is_source).astype(np.float64)
+    producers = graph.tensor_op[graph.input_tensors]
+    before = longest_before(counts, graph.input_offsets, producers, np.zeros(len(producers)))
+    return (before + counts).astype(np.int64)
 
 
 def _top_targets(graph: OpGraph, cost_s: NDArray[np.float64] | None, top: int) -> tuple[TargetTotal, ...]:

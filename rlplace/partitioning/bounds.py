@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.unit_graph import UnitGraph, unit_graph
 
 
@@ -108,14 +109,7 @@ def _fastest_ms(record: DnnPartitioning) -> NDArray[np.float64]:
 
 def _through_ms(record: DnnPartitioning, op_ms: NDArray[np.float64]) -> NDArray[np.float64]:
     """(N,) the longest path through each op."""
-    graph, n = record.graph, record.num_ops
-    offsets, sources = graph.input_offsets.tolist(), graph.input_tensors.tolist()
-    before, after = [0.0] * n, [0.0] * n
-    own = op_ms.tolist()
-    for v in range(n):
-        before[v] = own[v] + max((before[u] for u in sources[offsets[v] : offsets[v + 1]]), default=0.0)
-    for v in range(n - 1, -1, -1):
-        for u in sources[offsets[v] : offsets[v + 1]]:
-            after[u] = max(after[u], after[v] + own[v])
-    through: NDArray[np.float64] = np.array(before) + np.array(after)
-    return through
+    graph = record.graph
+    producers = graph.tensor_op[graph.input_tensors]
+    edges = graph.input_offsets, producers, np.zeros(len(producers))
+    return op_ms + longest_before(op_ms, *edges) + longest_after(op_ms, *edges)

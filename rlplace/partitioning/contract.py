@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
 from rlplace.graphs.opgraph import BACKWARD
+from rlplace.graphs.paths import depth_first_order
 from rlplace.partitioning.unit_graph import UnitGraph, unit_graph
 
 Ints = NDArray[np.int32]
@@ -98,17 +99,11 @@ def _absorb(record: DnnPartitioning, unit: Ints, backward: NDArray[np.bool_]) ->
 
 def _topological_rank(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
     """(U,) place of each unit in a depth-first topological order: a branch is finished before the next begins."""
-    offsets, readers = _csr(count, pairs[:, 0], pairs[:, 1])
-    waiting = np.bincount(pairs[:, 1], minlength=count)
-    stack = [unit for unit in range(count - 1, -1, -1) if not waiting[unit]]
+    source, reader = pairs[np.lexsort((-pairs[:, 1], pairs[:, 0]))].T  # the last reader made ready goes first
+    offsets = np.searchsorted(source, np.arange(count + 1))
+    order, _ = depth_first_order(count, offsets, np.ascontiguousarray(reader))
     rank = np.zeros(count, dtype=np.int64)
-    for place in range(count):
-        unit = stack.pop()
-        rank[unit] = place
-        for reader in readers[offsets[unit] : offsets[unit + 1]][::-1].tolist():
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                stack.append(reader)
+    rank[order] = np.arange(count)
     return rank
 
 

@@ -17,6 +17,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import eft
+from rlplace.search.groups import majority_devices
 
 LEAST = 6
 
@@ -35,7 +36,7 @@ def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], 
     """
     simulator = Simulator(problem)
     generator = np.random.default_rng(seed)
-    groups, _ = draw_mix(problem, majority(problem, eft(problem)), max(count, LEAST), generator)
+    groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
     evaluator = Evaluator(problem, simulator, seed=seed)
     try:
         plans = plans_of(problem, simulator, groups)
@@ -64,16 +65,6 @@ def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: i
 def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
     """The plans of placements of groups (P, G)."""
     return [simulator.plan(row) for row in problem.grouping.expand(groups)]
-
-
-def majority(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(G,) int32: of the devices where a group may be, the one that most of its time is on; `devices` are (N,)."""
-    grouping = problem.grouping
-    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
-    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
-    weight[~problem.group_allowed] = -1.0
-    devices_G: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
-    return devices_G
 
 
 def describe(calibration: Calibration) -> str:

@@ -19,14 +19,15 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.report.progress import make_progress
-from rlplace.runs.calibration import describe, majority, measure_all, plans_of
+from rlplace.runs.calibration import describe, measure_all, plans_of
 from rlplace.runs.setup import graph_for, make_problem, versions
 from rlplace.runs.step_time import counted_peaks
-from rlplace.search import AnnealConfig, anneal, eft
+from rlplace.search import Budget, anneal_from, eft
+from rlplace.search.groups import majority_devices
 from rlplace.workloads import WorkloadSpec
 
 ROUNDS = 9
-SEARCH = AnnealConfig(evaluations=4000, seconds=30.0)
+SEARCH = Budget(evaluations=4000, seconds=30.0)
 
 
 @one_thread_here()
@@ -63,8 +64,8 @@ def run_fidelity(
     graph = graph_for(spec, host, seed)
     problem = make_problem(graph, host, 256, progress, constraints=constraints)
     simulator = Simulator(problem)
-    start = majority(problem, eft(problem))
-    best, _ = anneal(problem, simulator, start, dataclasses.replace(SEARCH, seed=seed))
+    start = majority_devices(problem, eft(problem))
+    best, _ = anneal_from(problem, simulator, start, SEARCH, seed=seed)
     generator = np.random.default_rng(seed)
     test_groups, kinds = draw_mix(problem, best, num_placements, generator)
     fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import merging
-from rlplace.graphs.grouping.merging import Bools, Floats, Longs
 from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.graphs.paths import depth_first_order
+from rlplace.jit import Bools, Floats, Longs
 
 Pairs = tuple[Longs, Longs]
 
@@ -287,7 +288,7 @@ class Coarsening:
         n = self.graph.num_ops
         source, target = self._order_edges()
         offsets = np.searchsorted(source, np.arange(n + 1)).astype(np.int64)
-        order, level = merging.topological_order(n, offsets, target)
+        order, level = depth_first_order(n, offsets, target)
         return order[self._parent[order] == order], level
 
     def _order_edges(self) -> Pairs:

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-Bools = NDArray[np.bool_]
-Longs = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 
 FREELY, BY_HUBS, PAIRWISE = range(3)
 
 
-def _kernel(function: Function) -> Function:
-    """The function, compiled by numba when it is first called."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
-
-
-@_kernel
+@kernel
 def find(parent: Longs, op: int) -> int:
     """The root of `op`; halves the path to it."""
     while parent[op] != op:
@@ -33,7 +20,7 @@ def find(parent: Longs, op: int) -> int:
     return op
 
 
-@_kernel
+@kernel
 def merge_along(
     parent: Longs,
     cost_s: Floats,
@@ -84,7 +71,7 @@ def merge_along(
     return num_merged
 
 
-@_kernel
+@kernel
 def merge_cheapest(
     parent: Longs, cost_s: Floats, load_bytes: Floats, allowed: Bools, roots: Longs, cap_bytes: float, limit: int
 ) -> int:
@@ -111,51 +98,17 @@ def merge_cheapest(
     return num_merged
 
 
-@_kernel
-def topological_order(num_nodes: int, offsets: Longs, targets: Longs) -> tuple[Longs, Longs]:
-    """An order of a DAG given as CSR of out-edges, and the top level of each node: edges of its longest path there.
-
-    Among ready nodes the last made ready goes first, so that neighbours in the order are neighbours in the graph. Nodes
-    on a cycle, and behind one, are missing from the order.
-    """
-    waiting = np.zeros(num_nodes, np.int64)
-    for target in targets:
-        waiting[target] += 1
-    level = np.zeros(num_nodes, np.int64)
-    ready = np.empty(num_nodes, np.int64)
-    num_ready = 0
-    for node in range(num_nodes - 1, -1, -1):
-        if waiting[node] == 0:
-            ready[num_ready] = node
-            num_ready += 1
-    order = np.empty(num_nodes, np.int64)
-    count = 0
-    while num_ready > 0:
-        num_ready -= 1
-        node = ready[num_ready]
-        order[count] = node
-        count += 1
-        for edge in range(offsets[node], offsets[node + 1]):
-            target = targets[edge]
-            level[target] = max(level[target], level[node] + 1)
-            waiting[target] -= 1
-            if waiting[target] == 0:
-                ready[num_ready] = target
-                num_ready += 1
-    return order[:count], level
-
-
-@_kernel
+@kernel
 def mirrored_twins(
     module: Longs,
     is_forward: Bools,
     is_backward: Bools,
     is_source: Bools,
-    tensor_op: NDArray[np.int32],
-    input_offsets: NDArray[np.int32],
-    input_tensors: NDArray[np.int32],
-    reader_offsets: NDArray[np.int32],
-    readers: NDArray[np.int32],
+    tensor_op: Ints,
+    input_offsets: Ints,
+    input_tensors: Ints,
+    reader_offsets: Ints,
+    readers: Ints,
     num_modules: int,
 ) -> Longs:
     """(N,) the forward op whose gradient each backward op computes; -1 for other ops, and where a module has none.

@@ -15,7 +15,7 @@ from rlplace.errors import MissingExtra, RunnerError
 
 SHARES = 1 << 20
 """Weights become whole numbers: the heaviest edge, and all nodes together, are about this much."""
-CHILD = """
+PROGRAM = """
 import json, sys
 import pymetis
 ask = json.load(sys.stdin)
@@ -23,7 +23,7 @@ graph = pymetis.CSRAdjacency(ask.pop("xadj"), ask.pop("adjncy"))
 parts = pymetis.part_graph(ask.pop("nparts"), graph, options=pymetis.Options(seed=0), **ask)[1]
 sys.stdout.write("\\n" + json.dumps([int(part) for part in parts]) + "\\n")
 """
-"""METIS writes warnings to the standard output, and crashes on some graphs."""
+"""Run by a Python of its own: METIS writes warnings to the standard output, and crashes on some graphs."""
 TIMEOUT_S = 300.0
 
 
@@ -44,6 +44,8 @@ def run_metis(
     node_weights: list[int],
     edge_weights: list[int],
     shares: NDArray[np.float64] | None = None,
+    *,
+    program: str = PROGRAM,
 ) -> NDArray[np.int64]:
     """(V,) int64: the part of each node; some parts may be empty. Always the same for the same graph.
 
@@ -53,6 +55,7 @@ def run_metis(
         node_weights: (V,) what the parts are balanced by.
         edge_weights: (2 E,) what cutting an edge costs, >= 1.
         shares: (num_parts,) of all weight that each part aims at, summing to 1; even ones by default.
+        program: Python that reads the question as JSON and writes the parts as its last line.
 
     Raises:
         MissingExtra: pymetis is not installed.
@@ -68,7 +71,7 @@ def run_metis(
     }
     if shares is not None:
         question |= {"tpwgts": shares.tolist(), "recursive": False}
-    command = [sys.executable, "-c", CHILD]
+    command = [sys.executable, "-c", program]
     try:
         done = subprocess.run(
             command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False

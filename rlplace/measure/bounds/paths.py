@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.bounds.figures import Figures
 
@@ -32,12 +33,14 @@ def heads_and_tails(
     is_edge = figures.is_job[producers]
     producers, readers = producers[is_edge], readers[is_edge]
     transfer_s = figures.tensor_s[graph.input_tensors[is_edge]]
-    most = MOST_ANCESTORS if with_transfers else 0
-    heads = _earliest(figures.path_s, *_by_reader(graph.num_ops, readers, producers, transfer_s), most)
+    edges = _by_reader(graph.num_ops, readers, producers, transfer_s)
+    if not with_transfers:
+        least_s, free = figures.path_s.min(axis=1), (*edges[:2], np.zeros(len(producers)))
+        return longest_before(least_s, *free), longest_after(least_s, *free)
     last = graph.num_ops - 1
     turned = _by_reader(graph.num_ops, last - producers, last - readers, transfer_s)
-    tails = _earliest(np.ascontiguousarray(figures.path_s[::-1]), *turned, most)[::-1]
-    return heads, tails
+    tails = _earliest(np.ascontiguousarray(figures.path_s[::-1]), *turned)[::-1]
+    return _earliest(figures.path_s, *edges), tails
 
 
 def _by_reader(
@@ -50,28 +53,26 @@ def _by_reader(
 
 
 @kernel
-def _earliest(path_s: Floats, offsets: Ints, producers: Ints, transfer_s: Floats, most: int) -> Floats:
+def _earliest(path_s: Floats, offsets: Ints, producers: Ints, transfer_s: Floats) -> Floats:
     num_ops, num_devices = path_s.shape
     least_s = np.zeros(num_ops)
     for op in range(num_ops):
         least_s[op] = path_s[op].min()
     heads = np.zeros(num_ops)
     seen = np.full(num_ops, -1, dtype=np.int64)
-    ancestors = np.zeros(most, dtype=np.int64)
-    between_s = np.zeros(most)  # ops of the path from an ancestor to the op at hand
-    cheapest_s = np.zeros(most)  # least transfer on that path
-    apart_s = np.zeros(most)
+    ancestors = np.zeros(MOST_ANCESTORS, dtype=np.int64)
+    between_s = np.zeros(MOST_ANCESTORS)  # ops of the path from an ancestor to the op at hand
+    cheapest_s = np.zeros(MOST_ANCESTORS)  # least transfer on that path
+    apart_s = np.zeros(MOST_ANCESTORS)
     for op in range(num_ops):
         for a in range(offsets[op], offsets[op + 1]):
             heads[op] = max(heads[op], heads[producers[a]] + least_s[producers[a]])
-        if most == 0:
-            continue
         count, at = 0, -1
-        while at < count and count < most:  # breadth first; at = -1 is the op itself
+        while at < count and count < MOST_ANCESTORS:  # breadth first; at = -1 is the op itself
             here = op if at < 0 else ancestors[at]
             for a in range(offsets[here], offsets[here + 1]):
                 producer = producers[a]
-                if count < most and seen[producer] != op:
+                if count < MOST_ANCESTORS and seen[producer] != op:
                     seen[producer] = op
                     ancestors[count] = producer
                     between_s[count] = 0.0 if at < 0 else between_s[at] + least_s[here]

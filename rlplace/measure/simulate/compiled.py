@@ -8,6 +8,7 @@ import numpy as np
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.paths import topological_order
 from rlplace.jit import Bytes, Floats, Ints, Longs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
@@ -314,19 +315,10 @@ def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
         for writer in sorted(writers):
             waits_for[writer] |= earlier | {int(graph.tensor_op[tensor])}
             earlier |= {writer}
-    followers: list[list[int]] = [[] for _ in waits_for]
-    missing = [len(befores - {op}) for op, befores in enumerate(waits_for)]
-    for op, befores in enumerate(waits_for):
-        for before in befores - {op}:
-            followers[before].append(op)
-    free = [op for op, count in enumerate(missing) if count == 0]
-    for op in free:
-        for follower in followers[op]:
-            missing[follower] -= 1
-            if missing[follower] == 0:
-                free.append(follower)
-    if len(free) < graph.num_ops:
-        stuck = next(op for op in sorted(set(ops.tolist())) if missing[op])
+    edges = [(before, op) for op, befores in enumerate(waits_for) for before in befores - {op}]
+    runs = set(topological_order(graph.num_ops, edges))
+    if len(runs) < graph.num_ops:
+        stuck = min(set(ops.tolist()) - runs)
         raise InvalidValue(
             "mutation_op",
             f"op {graph.names[stuck]!r} waits for a reader that waits for it",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.graphs.paths import longest_after
+from rlplace.jit import Floats
 from rlplace.measure.problem import Problem
 
 
@@ -21,19 +22,5 @@ def upward_ranks(problem: Problem) -> NDArray[np.float64]:
     s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
     transfer_s: Floats = latency_s + graph.tensor_bytes.astype(np.float64) * s_per_byte
     op_s: Floats = np.mean(problem.costs.op_time_s, axis=1, dtype=np.float64) * ~graph.is_source
-    offsets, readers = graph.readers
-    return _longest_paths(op_s, transfer_s, graph.output_offsets, offsets, readers)
-
-
-@kernel
-def _longest_paths(
-    op_s: Floats, transfer_s: Floats, output_offsets: Ints, reader_offsets: Ints, reader_ops: Ints
-) -> Floats:
-    ranks = np.zeros(len(op_s))
-    for i in range(len(op_s) - 1, -1, -1):
-        longest = 0.0
-        for t in range(output_offsets[i], output_offsets[i + 1]):
-            for a in range(reader_offsets[t], reader_offsets[t + 1]):
-                longest = max(longest, transfer_s[t] + ranks[reader_ops[a]])
-        ranks[i] = op_s[i] + longest
-    return ranks
+    producers = graph.tensor_op[graph.input_tensors]
+    return op_s + longest_after(op_s, graph.input_offsets, producers, transfer_s[graph.input_tensors])

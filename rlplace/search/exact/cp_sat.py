@@ -17,6 +17,7 @@ from rlplace.measure.bounds.paths import heads_and_tails
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.exact.cp_sat_model import ScheduleModel, load_ortools
+from rlplace.search.groups import majority_devices
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.heft import solve_heft
 from rlplace.search.schedule.inputs import group_units, op_units
@@ -138,9 +139,7 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     horizon_s = float(units.time_s.max(axis=1).sum()) + _transfers_s(problem)
     built = ScheduleModel(coarse, units, horizon_s, are_ops=False)
     if start is not None:
-        weight = np.zeros(units.time_s.shape)
-        np.add.at(weight, (coarse.grouping.op_group, start), problem.costs.op_time_s.mean(axis=1) + 1e-12)
-        built.hint(np.where(units.label_allowed, weight, -1.0).argmax(axis=1).astype(np.int32))
+        built.hint(majority_devices(coarse, start))
     found, value_s, _, is_optimal = _solve(built, seconds, GROUPS_EFFORT)
     rows = coarse.grouping.expand(np.stack(found)) if found else np.zeros((0, problem.graph.num_ops), dtype=np.int32)
     return Solved(rows, value_s, 0.0, is_optimal)

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
+from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.coarsening import by_module, nested, split
 from rlplace.search.improve.greedy_starts import evaluations_until
-from rlplace.search.improve.moves import allowed_devices
 from rlplace.search.task import Task
 
 SHARE = 0.5
@@ -22,7 +22,9 @@ TARGETS = 3
 """Devices that a block is tried on, the least loaded."""
 
 
-def sweep(task: Task, devices: NDArray[np.int32], step_s: float, *, until: float) -> tuple[NDArray[np.int32], float]:
+def sweep(
+    task: Task, devices: NDArray[np.int32], step_s: float, *, until: float, most: int = MOST
+) -> tuple[NDArray[np.int32], float]:
     """Devices (N,) int32 that no tried move of one block improves, or where its share of the budget ended; step time.
 
     Blocks are modules, then about 16 groups, then the problem's own, each split where its ops are on several devices.
@@ -34,9 +36,10 @@ def sweep(task: Task, devices: NDArray[np.int32], step_s: float, *, until: float
         devices: (N,) where to start from; comes back as it is where it does not fit into memory.
         step_s: its step time.
         until: share of the task's budget at which annealing will stop.
+        most: evaluations after which it ends at the latest.
     """
     problem = task.problem
-    stop = task.evaluations + min(SHARE * evaluations_until(task, until), MOST)
+    stop = task.evaluations + min(SHARE * evaluations_until(task, until), most)
     until = task.spent + SHARE * (until - task.spent)
     op_time_s, ops_N = problem.costs.op_time_s, np.arange(problem.graph.num_ops)
     levels, is_better = blocks(problem), np.isfinite(step_s)

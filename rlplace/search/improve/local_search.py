@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.anneal import CHANCES
-from rlplace.search.improve.moves import Neighbourhood
+from rlplace.search.improve.moves import CHANCES, Neighbourhood
 from rlplace.search.improve.warm_starts import losses, score_starts
+from rlplace.search.placed_paths import placed_paths
 from rlplace.search.task import Task
 
 
@@ -67,49 +66,5 @@ def descend(task: Task, grouping: Grouping, start: NDArray[np.int32]) -> tuple[N
 
 def longest_paths(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.float64]:
     """(N,) float64 seconds: the longest path of ops and transfers through each op, placed on `devices` (N,)."""
-    graph = problem.graph
-    return _longest_paths(
-        np.ascontiguousarray(devices),
-        graph.is_source,
-        graph.tensor_op,
-        graph.tensor_bytes.astype(np.float64),
-        graph.input_offsets,
-        graph.input_tensors,
-        problem.costs.op_time_s,
-        problem.transfer_latency_s,
-        problem.transfer_s_per_byte,
-    )
-
-
-@kernel
-def _longest_paths(
-    devices: Ints,
-    is_source: NDArray[np.bool_],
-    tensor_op: Ints,
-    tensor_bytes: Floats,
-    input_offsets: Ints,
-    input_tensors: Ints,
-    op_time_s: Floats,
-    latency_s: Floats,
-    s_per_byte: Floats,
-) -> Floats:
-    num_ops = len(devices)
-    before, after, own = np.zeros(num_ops), np.zeros(num_ops), np.zeros(num_ops)
-    for op in range(num_ops):
-        own[op] = 0.0 if is_source[op] else op_time_s[op, devices[op]]
-        for edge in range(input_offsets[op], input_offsets[op + 1]):
-            producer = tensor_op[input_tensors[edge]]
-            home, device = devices[producer], devices[op]
-            transfer_s = 0.0
-            if home != device:
-                transfer_s = latency_s[home, device] + tensor_bytes[input_tensors[edge]] * s_per_byte[home, device]
-            before[op] = max(before[op], before[producer] + own[producer] + transfer_s)
-    for op in range(num_ops - 1, -1, -1):
-        for edge in range(input_offsets[op], input_offsets[op + 1]):
-            producer = tensor_op[input_tensors[edge]]
-            home, device = devices[producer], devices[op]
-            transfer_s = 0.0
-            if home != device:
-                transfer_s = latency_s[home, device] + tensor_bytes[input_tensors[edge]] * s_per_byte[home, device]
-            after[producer] = max(after[producer], after[op] + own[op] + transfer_s)
-    return before + own + after
+    paths = placed_paths(problem, devices)
+    return paths.before_s + paths.op_s + paths.after_s

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.problem import Problem
+from rlplace.search.groups import allowed_devices
 
 ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER = range(6)
 """One group elsewhere; a group to a neighbour's device; two groups change places; consecutive groups, in order of their
 first op or of their module, to one device; a group with the neighbours that share its device, to another."""
+CHANCES = (0.25, 0.35, 0.1, 0.1, 0.1, 0.1)
+"""How often each kind of move is tried by default."""
 DRAWS = 32
 """Uniform draws that a move may use."""
 _TRIES = 6
@@ -72,7 +75,7 @@ class Neighbourhood:
         )
 
     def propose(
-        self, placements: NDArray[np.int32], generator: np.random.Generator, chances: Floats, max_window: int
+        self, placements: NDArray[np.int32], generator: np.random.Generator, chances: Sequence[float], max_window: int
     ) -> NDArray[np.int32]:
         """(C, G) int32: each of `placements` (C, G) after one move; unchanged only where nothing may move.
 
@@ -101,14 +104,6 @@ class Neighbourhood:
                 self.blocks,
             )
         return moved
-
-
-def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
-    """(G, D) bool: devices where all the ops of each group of `grouping` may run."""
-    table = np.ones((grouping.num_groups, problem.host.num_devices), dtype=np.bool_)
-    if problem.allowed is not None:
-        np.logical_and.at(table, grouping.op_group, problem.allowed)
-    return table
 
 
 def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlplace.search.improve.anneal import anneal_groups
+from rlplace.search.groups import majority_devices
 from rlplace.search.improve.coarsening import nested
-from rlplace.search.improve.warm_starts import project, score_starts
+from rlplace.search.improve.metropolis import anneal_groups
+from rlplace.search.improve.warm_starts import score_starts
 from rlplace.search.task import Task
 
 
@@ -15,7 +16,7 @@ def solve(task: Task) -> None:
     devices, step_s = problem.grouping.expand(starts[0]), float(times[0])
     ladder, begin = nested(problem), task.spent
     for rung, grouping in enumerate(ladder):
-        groups = project(problem, grouping, devices)
+        groups = majority_devices(problem, devices, grouping)
         if grouping.num_groups < problem.grouping.num_groups:  # merged groups may have been on several devices
             step_s = float(task.score(grouping.expand(groups))[0])
         until = begin + (1.0 - begin) * (rung + 1) / len(ladder)

@@ -11,7 +11,7 @@ from rlplace.errors import InvalidValue, MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.moves import allowed_devices
+from rlplace.search.groups import majority_devices
 from rlplace.search.rules.baselines import blocks, single
 from rlplace.search.rules.expert import solve_expert
 from rlplace.search.rules.metis import solve_metis
@@ -78,7 +78,7 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     problem = task.problem
     devices = [single(problem, device) for device in _kinds(problem)]
     devices += [blocks(problem), eft(problem)]
-    starts = np.stack([*(project(problem, problem.grouping, row) for row in devices), balanced(problem)])
+    starts = np.stack([*(majority_devices(problem, row) for row in devices), balanced(problem)])
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
@@ -91,15 +91,6 @@ def _kinds(problem: Problem) -> list[int]:
     columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))
     first: list[int] = np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist()
     return first
-
-
-def project(problem: Problem, grouping: Grouping, devices: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(G,) int32: for each group, the device that most of its time is on in `devices` (N,), among those allowed."""
-    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
-    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
-    weight[~allowed_devices(problem, grouping)] = -1.0
-    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
-    return heaviest
 
 
 def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:

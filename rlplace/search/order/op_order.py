@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.ranks import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.order.memory_order import least_memory_order
+from rlplace.search.placed_paths import placed_paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,43 +103,16 @@ def lighten(problem: Problem, devices: NDArray[np.int32], *, max_states: int | N
     return _order(priorities, "least memory", before, after)
 
 
-def placed_ranks(problem: Problem, devices: NDArray[np.int32], *, transfers: bool = True) -> NDArray[np.float64]:
-    """(N,) float64 seconds: longest remaining path from the start of each op, every op and tensor where it is.
-
-    Args:
-        problem: the ops.
-        devices: (N,) where they are.
-        transfers: whether what is read on another device counts its transfer.
-    """
-    graph = problem.graph
-    op_s = np.where(graph.is_source, 0.0, problem.costs.op_time_s[np.arange(graph.num_ops), devices])
-    latency_s, s_per_byte = problem.transfer_latency_s * transfers, problem.transfer_s_per_byte * transfers
-    offsets, readers = graph.readers
-    tensor_bytes = graph.tensor_bytes.astype(np.float64)
-    return _placed_ranks(op_s, devices, tensor_bytes, latency_s, s_per_byte, graph.output_offsets, offsets, readers)
-
-
 def _rules(problem: Problem, devices: NDArray[np.int32]) -> list[tuple[str, NDArray[np.float64]]]:
-    ahead = placed_ranks(problem, devices)
+    paths, without = placed_paths(problem, devices), placed_paths(problem, devices, transfers=False)
+    ahead = paths.op_s + paths.after_s
     return [
         ("critical path", ahead),
-        ("critical path without transfers", placed_ranks(problem, devices, transfers=False)),
-        ("longest path through", ahead + _heads(problem, devices)),
+        ("critical path without transfers", without.op_s + without.after_s),
+        ("longest path through", ahead + paths.before_s),
         ("given order", -np.arange(problem.graph.num_ops, dtype=np.float64)),
         ("least memory", _as_priorities(problem, least_memory_order(problem, devices))),
     ]
-
-
-def _heads(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.float64]:
-    """(N,) seconds: longest path to the start of each op, as long as transfers are."""
-    graph = problem.graph
-    producers, readers = graph.tensor_op[graph.input_tensors], graph.edge_op
-    source, destination = devices[producers], devices[readers]
-    num_bytes = graph.tensor_bytes[graph.input_tensors]
-    op_s = np.where(graph.is_source, 0.0, problem.costs.op_time_s[np.arange(graph.num_ops), devices])
-    way_s = problem.transfer_latency_s[source, destination]
-    way_s = way_s + num_bytes * problem.transfer_s_per_byte[source, destination]
-    return _longest_to(op_s, graph.input_offsets, producers, way_s)
 
 
 def _as_priorities(problem: Problem, order: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -163,35 +136,3 @@ def _fullness(problem: Problem, measured: Measurement) -> float:
 
 def _order(priorities: NDArray[np.float64], rule: str, before: Measurement, after: Measurement) -> OpOrder:
     return OpOrder(priorities, rule, before.step_time_s, after.step_time_s, before.peak_bytes, after.peak_bytes)
-
-
-@kernel
-def _placed_ranks(
-    op_s: Floats,
-    devices: Ints,
-    tensor_bytes: Floats,
-    latency_s: Floats,
-    s_per_byte: Floats,
-    output_offsets: Ints,
-    reader_offsets: Ints,
-    readers: Ints,
-) -> Floats:
-    ranks = np.zeros(len(op_s))
-    for i in range(len(op_s) - 1, -1, -1):
-        longest = 0.0
-        for t in range(output_offsets[i], output_offsets[i + 1]):
-            for a in range(reader_offsets[t], reader_offsets[t + 1]):
-                source, destination = devices[i], devices[readers[a]]
-                way_s = latency_s[source, destination] + tensor_bytes[t] * s_per_byte[source, destination]
-                longest = max(longest, way_s + ranks[readers[a]])
-        ranks[i] = op_s[i] + longest
-    return ranks
-
-
-@kernel
-def _longest_to(op_s: Floats, input_offsets: Ints, producers: Ints, way_s: Floats) -> Floats:
-    heads = np.zeros(len(op_s))
-    for i in range(len(op_s)):
-        for edge in range(input_offsets[i], input_offsets[i + 1]):
-            heads[i] = max(heads[i], heads[producers[edge]] + op_s[producers[edge]] + way_s[edge])
-    return heads

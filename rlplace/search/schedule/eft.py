@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.ranks import upward_ranks
@@ -79,22 +79,22 @@ def _allowed(problem: Problem) -> NDArray[np.bool_]:
     return table
 
 
-@njit(cache=True)
-def _schedule(  # type: ignore[no-untyped-def]
-    order,
-    is_source,
-    colocation,
-    tensor_op,
-    tensor_bytes,
-    input_offsets,
-    input_tensors,
-    op_time_s,
-    latency_s,
-    s_per_byte,
-    blocks,
-    occupies,
-    allowed,
-):
+@kernel
+def _schedule(
+    order: Longs,
+    is_source: Bools,
+    colocation: Ints,
+    tensor_op: Ints,
+    tensor_bytes: Floats,
+    input_offsets: Ints,
+    input_tensors: Ints,
+    op_time_s: Floats,
+    latency_s: Floats,
+    s_per_byte: Floats,
+    blocks: Bools,
+    occupies: Bools,
+    allowed: Bools,
+) -> Ints:
     num_ops, num_devices = op_time_s.shape
     num_classes = 1
     for op in range(num_ops):
@@ -165,8 +165,8 @@ def _schedule(  # type: ignore[no-untyped-def]
     return placed
 
 
-@njit(cache=True)
-def _first_allowed(allowed, wanted):  # type: ignore[no-untyped-def]
+@kernel
+def _first_allowed(allowed: Bools, wanted: int) -> int:
     """`wanted` if it is allowed, else the first device that is."""
     if allowed[wanted]:
         return wanted

@@ -12,7 +12,8 @@ from rlplace.graphs.opgraph import BACKWARD
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.ranks import upward_ranks
-from rlplace.search.improve.moves import allowed_devices, main_modules
+from rlplace.search.groups import allowed_devices
+from rlplace.search.improve.moves import main_modules
 from rlplace.search.improve.warm_starts import held_bytes, room_bytes
 from rlplace.search.schedule.eft import device_rules
 

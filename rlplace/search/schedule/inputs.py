@@ -8,15 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.jit import Floats, Ints
+from rlplace.jit import Bools, Floats, Ints
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled import JOB, Compiled, compile_problem
 from rlplace.search.task import Task
 
 OUTPUT_SHARES = (0.0, 0.25, 0.5, 1.0)
 """How much of all outputs a scheduler counts as held at once, from hopeful to safe; the simulator knows the truth."""
-
-Bools = NDArray[np.bool_]
 
 
 class Units(NamedTuple):

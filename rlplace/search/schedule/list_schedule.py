@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.jit import Floats, Ints, Longs, inlined, kernel
-from rlplace.search.schedule.inputs import Bools, Units, Wires
+from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
+from rlplace.search.schedule.inputs import Units, Wires
 
 
 class Schedule(NamedTuple):

@@ -7,7 +7,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.graphs.paths import longest_after, longest_before
+from rlplace.jit import Ints
 from rlplace.search.schedule.inputs import Units, Wires
 
 
@@ -22,14 +23,12 @@ def mean_transfer_s(units: Units, wires: Wires) -> NDArray[np.float64]:
 def upward(units: Units, wires: Wires) -> NDArray[np.float64]:
     """(U,) float64: longest path from the start of each unit to the end (HEFT, equation 6), with mean times."""
     mean_s = np.asarray(units.time_s.mean(axis=1))
-    return _upward(mean_s, mean_transfer_s(units, wires), units.output_offsets, units.reader_offsets, units.readers)
+    return mean_s + longest_after(mean_s, *_edges(units, wires))
 
 
 def downward(units: Units, wires: Wires) -> NDArray[np.float64]:
     """(U,) float64: longest path from the start of the step to the start of each unit (HEFT, equation 8)."""
-    mean_s = np.asarray(units.time_s.mean(axis=1))
-    transfer_s = mean_transfer_s(units, wires)
-    return _downward(mean_s, transfer_s, units.tensor_unit, units.input_offsets, units.input_tensors)
+    return longest_before(np.asarray(units.time_s.mean(axis=1)), *_edges(units, wires))
 
 
 def ready_order(units: Units, priority: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -50,26 +49,7 @@ def ready_order(units: Units, priority: NDArray[np.float64]) -> NDArray[np.int64
     return np.array(order, dtype=np.int64)
 
 
-@kernel
-def _upward(unit_s: Floats, transfer_s: Floats, output_offsets: Ints, reader_offsets: Ints, readers: Ints) -> Floats:
-    ranks = np.zeros(len(unit_s))
-    for i in range(len(unit_s) - 1, -1, -1):
-        longest = 0.0
-        for t in range(output_offsets[i], output_offsets[i + 1]):
-            for a in range(reader_offsets[t], reader_offsets[t + 1]):
-                longest = max(longest, transfer_s[t] + ranks[readers[a]])
-        ranks[i] = unit_s[i] + longest
-    return ranks
-
-
-@kernel
-def _downward(
-    unit_s: Floats, transfer_s: Floats, tensor_unit: Ints, input_offsets: Ints, input_tensors: Ints
-) -> Floats:
-    ranks = np.zeros(len(unit_s))
-    for i in range(len(unit_s)):
-        for edge in range(input_offsets[i], input_offsets[i + 1]):
-            tensor = input_tensors[edge]
-            producer = tensor_unit[tensor]
-            ranks[i] = max(ranks[i], ranks[producer] + unit_s[producer] + transfer_s[tensor])
-    return ranks
+def _edges(units: Units, wires: Wires) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Offsets, producers and mean transfer time of the edges into each unit."""
+    tensors = units.input_tensors
+    return units.input_offsets, units.tensor_unit[tensors], mean_transfer_s(units, wires)[tensors]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +13,11 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search import AnnealConfig, anneal
-from rlplace.search.improve.anneal import Rung
+from rlplace.search import AnnealSettings, anneal_from
+from rlplace.search.improve.anneal import anneal_finer, ladder
 from rlplace.search.improve.coarsening import by_role
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
-
-anneal_module = importlib.import_module("rlplace.search.improve.anneal")  # the package's `anneal` is the function
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -27,7 +25,9 @@ def test_it_finds_the_brute_force_optimum(seed: int) -> None:
     problem = fork_problem(seed)
     simulator = Simulator(problem, threads=1)
     start = np.zeros(6, dtype=np.int32)
-    placement, step_s = anneal(problem, simulator, start, AnnealConfig(evaluations=3000, hot=0.3, seed=seed))
+    placement, step_s = anneal_from(
+        problem, simulator, start, Budget(3000), seed=seed, settings=AnnealSettings(hot=0.3)
+    )
     assert step_s == pytest.approx(brute_force_s(problem), rel=1e-12)
     assert simulator.step_times(placement[None])[0] == step_s
 
@@ -36,8 +36,8 @@ def test_same_seed_same_answer_and_never_worse_than_its_start() -> None:
     problem = fork_problem(7)
     simulator = Simulator(problem, threads=1)
     start = np.array([0, 1, 0, 1, 0, 1], dtype=np.int32)
-    first = anneal(problem, simulator, start, AnnealConfig(evaluations=200, seed=3))
-    second = anneal(problem, simulator, start, AnnealConfig(evaluations=200, seed=3))
+    first = anneal_from(problem, simulator, start, Budget(200), seed=3)
+    second = anneal_from(problem, simulator, start, Budget(200), seed=3)
     assert np.array_equal(first[0], second[0])
     assert first[1] == second[1] <= simulator.step_times(start[None])[0]
 
@@ -50,7 +50,7 @@ def test_an_infeasible_start_is_left_behind_and_no_infeasible_placement_wins() -
             mixed = placements.sum(axis=1)
             return np.where(mixed == 0, np.inf, mixed.astype(float))
 
-    placement, step_s = anneal(problem, OnlyMixed(), np.zeros(6, dtype=np.int32), AnnealConfig(evaluations=500))
+    placement, step_s = anneal_from(problem, OnlyMixed(), np.zeros(6, dtype=np.int32), Budget(500))
     assert step_s == 1.0
     assert placement.sum() == 1
 
@@ -61,7 +61,7 @@ def test_it_spreads_what_does_not_fit(seed: int) -> None:
     simulator = Simulator(problem, threads=1)
     full = np.zeros(12, dtype=np.int32)
     assert simulator.step_times(problem.grouping.expand(full)[None])[0] == np.inf
-    placement, step_s = anneal(problem, simulator, full, AnnealConfig(evaluations=1500, seed=seed))
+    placement, step_s = anneal_from(problem, simulator, full, Budget(1500), seed=seed)
     assert np.isfinite(step_s)
     assert simulator.step_times(problem.grouping.expand(placement)[None])[0] == step_s
 
@@ -86,47 +86,56 @@ def unrolled(steps: int, module: str = "cell") -> Problem:
     return Problem(replace(chain.graph, modules=(module,) * 2 * steps), chain.host, costs, chain.grouping)
 
 
-@pytest.mark.parametrize(("evaluations", "branches"), [(3000, 2), (9000, 4), (40_000, 8)])
-def test_where_ops_repeat_the_best_of_short_annealings_goes_on(
-    evaluations: int, branches: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("moves", "branches"), [(1000, 2), (2900, 2), (4000, 4), (40_000, 8)])
+def test_where_ops_repeat_short_annealings_come_first_and_what_follows_is_not_heated_again(
+    moves: int, branches: int
 ) -> None:
     problem = unrolled(12)
     assert by_role(problem, 1).num_groups == 2
-    calls: list[tuple[float, float, list[tuple[int, bool]]]] = []
-    times = iter([*(5.0, 4.0, 7.0, 3.0, 6.0, 9.0, 8.0, 4.0)[:branches], 2.5])
-
-    def descend(task: Task, devices: np.ndarray, step_s: float, rungs: list[Rung], *, until: float) -> object:
-        calls.append((step_s, until, [(rung.grouping.num_groups, rung.reheat) for rung in rungs]))
-        task.score(np.repeat(devices[None], int(until * evaluations) - task.evaluations, axis=0))
-        return devices, next(times)
-
-    monkeypatch.setattr(anneal_module, "_descend", descend)
-    task = Task(problem, Counting(problem), Budget(evaluations))
-    task.score(np.zeros((100, 24), dtype=np.int32))
-    first, second, unfit = (np.full(24, device, dtype=np.int32) for device in (0, 1, 0))
-    found = anneal_module.anneal_finer(task, first, 10.0, until=0.5, others=[(second, 11.0), (unfit, np.inf)])
-    assert found[1] == 2.5
-    assert [step_s for step_s, *_ in calls[:-1]] == [10.0, 11.0] * (branches // 2)
-    begin = 100 / evaluations
-    shares = [(until - begin) / (0.5 - begin) for _, until, _ in calls]
-    assert shares == pytest.approx([*(0.6 * (k + 1) / branches for k in range(branches)), 1.0])
-    assert calls[-1][0] == (4.0 if branches < 4 else 3.0)
-    assert not any(reheat for _, reheat in calls[-1][2])
-    assert calls[0][2] == [(24, True), (24, True)]  # roles of one op a part: there are only 24 ops
+    steps = ladder(problem, moves, AnnealSettings())
+    assert steps.branches == branches
+    # roles of one op a part: there are only 24 ops
+    assert [(rung.grouping.num_groups, rung.reheat) for rung in steps.branch_rungs] == [(24, True), (24, True)]
+    assert [rung.reheat for rung in steps.rungs] == [False, False, False]
+    assert [blocks.num_groups for blocks in steps.rungs[0].blocks] == [1]
 
 
 @pytest.mark.parametrize("problem", [unrolled(12, ""), fork_problem(3)], ids=["no modules", "no repeats"])
-def test_elsewhere_it_goes_on_from_where_it_is(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[float] = []
+def test_elsewhere_it_goes_on_from_where_it_is(problem: Problem) -> None:
+    steps = ladder(problem, 5000, AnnealSettings())
+    assert steps.branches == 0
+    assert all(rung.reheat for rung in steps.rungs)
 
-    def descend(task: Task, devices: np.ndarray, step_s: float, rungs: object, *, until: float) -> object:
-        starts.append(step_s)
-        return devices, step_s
 
-    monkeypatch.setattr(anneal_module, "_descend", descend)
-    task = Task(problem, Counting(problem), Budget(5000))
-    anneal_module.anneal_finer(task, np.zeros(problem.graph.num_ops, dtype=np.int32), 10.0, until=1.0)
-    assert starts == [10.0]
+def test_few_moves_have_one_level() -> None:
+    steps = ladder(unrolled(12), 999, AnnealSettings())
+    assert (steps.branches, len(steps.rungs)) == (0, 1)
+    assert ladder(unrolled(12), 999, AnnealSettings(few_moves=500)).branches == 2
+
+
+@pytest.mark.parametrize(("first_s", "second_s", "goes_on"), [(10.0, 11.0, 0), (11.0, 10.0, 1)])
+def test_branches_start_in_turn_from_what_fits_and_the_best_goes_on(
+    first_s: float, second_s: float, goes_on: int
+) -> None:
+    problem, asked = unrolled(12), []
+
+    class NothingBetter:
+        def step_times(self, placements: np.ndarray) -> np.ndarray:
+            asked.extend(placements)
+            return np.full(len(placements), 1e6)
+
+    first, second = (np.full(24, device, dtype=np.int32) for device in (0, 1))
+    # an op with its two neighbours: most of a placement stays as it was where annealing began
+    settings = AnnealSettings(few_moves=50, most_branches=4, chances=(0.0, 0.0, 0.0, 0.0, 0.0, 1.0))
+    task = Task(problem, NothingBetter(), Budget(400))
+    others = [(second, second_s), (first, np.inf)]
+    found, step_s = anneal_finer(task, first, first_s, until=1.0, others=others, settings=settings)
+    assert step_s == 10.0
+    assert found.tolist() == [goes_on] * 24
+    began_at = [int(row.mean() > 0.5) for row in asked]
+    share = int(400 * settings.branches_share / 4)
+    expected = [0] * share + [1] * share + [0] * share + [1] * share + [goes_on] * (400 - 4 * share)
+    assert began_at == expected
 
 
 def test_branches_keep_to_the_budget_and_draw_the_same_from_the_same_seed() -> None:
@@ -146,17 +155,21 @@ def test_seconds_end_it_too() -> None:
     assert found.evaluations > 0
 
 
-def test_nonsense_options_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="evaluations"):
-        AnnealConfig(evaluations=0)
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [({"hot": 0.1, "cold": 0.2}, "temperatures"), ({"cold": 0.0}, "temperatures"), ({"batch": 0}, "batch")],
+)
+def test_nonsense_settings_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValue, match=field):
+        AnnealSettings(**settings)
 
 
 def test_many_moves_start_hotter_and_end_as_cold() -> None:
-    few, many, most = (AnnealConfig().temperatures(100, moves) for moves in (0.1, 2.0, 1e6))
+    few, many, most = (AnnealSettings().temperatures(100, moves) for moves in (0.1, 2.0, 1e6))
     assert few == (pytest.approx(1e-3), pytest.approx(1e-4))
     assert many == (pytest.approx(4e-3), pytest.approx(1e-4))
     assert most == (pytest.approx(1.6e-2), pytest.approx(1e-4))
-    assert AnnealConfig(hot=0.3).temperatures(100, 1e6) == (0.3, pytest.approx(0.03))
+    assert AnnealSettings(hot=0.3).temperatures(100, 1e6) == (0.3, pytest.approx(0.03))
 
 
 def test_moves_to_come_are_those_of_the_share_of_the_budget_that_is_left() -> None:

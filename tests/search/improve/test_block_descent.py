@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from random_problems import plain_host
 from search_problems import Counting, barred, fork_problem
 
@@ -11,9 +10,9 @@ from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
+from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.block_descent import MOST, SHARE, blocks, sweep
 from rlplace.search.improve.coarsening import split
-from rlplace.search.improve.moves import allowed_devices
 from rlplace.search.task import Budget, Task
 
 
@@ -57,12 +56,11 @@ def test_it_keeps_to_its_share_and_draws_nothing() -> None:
     assert np.array_equal(*found)
 
 
-def test_a_long_budget_is_left_to_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.search.improve.block_descent.MOST", 50)
+def test_a_long_budget_is_left_to_annealing() -> None:
     problem = layered_problem()
     start = np.zeros(problem.graph.num_ops, dtype=np.int32)
     task = Task(problem, Counting(problem), Budget(100_000))
-    sweep(task, start, 1e9, until=1.0)
+    sweep(task, start, 1e9, until=1.0, most=50)
     assert task.evaluations == 50
 
 

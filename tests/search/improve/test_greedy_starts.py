@@ -10,8 +10,8 @@ from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
+from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.greedy_starts import STARTS, evaluations_until, groupings, scheduled_start, score_scheduled
-from rlplace.search.improve.moves import allowed_devices
 from rlplace.search.improve.warm_starts import best_start
 from rlplace.search.schedule.greedy import Greedy
 from rlplace.search.task import Budget, Task

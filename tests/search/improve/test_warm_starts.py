@@ -8,27 +8,16 @@ from search_problems import Counting, barred, chain_problem, fork_problem, tight
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.warm_starts import (
     balanced,
     best_start,
     fullness,
     held_bytes,
-    project,
     room_bytes,
     score_starts,
 )
 from rlplace.search.task import Budget, Task
-
-
-def test_a_group_goes_where_most_of_its_time_is_unless_it_may_not() -> None:
-    chain = chain_problem(4, 2)
-    costs = Costs(np.array([[5.0, 5.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), "estimated")
-    grouped = Problem(chain.graph, chain.host, costs, Grouping(np.array([0, 0, 0, 1])))
-    assert project(grouped, grouped.grouping, np.array([1, 0, 0, 0])).tolist() == [1, 0]
-    pinned = barred(grouped, {1: (0,)})
-    assert project(pinned, pinned.grouping, np.array([1, 0, 0, 0])).tolist() == [0, 0]
 
 
 def test_bytes_held_are_parameters_and_forward_outputs_and_fill_the_room_of_a_device() -> None:

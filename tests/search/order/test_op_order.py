@@ -21,7 +21,7 @@ from rlplace.measure.simulate.ranks import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.order.memory_order import least_memory_order
-from rlplace.search.order.op_order import lighten, placed_ranks, shorten
+from rlplace.search.order.op_order import lighten, shorten
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -100,16 +100,6 @@ def test_a_narrow_beam_still_gives_an_order_of_all_ops() -> None:
     wide, narrow = (least_memory_order(problem, devices, states) for states in (20, 1))
     assert sorted(wide.tolist()) == sorted(narrow.tolist()) == list(range(150))
     assert np.array_equal(wide, least_memory_order(problem, devices, 20))
-
-
-def test_ranks_of_a_placement_count_its_own_times_and_transfers() -> None:
-    graph = op_graph([[], [0], [0], [1, 2]], [20, 30, 40, 1])
-    costs = Costs(np.array([[1.0, 9.0], [2.0, 9.0], [9.0, 3.0], [4.0, 9.0]]), "estimated")
-    problem = Problem(graph, plain_host(2, 10.0), costs, Grouping(np.arange(4)))
-    devices = np.array([0, 0, 1, 0], dtype=np.int32)
-    # op 2 (d1): 3 + 4 s for 40 bytes + 4; op 0: 1 + 2 s for 20 bytes + 11
-    assert placed_ranks(problem, devices).tolist() == [14.0, 6.0, 11.0, 4.0]
-    assert placed_ranks(problem, devices, transfers=False).tolist() == [8.0, 6.0, 7.0, 4.0]
 
 
 @pytest.mark.parametrize("seed", range(6))

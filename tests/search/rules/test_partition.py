@@ -14,11 +14,12 @@ from random_problems import plain_host
 
 from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.grouping.metis import run_metis
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules import metis, scotch
-from rlplace.search.rules.partition import balances, undirected
+from rlplace.search.rules.partition import Undirected, balances, score_cuts, undirected
 from rlplace.search.schedule.inputs import op_units
 from rlplace.search.task import Task
 
@@ -100,16 +101,25 @@ def test_without_pymetis_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) ->
         metis.solve_metis(Task(problem, Simulator(problem, threads=1)))
 
 
-def test_few_nodes_are_dealt_out_and_a_crash_of_metis_is_a_runner_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_nodes_are_dealt_out() -> None:
     problem = two_cliques()
     few = undirected(op_units(replace(problem)), np.array([5.0, 4.0, 3.0] + [0.0] * 9))
     thirds = np.array([0.25, 0.25, 0.25, 0.25])
     assert sorted(metis.metis_parts(few, thirds)[:3].tolist()) == [0, 1, 2]
-    monkeypatch.setattr("rlplace.graphs.grouping.metis.CHILD", "import os; print('warning'); os.abort()")
+
+
+def test_a_crash_of_metis_is_a_runner_error_and_one_of_every_cut_is_the_methods() -> None:
+    problem = two_cliques()
+
+    def crash(graph: Undirected, shares: np.ndarray) -> np.ndarray:
+        edge_weights, node_weights = graph.edge_weights.tolist(), graph.node_weights.tolist()
+        program = "import os; print('warning', flush=True); os.abort()"
+        return run_metis(2, graph.offsets, graph.neighbours, node_weights, edge_weights, shares, program=program)
+
     with pytest.raises(RunnerError, match="metis: it ended with -6"):
-        metis.metis_parts(undirected(op_units(problem), np.ones(12)), HALVES)
+        crash(undirected(op_units(problem), np.ones(12)), HALVES)
     with pytest.raises(RunnerError):
-        metis.solve_metis(Task(problem, Simulator(problem, threads=1)))
+        score_cuts(Task(problem, Simulator(problem, threads=1)), crash)
 
 
 def test_without_its_program_scotch_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

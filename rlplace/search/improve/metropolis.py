@@ -1,0 +1,147 @@
+"""Simulated annealing over groups that stay as they are (Metropolis et al. 1953, Kirkpatrick et al. 1983)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.measurement import StepTimer
+from rlplace.measure.problem import Problem
+from rlplace.search.groups import majority_devices
+from rlplace.search.improve.anneal_settings import AnnealSettings
+from rlplace.search.improve.coarsening import split
+from rlplace.search.improve.moves import Neighbourhood
+from rlplace.search.improve.warm_starts import fullness, held_bytes, room_bytes
+from rlplace.search.task import Budget, Task
+
+
+def anneal_from(
+    problem: Problem,
+    timer: StepTimer,
+    start: NDArray[np.int32],
+    budget: Budget,
+    *,
+    seed: int = 0,
+    settings: AnnealSettings | None = None,
+) -> tuple[NDArray[np.int32], float]:
+    """The best placement of the problem's groups found from `start`, (G,) int32, and its step time.
+
+    Args:
+        problem: what is placed.
+        timer: gives step times.
+        start: (G,) devices of groups.
+        budget: evaluations or seconds, the start's own among them.
+        seed: of every draw.
+        settings: temperatures, moves and batch.
+    """
+    task = Task(problem, timer, budget, seed=seed)
+    start = np.asarray(start, dtype=np.int32)
+    start_s = float(task.score_groups(start)[0])
+    return anneal_groups(task, problem.grouping, start, start_s, until=1.0, settings=settings)
+
+
+def anneal_split(
+    task: Task,
+    grouping: Grouping,
+    devices: NDArray[np.int32],
+    step_s: float,
+    *,
+    until: float,
+    coarse: Sequence[Grouping] = (),
+    reheat: bool = True,
+    settings: AnnealSettings | None = None,
+) -> tuple[NDArray[np.int32], float]:
+    """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
+
+    Groups whose ops are on several devices are split by them, and move as blocks too: no start is changed by what it is
+    annealed over.
+
+    Args:
+        task: scores and counts.
+        grouping: what moves together, where it starts together.
+        devices: (N,) where to start from.
+        step_s: their step time.
+        until: share of the task's budget at which to stop.
+        coarse: groupings whose groups are moved as blocks.
+        reheat: whether many moves start hotter; what is annealed already would be lost by that.
+        settings: temperatures, moves and batch.
+    """
+    parts = split(grouping, devices)
+    if parts.num_groups > grouping.num_groups:
+        coarse = [*coarse, grouping]
+    groups, step_s = anneal_groups(
+        task,
+        parts,
+        majority_devices(task.problem, devices, parts),
+        step_s,
+        until=until,
+        coarse=coarse,
+        reheat=reheat,
+        settings=settings,
+    )
+    return parts.expand(groups), step_s
+
+
+def anneal_groups(
+    task: Task,
+    grouping: Grouping,
+    start: NDArray[np.int32],
+    start_s: float,
+    *,
+    until: float,
+    coarse: Sequence[Grouping] = (),
+    reheat: bool = True,
+    settings: AnnealSettings | None = None,
+) -> tuple[NDArray[np.int32], float]:
+    """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
+
+    A move is taken where its step time is below the current one times 1 + temperature x an exponential draw (the
+    Metropolis rule). Infeasible placements are never taken from a feasible one; from an infeasible one, any move
+    is that does not fill the fullest device much more.
+
+    Args:
+        task: scores and counts.
+        grouping: what moves together; the problem's, or finer.
+        start: (G,) devices to start from.
+        start_s: their step time.
+        until: share of the task's budget at which to stop.
+        coarse: groupings whose groups are moved as blocks.
+        reheat: whether many moves start hotter.
+        settings: temperatures, moves and batch.
+    """
+    settings = settings or AnnealSettings()
+    generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
+    held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
+    choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
+    moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
+    hot, cold = settings.temperatures(grouping.num_groups, moves_each)
+    current, current_s = np.asarray(start, dtype=np.int32), start_s
+    best, best_s = current, current_s
+    batch = settings.batch or (1 if math.isfinite(task.budget.evaluations) else settings.timed_batch)
+    begin, max_window = task.spent, max(4, grouping.num_groups // 8)
+    while len(near.movable) and task.spent < until and not task.is_spent:
+        progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
+        temperature = hot * (cold / hot) ** progress
+        count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
+        moved = near.propose(np.repeat(current[None], count, axis=0), generator, settings.chances, max_window)
+        draws = generator.exponential(size=count)
+        acceptable_s = current_s * (1.0 + temperature * draws)
+        moved_s = task.score(grouping.expand(moved), acceptable_s)
+        if np.isfinite(current_s):
+            accepted = moved_s <= acceptable_s
+        elif np.isfinite(moved_s).any():
+            accepted = np.isfinite(moved_s)
+        else:
+            full = fullness(held, room, np.concatenate((current[None], moved)))
+            accepted = full[1:] <= full[0] * (1.0 + 0.05 * draws)
+        if accepted.any():
+            first = int(np.argmax(accepted))
+            current, current_s = moved[first], float(moved_s[first])
+        leader = int(np.argmin(moved_s))
+        if moved_s[leader] < best_s:
+            best, best_s = moved[leader], float(moved_s[leader])
+    return best, best_s
