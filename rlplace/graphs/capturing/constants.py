@@ -63,18 +63,22 @@ class ConstantCheck(TorchFunctionMode):
         self._held = {_storage(value) for value in held if isinstance(value, Tensor)}
         self._held_arrays = [value for value in held if isinstance(value, np.ndarray)]
         self._arguments = {memory(tensor) for tensor in arguments}
+        state = [*model.parameters(), *model.buffers()]
+        self._changing = {*self._arguments, *map(memory, state)}
         self._trainable = {_storage(tensor): name for name, tensor in trainable.items()}
         self._lines: dict[int, str] = {}
 
     def __torch_function__(
         self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
+            return func(*args, **(kwargs or {}))
         for value in _leaves((*args, *(kwargs or {}).values())):
-            if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            if isinstance(value, Tensor) and not _is_traced(value):
                 if _storage(value) not in self._lines:
                     self._lines[_storage(value)] = line_of_user(traceback.extract_stack())
                 if func in _READERS:
-                    self._require_held(value)
+                    self._require_held(value, is_read=True)
             elif isinstance(value, np.ndarray) and func in _OF_ARRAYS:
                 self._require_own(value, line_of_user(traceback.extract_stack()))
         return func(*args, **(kwargs or {}))
@@ -90,7 +94,7 @@ class ConstantCheck(TorchFunctionMode):
             if not isinstance(value, Tensor):
                 continue  # refused where the graph is lowered
             if all(user.target in _LIFTS for user in node.users):
-                if not isinstance(value, FakeTensor) and not value.untyped_storage().resizable():  # of `from_numpy`
+                if _is_of_an_array(value):
                     self._require_own(value.numpy())
                 continue
             name = self._trainable.get(_storage(value))
@@ -103,12 +107,13 @@ class ConstantCheck(TorchFunctionMode):
                 )
             self._require_held(value, node)
 
-    def _require_held(self, value: Tensor, node: torch.fx.Node | None = None) -> None:
-        storage = _storage(value)
-        if storage in self._held or memory(value) in self._arguments:
+    def _require_held(self, value: Tensor, node: torch.fx.Node | None = None, *, is_read: bool = False) -> None:
+        """Refuses a tensor that no module holds, or whose values, read as numbers now, change from step to step."""
+        storage, changes = _storage(value), memory(value) in self._changing
+        if (storage in self._held or memory(value) in self._arguments) and not (is_read and changes):
             return
         reached = [found for _, found in self._reached() if isinstance(found, nn.Module)]
-        if any(isinstance(found, Tensor) and _storage(found) == storage for found in _held(reached)):
+        if not changes and any(isinstance(found, Tensor) and _storage(found) == storage for found in _held(reached)):
             self._held.add(storage)
             return
         name = self._name(lambda other: isinstance(other, Tensor) and _storage(other) == storage)
@@ -146,6 +151,18 @@ def _refusal(name: str, looks: str, line: str, at: str = "") -> CaptureError:
         f"the values that it has now. Hint: {_ADVICE}.",
         source=line,
     )
+
+
+def _is_traced(value: Tensor) -> bool:
+    """Whether a tensor was made by the trace, or stands for others inside of `torch.vmap` and `torch.func.grad`."""
+    return isinstance(value, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _is_of_an_array(value: Tensor) -> bool:
+    """Whether a literal came from `torch.from_numpy`, which no function mode sees: it shows memory of NumPy's."""
+    if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+        return False
+    return not value.untyped_storage().resizable()
 
 
 def _is_forward(node: torch.fx.Node) -> bool:

@@ -85,6 +85,7 @@ class Trainer:
         (lambda output: (output - torch.from_numpy(MEAN)).sum(), "MEAN"),
         (lambda output: output.sum() * LABELS[1:].clone().sum(), "LABELS"),
         (lambda output: output.sum() * LABELS.tolist()[0], "LABELS"),
+        (lambda output: torch.vmap(lambda row: row[LABELS])(output).sum(), "LABELS"),
         (lambda output: torch.stack([output.sum(), TABLES["near"]["weights"][0].sum()]).sum(), "TABLES['near']"),
     ],
 )
@@ -172,6 +173,7 @@ class WeightedLoss(nn.Module):
         WeightedLoss().halved,
         lambda output, criterion=WeightedLoss(): criterion(output),  # noqa: B008
         functools.partial(WeightedLoss()),
+        lambda output: torch.vmap(lambda row: row[torch.tensor([0, 2])])(output).sum(),
         lambda output: (output * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) + torch.arange(6)).sum(),
     ],
 )
@@ -193,6 +195,14 @@ def test_an_input_that_the_loss_closes_over_is_the_input() -> None:
     graph = capture(nn.Linear(4, 4, dtype=torch.float64), x, lambda output: mean_square(output - x), "sgd")
     assert graph.targets.count("input") == 1
     assert "constant" not in graph.targets
+
+
+def test_numbers_read_from_what_changes_are_refused() -> None:
+    model, x = Holder(), random(1, 4)
+    with pytest.raises(CaptureError, match=r"takes `x` \(float64 \(1, 4\)\).*x.tolist"):
+        capture(model, x, lambda output: output.sum() * x.tolist()[0][0])
+    with pytest.raises(CaptureError, match=r"takes a tensor \(float64 \(6,\)\).*model.linear.bias.tolist"):
+        capture(model, x, lambda output: output.sum() * model.linear.bias.tolist()[0])
 
 
 def test_a_parameter_that_the_loss_reads_behind_the_models_back_would_lose_its_gradient() -> None:
