@@ -139,10 +139,10 @@ def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kw
     except TypeError as error:
         raise InvalidValue(
             "loss_fn",
-            str(signature),
-            f"a function of the output and {len(targets)} targets, `loss_fn(output, *targets)`",
+            f"a function of ({', '.join(signature.parameters)})",
+            f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`",
             where="capture",
-            hint=f"Labels are passed with `capture(..., targets=...)`. ({error})",
+            hint=f"Labels are passed with `capture(..., targets=...)` ({error}).",
         ) from error
 
 
