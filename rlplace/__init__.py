@@ -2,7 +2,7 @@
 
 The face of the package; importing it imports no torch.
 
-    graph   = rlplace.capture(model, inputs, loss_fn=loss, optimizer="adam")
+    graph   = rlplace.capture(model, inputs, loss_fn=loss, optimizer="adam", targets=labels)
     problem = rlplace.Problem.profile(graph, rlplace.Host.detect())
     result  = rlplace.train(problem, budget_s=300, seed=0)
     step    = rlplace.export.to_step(model, graph, result.placement)

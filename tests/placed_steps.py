@@ -58,7 +58,7 @@ def run_eager(case: Case, optimizer: str) -> Run:
     run = Run()
     for _ in range(NUM_STEPS):
         stepper.zero_grad()
-        loss = case.loss_fn(model(*args, **kwargs))
+        loss = case.loss_fn(model(*args, **kwargs), *case.targets)
         loss.backward()
         stepper.step()
         run.losses.append(loss.detach().reshape(()))

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rlplace.graphs.capturing.capture import as_call
 
-Loss = Callable[[Any], Tensor]
+Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Case:
     inputs: Any
     loss_fn: Loss
     atol: float = 1e-9
+    targets: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def run_eager(case: Case) -> Eager:
     """Loss, gradients, and the state after the step but before any update, on a copy of the model."""
     model, inputs = copy.deepcopy((case.model, case.inputs))
     args, kwargs = as_call(inputs)
-    loss = case.loss_fn(model(*args, **kwargs))
+    loss = case.loss_fn(model(*args, **kwargs), *case.targets)
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -247,9 +248,20 @@ def norm_case(*, is_training: bool = True, **options: Any) -> Case:
     return Case(model.train(is_training), random(2, 2, 5, 5), mean_square)
 
 
-def closure_case() -> Case:
-    target, weight = random(3, 6, seed=2), torch.rand(6, dtype=torch.float64)
-    return of_function(torch.tanh, loss_fn=lambda y: (weight * (y - target) ** 2).mean())
+class Weighted(nn.Module):
+    """A loss that holds a constant and takes a target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [torch.rand(6, dtype=torch.float64)]
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        return (self.weights[0] * (y - target) ** 2).mean()
+
+
+def targets_case() -> Case:
+    model = Function(torch.tanh)
+    return Case(model, random(3, 4), Weighted(), targets=(random(3, 6, seed=2),))
 
 
 def low_precision_case() -> Case:
@@ -309,7 +321,7 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda output: output["pair"][0] + mean_square(output["y"]) + output["pair"][1].mean(),
     ),
     "constants": lambda: Case(Constants(), random(3, 4), mean_square),
-    "closure": closure_case,
+    "targets": targets_case,
     "integers": lambda: of_function(lambda y, k: y[:, k] * k, torch.tensor([0, 2, 5])),
     "low_precision": low_precision_case,
     "writes": lambda: Case(Writes(), (random(3, 4), torch.tensor([2, 0])), mean_square),

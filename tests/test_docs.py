@@ -18,8 +18,7 @@ def blocks(path: Path, language: str) -> list[str]:
 def test_the_readmes_python_runs() -> None:
     (code,) = blocks(ROOT / "README.md", "python")
     assert len(code.strip().splitlines()) <= 10
-    small = code.replace("inception_v3@small", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50")
-    small = small.replace("budget_s=60", "budget_s=2")
+    small = code.replace("budget_s=60", "budget_s=2")
     assert small.count("budget_s=2") == 1
     names: dict[str, object] = {}
     exec(compile(small, "README.md", "exec"), names)

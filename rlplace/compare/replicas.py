@@ -78,7 +78,7 @@ def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: S
     begin = time.monotonic()
     with FakeTensorMode():
         work = build(share, default_size=default_size, seed=seed)
-        graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+        graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer, targets=work.targets)
     replica = Problem.estimate(graph, problem.host, num_groups=1)
     simulator = Simulator(replica)
     devices = plain_devices(problem)
@@ -216,7 +216,9 @@ def _replica(
         )
         place = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
         work = build(share, default_size=default_size, seed=seed)
-        inputs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), work.inputs)
+        inputs, targets = torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(place), (work.inputs, work.targets)
+        )
         model = work.model.to(place)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         is_training = work.loss_fn is not None and bool(parameters)
@@ -225,7 +227,7 @@ def _replica(
         optimizer = torch_optimizer(spec, parameters) if spec is not None else None
         pipe.send("done")
         while pipe.recv() == "step":
-            _step(model, inputs, work.loss_fn if is_training else None, optimizer)
+            _step(model, inputs, work.loss_fn if is_training else None, targets, optimizer)
             if is_cuda:
                 torch.cuda.synchronize()
             pipe.send("done")
@@ -236,7 +238,7 @@ def _replica(
         pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _step(model: Any, inputs: Any, loss_fn: Any, optimizer: Any) -> None:
+def _step(model: Any, inputs: Any, loss_fn: Any, targets: Any, optimizer: Any) -> None:
     import torch
 
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
@@ -246,6 +248,6 @@ def _step(model: Any, inputs: Any, loss_fn: Any, optimizer: Any) -> None:
         return
     if optimizer is not None:
         optimizer.zero_grad()
-    loss_fn(model(*args, **kwargs)).backward()
+    loss_fn(model(*args, **kwargs), *targets).backward()
     if optimizer is not None:
         optimizer.step()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -71,10 +72,13 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     """
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
     model = copy.deepcopy(origin.model).double()
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs))
+    loss_fn = origin.loss_fn
+    if isinstance(loss_fn, nn.Module):
+        loss_fn = copy.deepcopy(loss_fn).double()
+    args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
     inputs = kwargs if kwargs else args
     with _Double():
-        double = capture(model, inputs, origin.loss_fn, optimizer)
+        double = capture(model, inputs, loss_fn, optimizer, targets=targets)
     if double.targets != graph.targets:
         raise InvalidValue("targets", "other ops in float64", "the ops of the placed graph", where="export check")
     if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
@@ -85,12 +89,13 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
             where="export check",
             hint="Set dropout to 0, or put the model in eval mode.",
         )
+    labels = {"targets": targets} if targets else {}
     placed = PlacedModel(double, host, plan)
     eager = EagerStep(double, host, num_threads=max(len(host.devices[0].cores), 1))
     loss_difference = 0.0
     try:
         for _ in range(num_steps):
-            result = placed(*args, **kwargs)
+            result = placed(*args, **kwargs, **labels)
             with _Double():
                 eager()
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)

@@ -22,6 +22,7 @@ def place(
     loss_fn: LossFn | None = None,
     optimizer: str | OptimizerSpec | None = None,
     *,
+    targets: Any = None,
     host: Host | None = None,
     budget_s: float = 60.0,
     seed: int = 0,
@@ -35,13 +36,14 @@ def place(
         inputs: a tensor, a tuple or a dict.
         loss_fn: makes it a training step.
         optimizer: `sgd`, `momentum`, `adam` or `adamw`.
+        targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels.
         host: of this machine; `Host.detect()` by default.
         budget_s: seconds of search.
         seed: of the search and of random ops.
         grouping: the rule that groups are made by.
         constraints: pins, exclusions and what stays together.
     """
-    graph = capture(model, inputs, loss_fn, optimizer)
+    graph = capture(model, inputs, loss_fn, optimizer, targets=targets)
     problem = Problem.profile(
         graph, Host.detect() if host is None else host, grouping=grouping, constraints=constraints
     )

@@ -13,20 +13,21 @@ import rlplace
 {imports}
 
 {build}
-graph = rlplace.capture(model, inputs, loss_fn, optimizer)
+graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets)
 placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
 step = rlplace.export.to_step(model, graph, placement)
 
 args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {{}})
+labels = {{"targets": targets}} if targets else {{}}
 for number in range(10):
-    print(number, step(*args, **kwargs))
+    print(number, step(*args, **kwargs, **labels))
 step.copy_to(model)  # the trained parameters, back in the model
 step.close()
 '''
 
 _NAMED = """workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
 model, inputs = workload.model, workload.inputs
-loss_fn, optimizer = workload.loss_fn, workload.optimizer"""
+loss_fn, optimizer, targets = workload.loss_fn, workload.optimizer, workload.targets"""
 
 
 def script(workload: str, *, default_size: str, seed: int) -> str:

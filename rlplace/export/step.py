@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.errors import FingerprintMismatch, UnknownName
+from rlplace.export.arguments import Arguments
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
@@ -43,27 +44,25 @@ class PlacedModel:
         self._crew = Crew(host.devices)
         self._step = PlacedStep(graph, host, plan, self._residents, self._crew, seed=seed)
         sources = self._program.sources.items()
-        self._inputs = [op for op, source in sorted(sources) if source.kind == "input"]
+        self._inputs = [op for op, source in sorted(sources) if source.kind in ("input", "target")]
         self._state = {source.key: op for op, source in sources if source.kind in ("parameter", "buffer")}
-        origin = self._program.origin
-        self._input_spec = pytree.tree_structure((origin.args, origin.kwargs))
+        self._arguments = Arguments(self._program.origin)
         self.num_steps = 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
         """Runs one step: the loss of a training step, or the model's output.
 
         Args:
-            args: inputs as they were captured: the same structure, shapes and dtypes.
-            kwargs: likewise.
+            args: inputs as they were captured: the same structure, shapes and dtypes, and the same values of what is
+                no tensor.
+            targets: labels of this batch, where the step was captured with targets.
+            kwargs: inputs, likewise.
 
         Raises:
-            InvalidValue: inputs of another structure, shape or dtype.
+            InvalidValue: inputs or targets of another structure, shape or dtype, or another value of what is no tensor.
             RunnerError: an op failed.
         """
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._input_spec:
-            raise InvalidValue("inputs", str(spec), str(self._input_spec), where="placed step")
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = self._arguments.tensors(args, kwargs, targets)
         for op, tensor in zip(self._inputs, tensors, strict=True):
             self._residents.set_tensor(op, int(self._plan.devices[op]), tensor)
         self._step.run(self.num_steps)

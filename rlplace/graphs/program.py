@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-SourceKind = Literal["parameter", "buffer", "input", "constant"]
+SourceKind = Literal["parameter", "buffer", "input", "target", "constant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Source:
 
     Attributes:
         kind: what it is.
-        key: dotted name of a parameter or buffer, position of an input among the flattened inputs, or "" .
+        key: dotted name of a parameter or buffer, position of an input among the flattened inputs or of a
+            target among the targets, or "" .
         value: the tensor at capture time (fake tensors where the model was built from them).
     """
 
@@ -112,13 +113,15 @@ class Origin:
         model: in the mode that it was captured in.
         args: positional arguments.
         kwargs: keyword arguments.
-        loss_fn: of the model's output; None for inference.
+        loss_fn: of the model's output and the targets; None for inference.
+        targets: labels and what else the loss needs of a batch.
     """
 
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    loss_fn: Callable[[Any], torch.Tensor] | None
+    loss_fn: Callable[..., torch.Tensor] | None
+    targets: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Program:
         result: what the step returns, a pytree with `Ref` leaves for tensors (for a training step, the loss).
         optimizer: of a training step.
         is_training: whether the step has a backward.
-        origin: the model, inputs and loss that were captured.
+        origin: the model, inputs, loss and targets that were captured.
     """
 
     sources: dict[int, Source]

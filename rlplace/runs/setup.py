@@ -30,7 +30,7 @@ def default_size(host: Host) -> Size:
 
 def capture_workload(workload: Workload) -> OpGraph:
     """The graph of a workload's step."""
-    return capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer)
+    return capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer, targets=workload.targets)
 
 
 def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:

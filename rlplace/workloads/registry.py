@@ -65,7 +65,8 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
     Raises:
         UnknownName: no such size, module or function.
         InvalidValue: the options cannot be had together; or the user's function could not be imported, raised, or
-            returned something else than `(model, inputs[, loss_fn[, optimizer]])`; or the workload is a graph file.
+            returned something else than `(model, inputs[, loss_fn[, optimizer[, targets]]])`; or the workload is a
+            graph file.
         MissingExtra: the model comes from a package that is not installed.
     """
     if isinstance(spec, str):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlplace.errors import InvalidValue, RlplaceError, UnknownName
 from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Workload
 
-RETURNED = "(model, inputs[, loss_fn[, optimizer]])"
+RETURNED = "(model, inputs[, loss_fn[, optimizer[, targets]]])"
 
 
 def load(name: str) -> Workload:
@@ -27,7 +27,7 @@ def load(name: str) -> Workload:
 
     Args:
         name: the module and a function of it that takes no arguments and returns
-            `(model, inputs[, loss_fn[, optimizer]])`.
+            `(model, inputs[, loss_fn[, optimizer[, targets]]])`.
 
     Raises:
         UnknownName: there is no such module, function or optimizer.
@@ -105,17 +105,24 @@ def _raised(error: BaseException) -> str:
 
 def _checked(returned: object, name: str) -> Workload:
     where = f"what {name} returned"
-    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 4:
+    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 5:
         actual = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else _type_name(returned)
         raise InvalidValue("the value", actual, RETURNED, where=where)
-    model, inputs, loss_fn, optimizer = (*returned, None, None)[:4]
+    model, inputs, loss_fn, optimizer, targets = (*returned, None, None, None)[:5]
     if not isinstance(model, nn.Module):
         raise InvalidValue("model", _type_name(model), "a torch.nn.Module", where=where)
     if loss_fn is not None and not callable(loss_fn):
         raise InvalidValue(
             "loss_fn", _type_name(loss_fn), "a function from the model's output to a scalar", where=where
         )
-    return Workload(name, model, _checked_inputs(inputs, where), loss_fn, _checked_optimizer(optimizer, loss_fn, where))
+    return Workload(
+        name,
+        model,
+        _checked_inputs(inputs, where),
+        loss_fn,
+        _checked_optimizer(optimizer, loss_fn, where),
+        _checked_targets(targets, loss_fn, where),
+    )
 
 
 def _checked_inputs(inputs: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
@@ -126,6 +133,18 @@ def _checked_inputs(inputs: object, where: str) -> tuple[Tensor, ...] | dict[str
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
         return tuple(_checked_tensor(f"inputs[{index}]", value, where) for index, value in enumerate(inputs))
     raise InvalidValue("inputs", _type_name(inputs), "a tensor, a tuple or a dict of tensors", where=where)
+
+
+def _checked_targets(targets: object, loss_fn: object, where: str) -> tuple[Tensor, ...]:
+    if targets is None:
+        return ()
+    if loss_fn is None:
+        raise InvalidValue("loss_fn", None, "a function, since there are targets", where=where)
+    if isinstance(targets, Tensor):
+        return (targets,)
+    if isinstance(targets, (tuple, list)):
+        return tuple(_checked_tensor(f"targets[{index}]", value, where) for index, value in enumerate(targets))
+    raise InvalidValue("targets", _type_name(targets), "a tensor or a tuple of tensors", where=where)
 
 
 def _checked_tensor(field: str, value: object, where: str) -> Tensor:

@@ -24,10 +24,12 @@ class Workload:
     model: nn.Module
     inputs: Inputs
     """Positional arguments of the model, or keyword arguments in a dict."""
-    loss_fn: Callable[[Any], Tensor] | None
-    """From the model's output to a scalar; None makes the step an inference."""
+    loss_fn: Callable[..., Tensor] | None
+    """From the model's output and the targets to a scalar; None makes the step an inference."""
     optimizer: Optimizer | None
     """What updates the parameters; None leaves them as they are."""
+    targets: tuple[Tensor, ...] = ()
+    """What the loss needs of a batch besides the model's output."""
 
 
 class Parts(NamedTuple):

@@ -80,6 +80,13 @@ def test_everything_given(write):
     assert workload.loss_fn(workload.model(*workload.inputs)).shape == ()
 
 
+@pytest.mark.parametrize(("targets", "count"), [("None", 0), ("x", 1), ("[x, x]", 2)])
+def test_targets_are_a_tuple(write, targets, count):
+    workload = returning(write, f"model, x, lambda y, *targets: y.sum(), 'sgd', {targets}")
+    assert len(workload.targets) == count
+    assert all(target.shape == (4, 3) for target in workload.targets)
+
+
 def test_dict_inputs_stay_a_dict(write):
     workload = returning(write, "model, {'input': x}")
     assert workload.model(**workload.inputs).shape == (4, 2)
@@ -90,7 +97,7 @@ def test_dict_inputs_stay_a_dict(write):
     [
         ("model", "the value", "torch.nn.modules.linear.Linear"),
         ("(model,)", "the value", "a tuple of 1"),
-        ("model, x, None, None, None", "the value", "a tuple of 5"),
+        ("model, x, None, None, None, None", "the value", "a tuple of 6"),
         ("torch.relu, x", "model", "builtin_function_or_method"),
         ("model, 3", "inputs", "int"),
         ("model, 'x'", "inputs", "str"),
@@ -99,6 +106,10 @@ def test_dict_inputs_stay_a_dict(write):
         ("model, x, 'mse'", "loss_fn", "str"),
         ("model, x, torch.sum, torch.optim.Adam", "optimizer", "type"),
         ("model, x, None, 'adam'", "loss_fn", None),
+        ("model, x, None, None, x", "loss_fn", None),
+        ("model, x, torch.sum, 'adam', 3", "targets", "int"),
+        ("model, x, torch.sum, 'adam', {'y': x}", "targets", "dict"),
+        ("model, x, torch.sum, 'adam', (x, 3)", "targets[1]", "int"),
     ],
 )
 def test_wrong_return_is_named(write, expression, field, actual):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.lower import lower
@@ -23,6 +26,8 @@ def capture(
     inputs: Any,
     loss_fn: LossFn | None = None,
     optimizer: str | OptimizerSpec | None = None,
+    *,
+    targets: Any = None,
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, its executable `program` attached.
 
@@ -31,15 +36,20 @@ def capture(
 
     The model is traced with fake tensors: nothing is computed, and its parameters and buffers stay as they are.
 
+    Labels are arguments, never taken from outside: a step that reads a tensor which is neither given here nor held by
+    the model is refused.
+
     Args:
         model: in the mode (`train` or `eval`) that the step is to run in.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        loss_fn: takes the model's output, returns a scalar tensor.
+        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`; returns a scalar tensor.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
+        targets: a tensor or a tuple of tensors, e.g. labels: what the loss needs of a batch. Every step takes new ones.
 
     Raises:
-        CaptureError: the model cannot be captured (control flow that depends on data).
-        InvalidValue: a model, inputs, loss or optimizer of another type, or an optimizer without a loss.
+        CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside).
+        InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
+            loss; a loss that takes another number of targets.
         UnknownName: an unknown optimizer.
 
     >>> import torch
@@ -47,17 +57,19 @@ def capture(
     >>> [name for name in graph.names if name.startswith("update")]
     ['update_weight', 'update_bias']
     """
-    _check_types(model, loss_fn)
+    args, kwargs = as_call(inputs)
+    wanted = as_targets(targets)
+    _check_types(model, (args, kwargs), loss_fn)
+    _check_targets(wanted, loss_fn, kwargs)
     spec = resolve_optimizer(optimizer)
     if spec is not None and loss_fn is None:
         raise InvalidValue(
             "loss_fn", None, "a function of the output", where="capture", hint="An optimizer needs a loss."
         )
-    args, kwargs = as_call(inputs)
     is_training = loss_fn is not None
     with _uncollected():
-        trace = trace_step(model, args, kwargs, loss_fn, is_training=is_training)
-        return lower(trace, spec, Origin(model, args, kwargs, loss_fn), is_training=is_training)
+        trace = trace_step(model, args, kwargs, loss_fn, wanted, is_training=is_training)
+        return lower(trace, spec, Origin(model, args, kwargs, loss_fn, wanted), is_training=is_training)
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,13 +87,63 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise InvalidValue("inputs", type(inputs).__name__, "a tensor, a tuple or a dict", where="capture")
 
 
-def _check_types(model: object, loss_fn: object) -> None:
+def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
+    """Targets as a tuple: a tensor is one, None is none.
+
+    Raises:
+        InvalidValue: anything else than tensors.
+    """
+    if targets is None:
+        return ()
+    if isinstance(targets, torch.Tensor):
+        return (targets,)
+    expected = "a tensor or a tuple of tensors"
+    if not isinstance(targets, (tuple, list)):
+        raise InvalidValue("targets", type(targets).__name__, expected)
+    for position, target in enumerate(targets):
+        if not isinstance(target, torch.Tensor):
+            raise InvalidValue(f"targets[{position}]", type(target).__name__, expected)
+    return tuple(targets)
+
+
+def _check_types(model: object, call: Any, loss_fn: object) -> None:
     if not isinstance(model, nn.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise InvalidValue("model", found, "a torch.nn.Module", where="capture")
     if loss_fn is not None and not callable(loss_fn):
         expected = "a function of the model's output that returns a scalar"
         raise InvalidValue("loss_fn", type(loss_fn).__name__, expected, where="capture")
+    if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(call)):
+        raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint="Use `torch.from_numpy`.")
+
+
+def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kwargs: dict[str, Any]) -> None:
+    if loss_fn is None:
+        if targets:
+            hint = "Targets are for the loss; what the model itself takes belongs in `inputs`."
+            raise InvalidValue("loss_fn", None, "a function of the output and the targets", where="capture", hint=hint)
+        return
+    if targets and "targets" in kwargs:
+        hint = (
+            "A placed step could not tell `targets=` of the model from those of the loss; pass all of them as inputs."
+        )
+        raise InvalidValue(
+            "targets", "given", "None, as the model has an argument of that name", where="capture", hint=hint
+        )
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # of a builtin: only calling it would tell
+        return
+    try:
+        signature.bind(None, *targets)
+    except TypeError as error:
+        raise InvalidValue(
+            "loss_fn",
+            f"a function of ({', '.join(signature.parameters)})",
+            f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`",
+            where="capture",
+            hint=f"Labels are passed with `capture(..., targets=...)` ({error}).",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing import op_work as facts
 from rlplace.graphs.capturing.builder import GraphBuilder
+from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.origins import module_of
 from rlplace.graphs.capturing.refusals import check_apart
 from rlplace.graphs.capturing.trace import Output, Trace
@@ -133,17 +134,20 @@ class _Lowering:
         trace = self.trace
         kinds: list[tuple[SourceKind, str]] = [("parameter", name) for name in (*trace.trainable, *trace.fixed)]
         kinds += [("buffer", name) for name in trace.buffers]
-        kinds += [("input", str(k)) for k in range(len(trace.values) - len(kinds))]
+        kinds += [("input", str(k)) for k in range(len(trace.values) - len(kinds) - trace.num_targets)]
+        kinds += [("target", str(k)) for k in range(trace.num_targets)]
         placeholders = [node for node in trace.module.graph.nodes if node.op == "placeholder"]
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
-            name = key if kind in ("parameter", "buffer") else f"input_{key}"
-            module = key.rpartition(".")[0] if kind in ("parameter", "buffer") else ""
+            is_state = kind in ("parameter", "buffer")
+            name = key if is_state else f"{kind}_{key}"
+            module = key.rpartition(".")[0] if is_state else ""
+            target = kind if is_state else "input"  # a target of the loss is placed as an input is
             size = facts.tensor_bytes(value) if kind == "parameter" else 0
-            op = self.built.add_op(name, kind, module, FORWARD, kind, facts.NOTHING, parameter_bytes=size)
+            op = self.built.add_op(name, target, module, FORWARD, target, facts.NOTHING, parameter_bytes=size)
             self.sources[op] = Source(kind, key, value.detach())
             self.refs[node] = ref = Ref(self.built.add_tensor(op, 0, node.meta["val"]))
-            if kind in ("parameter", "buffer"):  # a recomputed forward reads the module's own tensors
-                self.constants.setdefault(_memory(value), ref)
+            # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
+            self.constants.setdefault(memory(value), ref)
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
@@ -155,12 +159,12 @@ class _Lowering:
                 f"attention) or hold packed weights (quantized layers) cannot be placed; use their plain counterparts.",
                 op=str(reader.target),
             )
-        memory = _memory(value)
-        if memory not in self.constants:  # tracing names a tensor anew wherever it is read
+        shown = memory(value)
+        if shown not in self.constants:  # tracing names a tensor anew wherever it is read
             op = self.built.add_op(node.name, "constant", module_of(node), FORWARD, "constant", facts.NOTHING)
             self.sources[op] = Source("constant", "", value.detach())
-            self.constants[memory] = Ref(self.built.add_tensor(op, 0, value))
-        self.refs[node] = self.constants[memory]
+            self.constants[shown] = Ref(self.built.add_tensor(op, 0, value))
+        self.refs[node] = self.constants[shown]
 
     def _add_call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:
@@ -277,11 +281,6 @@ class _Lowering:
 
     def _producer(self, ref: Ref) -> int:
         return self.built.tensor_op[self._base(ref)]
-
-
-def _memory(value: torch.Tensor) -> tuple[Any, ...]:
-    """The memory that a tensor shows, and how it shows it."""
-    return value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype
 
 
 def _is_store(node: torch.fx.Node) -> bool:

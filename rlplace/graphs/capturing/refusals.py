@@ -116,13 +116,16 @@ def check_model(model: nn.Module, *, is_training: bool) -> None:
         raise CaptureError(f"cannot capture the model: {place} ({type(module).__name__}) {wrong}; {instead}.")
 
 
-def check_devices(state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-    """Refuses models that are spread over devices, on `meta`, or elsewhere than their inputs.
+def check_devices(
+    state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()
+) -> None:
+    """Refuses models that are spread over devices, on `meta`, or elsewhere than their inputs and targets.
 
     Raises:
         CaptureError: names one tensor of each device.
     """
     named = {**state, **{f"input {k}": tensor for k, tensor in enumerate(inputs)}}
+    named |= {f"target {k}": tensor for k, tensor in enumerate(targets)}
     first: dict[torch.device, str] = {}
     for name, tensor in named.items():
         if tensor.layout is not torch.strided:
@@ -258,6 +261,11 @@ def _module_path(error: BaseException, model: nn.Module) -> str:
 
 def user_line(error: BaseException) -> str:
     """The innermost line of the traceback that is neither ours nor PyTorch's nor Python's, "" without one."""
+    return line_of_user(traceback.extract_tb(error.__traceback__))
+
+
+def line_of_user(frames: traceback.StackSummary) -> str:
+    """The innermost line that is neither ours nor PyTorch's nor Python's, "" without one."""
     foreign = (
         str(Path(__file__).parents[1]),
         str(Path(torch.__file__).parent),
@@ -265,7 +273,7 @@ def user_line(error: BaseException) -> str:
         contextlib.__file__,
         "<",
     )
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame in reversed(frames):
         if not frame.filename.startswith(foreign):
             return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
     return ""

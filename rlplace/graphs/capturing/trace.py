@@ -18,17 +18,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.constants import ConstantCheck
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.origins import annotated, spread_origins
 from rlplace.graphs.capturing.portable import portable
 from rlplace.graphs.capturing.refusals import check_dense, check_devices, check_model, explained, no_numbers_drawn
 
-LossFn = Callable[[Any], torch.Tensor]
+LossFn = Callable[..., torch.Tensor]
+"""Of the model's output, and of the targets where there are any."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced step: placeholders in the order `trainable`, `fixed`, `buffers`, `inputs`.
+    """A traced step: placeholders in the order `trainable`, `fixed`, `buffers`, inputs, targets.
 
     Attributes:
         module: the fx graph module; its output is (results..., gradients...), flat.
@@ -36,6 +38,7 @@ class Trace:
         fixed: dotted names of the other parameters.
         buffers: dotted names.
         values: the tensor behind each placeholder.
+        num_targets: how many of the last ones are targets.
         result: what the model (or the loss) returned, with fx's k-th output in place of its k-th tensor.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
     """
@@ -45,6 +48,7 @@ class Trace:
     fixed: tuple[str, ...]
     buffers: tuple[str, ...]
     values: tuple[torch.Tensor, ...]
+    num_targets: int
     result: Any
     num_results: int
 
@@ -57,12 +61,19 @@ class Output:
 
 
 def trace_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: LossFn | None, *, is_training: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: LossFn | None,
+    targets: tuple[torch.Tensor, ...] = (),
+    *,
+    is_training: bool,
 ) -> Trace:
     """The step of `model` as an fx graph; every node knows its module path and phase.
 
     Raises:
-        CaptureError: control flow or an op that depends on the data; names the op and the user's line.
+        CaptureError: control flow or an op that depends on the data; names the op and the user's line. Or a tensor
+            from outside of the model; names it.
     """
     check_model(model, is_training=is_training)
     trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
@@ -72,10 +83,11 @@ def trace_step(
     tensors = [leaf for leaf in flat_inputs if isinstance(leaf, torch.Tensor)]
     names = (*trainable, *fixed, *buffers)
     captured: dict[str, Any] = {}
+    constants = ConstantCheck(model, loss_fn, (*tensors, *targets), trainable)
 
     def step(*flat: torch.Tensor) -> list[torch.Tensor | None]:
         state = dict(zip(names, flat, strict=False))
-        inputs = iter(flat[len(names) :])
+        inputs = iter(flat[len(names) :])  # targets follow, if there are any
         leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
         call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
         if is_training:
@@ -83,9 +95,9 @@ def trace_step(
                 state[name].requires_grad_(True)
                 for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
                     state[name].register_hook(hook)  # type: ignore[no-untyped-call]
-        with fx_traceback.annotate({"phase": "forward"}):
+        with fx_traceback.annotate({"phase": "forward"}), constants:
             output = torch.func.functional_call(model, state, call_args, call_kwargs)
-            result = output if loss_fn is None else loss_fn(output)
+            result = output if loss_fn is None else loss_fn(output, *inputs)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
         if not is_training:
@@ -96,19 +108,20 @@ def trace_step(
         check_dense(tuple(trainable), gradients)
         return [*_flatten_result(loss, captured), *gradients, *replaced.values()]
 
-    values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors)
+    values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
 
     def make() -> torch.fx.GraphModule:
         with fx_traceback.preserve_node_meta(), annotated(model):
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
 
-    check_devices({**trainable, **fixed, **buffers}, tensors)
+    check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     # lazy: nobody runs the code of the graph modules made on the way
     with _untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode:
         with no_numbers_drawn(again=make):
             module = make()
         spread_origins(module)
+        constants.check(module)
         module = functionalise(module, captured["replaced"])
     return Trace(
         module=module,
@@ -116,6 +129,7 @@ def trace_step(
         fixed=tuple(fixed),
         buffers=tuple(buffers),
         values=values,
+        num_targets=len(targets),
         result=captured["result"],
         num_results=captured["num_results"],
     )

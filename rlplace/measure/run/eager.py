@@ -59,8 +59,10 @@ class EagerStep:
         self.worker = worker
         self._is_cuda = place != "cpu"
         self._model = copy.deepcopy(origin.model).to(place)
-        self._args, self._kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.detach().clone().to(place), (origin.args, origin.kwargs)
+        self._args, self._kwargs, self._targets = pytree.tree_map_only(
+            torch.Tensor,
+            lambda tensor: tensor.detach().clone().to(place),
+            (origin.args, origin.kwargs, origin.targets),
         )
         self._loss_fn = origin.loss_fn
         parameters = [p for p in self._model.parameters() if p.requires_grad]
@@ -136,7 +138,7 @@ class EagerStep:
         else:
             if self._optimizer is not None:
                 self._optimizer.zero_grad()
-            loss = self._loss_fn(self._run(*self._args, **self._kwargs))
+            loss = self._loss_fn(self._run(*self._args, **self._kwargs), *self._targets)
             loss.backward()  # type: ignore[no-untyped-call]
             if self._optimizer is not None:
                 self._optimizer.step()

@@ -12,12 +12,13 @@ from small_models import CASES, Case, Function, PartlyFrozen, Tied, mean_square,
 from torch import Tensor, nn
 
 from rlplace.graphs import capture
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.graphs.program import Call, Program, Update
 
 
 def graph_of(case: Case, optimizer: str | None = "adam") -> OpGraph:
-    return capture(case.model, case.inputs, case.loss_fn, optimizer)
+    return capture(case.model, case.inputs, case.loss_fn, optimizer, targets=case.targets)
 
 
 @functools.cache
@@ -229,10 +230,15 @@ def refs(call: Call) -> list[object]:
     return [value for value in call.args if hasattr(value, "id")]
 
 
-def test_a_tensor_that_the_loss_closes_over_is_one_constant() -> None:
-    graph = graph_of(CASES["closure"]())
-    assert graph.targets.count("constant") == 2
-    assert graph.names.count("input_0") == 1
+def test_a_target_is_an_input_and_what_a_loss_holds_is_one_constant() -> None:
+    graph = graph_of(CASES["targets"]())
+    assert graph.targets.count("constant") == 1
+    assert [name for name, target in zip(graph.names, graph.targets, strict=True) if target == "input"] == [
+        "input_0",
+        "target_0",
+    ]
+    kinds = {source.kind for source in require_program(graph).sources.values()}
+    assert kinds == {"parameter", "input", "target", "constant"}
 
 
 def test_what_nobody_reads_is_left_out() -> None:

@@ -204,7 +204,7 @@ def test_random_ops_get_the_step_and_factories_their_device() -> None:
 def test_code_of_every_model_drops_what_it_made(name: str) -> None:
     """Whatever is allocated on a device is freed there, but for results."""
     case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "sgd")
+    graph = capture(case.model, case.inputs, case.loss_fn, "sgd", targets=case.targets)
     generator = np.random.default_rng(0)
     code = generate(graph, core_host(), naive_plan(graph, random_devices(graph, 2, generator), generator))
     kept = set(graph.output_tensors.tolist())

@@ -40,7 +40,7 @@ def test_random_placements_train_like_one_device_and_like_eager(
     name: str, optimizer: str, crews: dict[str, Crew]
 ) -> None:
     case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, optimizer)
+    graph = capture(case.model, case.inputs, case.loss_fn, optimizer, targets=case.targets)
     reference, _ = run_placed(graph, HOST, single(graph), crews["plain"])
     assert_close(reference, run_eager(case, optimizer), max(case.atol, 1e-6))
     for kind, host in (("plain", HOST), ("gang", GANG_HOST)):

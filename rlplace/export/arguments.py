@@ -1,0 +1,99 @@
+"""`Arguments`: what a placed step is called with, held against what it was captured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.capturing.capture import as_targets
+from rlplace.graphs.program import Origin
+
+
+class Arguments:
+    """The arguments of a captured step: their structure, and the values of those that are no tensors.
+
+    Args:
+        origin: what was captured.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._keywords = tuple(origin.kwargs)
+        self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
+        self._num_targets = len(origin.targets)
+
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> list[torch.Tensor]:
+        """The tensors among the inputs, and the targets behind them, in the order of capture.
+
+        Args:
+            args: positional arguments of the model.
+            kwargs: its keyword arguments, in any order.
+            targets: what the loss takes besides the model's output.
+
+        Raises:
+            InvalidValue: another structure or number of them, or another value of an argument that is no tensor.
+        """
+        if "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
+            kwargs, targets = {**kwargs, "targets": targets}, None
+        ordered = {name: kwargs[name] for name in self._keywords if name in kwargs}
+        leaves, spec = pytree.tree_flatten((args, {**ordered, **kwargs}))
+        if spec != self._spec:
+            expected = _shown(pytree.tree_unflatten(self._leaves, self._spec))
+            raise InvalidValue("inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step")
+        for position, (value, captured) in enumerate(zip(leaves, self._leaves, strict=True)):
+            if not _agree(value, captured):
+                paths, _ = pytree.tree_flatten_with_path((args, {**ordered, **kwargs}))
+                raise InvalidValue(
+                    f"inputs{pytree.keystr(paths[position][0][1:])}",
+                    _word(value),
+                    f"{_word(captured)!r}, as captured",
+                    where="placed step",
+                    hint="Only tensors change from step to step: what is none is part of the captured graph. Capture "
+                    "the model again with the other value.",
+                )
+        return [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *self._checked_targets(targets)]
+
+    def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
+        given = as_targets(targets)
+        if len(given) == self._num_targets:
+            return given
+        actual = f"{len(given)} tensors" if given else None
+        if not self._num_targets:
+            hint = "Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them."
+            raise InvalidValue("targets", actual, "None, as captured", where="placed step", hint=hint)
+        hint = "Pass the labels of this batch: `step(*inputs, targets=...)`."
+        raise InvalidValue(
+            "targets", actual, f"{self._num_targets} tensors, as captured", where="placed step", hint=hint
+        )
+
+
+class _Word:
+    """Text that a message shows without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _word(value: object) -> _Word:
+    return _Word("tensor" if isinstance(value, torch.Tensor) else repr(value))
+
+
+def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> _Word:
+    args, kwargs = pytree.tree_map(_word, call)
+    return _Word(f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})")
+
+
+def _agree(value: object, captured: object) -> bool:
+    if isinstance(captured, torch.Tensor):
+        return isinstance(value, torch.Tensor)
+    if value is captured:
+        return True
+    try:
+        return type(value) is type(captured) and bool(value == captured)
+    except (RuntimeError, TypeError, ValueError):  # it cannot be compared, or not to a truth
+        return False

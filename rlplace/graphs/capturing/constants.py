@@ -1,0 +1,219 @@
+"""Which tensors a graph may hold as constants: those of the model. Labels are arguments, never taken from outside."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.origins import module_of
+from rlplace.graphs.capturing.references import forwards, referenced
+from rlplace.graphs.capturing.refusals import line_of_user
+
+aten = torch.ops.aten
+
+_LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
+"""What traced literals (`torch.tensor([1.0, 2.0])`) go through, and no other tensor does."""
+_READERS = {
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
+    Tensor.__index__, Tensor.equal, Tensor.allclose, Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero,
+}  # fmt: skip
+"""They turn the values of tensors into Python's, which leave no trace in the graph."""
+_OF_ARRAYS = {torch.from_numpy, torch.as_tensor, torch.asarray, torch.tensor}
+_ADVICE = (
+    "Labels are arguments: `capture(model, inputs, loss_fn, optimizer, targets=...)` with `loss_fn(output, *targets)`, "
+    "then `step(*inputs, targets=...)` with those of each batch. What `forward` needs of a batch is an input of the "
+    "model, and a constant belongs in a module (`register_buffer`, or a plain attribute)"
+)
+
+
+class ConstantCheck(TorchFunctionMode):
+    """Refuses tensors from outside of the model: a graph would hold those of the first batch for ever.
+
+    While active it sees every torch function that is called: it notes which line reads a tensor from outside, and
+    refuses where its values leave for Python. Afterwards `check` judges the constants of the traced graph.
+
+    Args:
+        model: its modules hold constants, in attributes and in lists, tuples, sets and dicts in attributes.
+        loss_fn: likewise, where it is a module or a method of one, or reaches one.
+        arguments: inputs and targets of the step.
+        trainable: parameters with a gradient, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Any] | None,
+        arguments: Iterable[Tensor],
+        trainable: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__()
+        self._model, self._loss_fn = model, loss_fn
+        held = [*_held(_modules(model, loss_fn))]
+        self._held = {_storage(value) for value in held if isinstance(value, Tensor)}
+        self._held_arrays = [value for value in held if isinstance(value, np.ndarray)]
+        self._arguments = {memory(tensor) for tensor in arguments}
+        state = [*model.parameters(), *model.buffers()]
+        self._changing = {*self._arguments, *map(memory, state)}
+        self._trainable = {_storage(tensor): name for name, tensor in trainable.items()}
+        self._lines: dict[int, str] = {}
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
+            return func(*args, **(kwargs or {}))
+        for value in _leaves((*args, *(kwargs or {}).values())):
+            if isinstance(value, Tensor) and not _is_traced(value):
+                if _storage(value) not in self._lines:
+                    self._lines[_storage(value)] = line_of_user(traceback.extract_stack())
+                if func in _READERS:
+                    self._require_held(value, is_read=True)
+            elif isinstance(value, np.ndarray) and func in _OF_ARRAYS:
+                self._require_own(value, line_of_user(traceback.extract_stack()))
+        return func(*args, **(kwargs or {}))
+
+    def check(self, module: torch.fx.GraphModule) -> None:
+        """Judges the constants of the traced graph.
+
+        Raises:
+            CaptureError: names the tensor as the user does, or says what it looks like and where it is read.
+        """
+        for node in module.graph.find_nodes(op="get_attr"):
+            value = operator.attrgetter(str(node.target))(module)
+            if not isinstance(value, Tensor):
+                continue  # refused where the graph is lowered
+            if all(user.target in _LIFTS for user in node.users):
+                if _is_of_an_array(value):
+                    self._require_own(value.numpy())
+                continue
+            name = self._trainable.get(_storage(value))
+            if name is not None and any(_is_forward(user) for user in node.users):
+                raise CaptureError(
+                    f"the step reads parameter {name!r} other than as an attribute of its module"
+                    f"{self._at(value, node)}, so that a part of its gradient would be lost. Hint: compute what the "
+                    f"loss needs of it in `forward`, from the attribute, and return it.",
+                    source=self._lines.get(_storage(value), ""),
+                )
+            self._require_held(value, node)
+
+    def _require_held(self, value: Tensor, node: torch.fx.Node | None = None, *, is_read: bool = False) -> None:
+        """Refuses a tensor that no module holds, or whose values, read as numbers now, change from step to step."""
+        storage, changes = _storage(value), memory(value) in self._changing
+        if (storage in self._held or memory(value) in self._arguments) and not (is_read and changes):
+            return
+        reached = [found for _, found in self._reached() if isinstance(found, nn.Module)]
+        if not changes and any(isinstance(found, Tensor) and _storage(found) == storage for found in _held(reached)):
+            self._held.add(storage)
+            return
+        name = self._name(lambda other: isinstance(other, Tensor) and _storage(other) == storage)
+        looks = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        raise _refusal(name, looks, self._lines.get(storage, ""), "" if node is None else self._at(value, node))
+
+    def _require_own(self, array: np.ndarray[Any, Any], line: str = "") -> None:
+        """Refuses an array that the functions reach, and no module holds."""
+
+        def is_it(other: object) -> bool:
+            return isinstance(other, np.ndarray) and np.may_share_memory(array, other)
+
+        if not any(map(is_it, self._held_arrays)) and (name := self._name(is_it)):
+            raise _refusal(name, f"NumPy {array.dtype} {array.shape}", line)
+
+    def _reached(self) -> Iterator[tuple[str, object]]:
+        yield from referenced([self._loss_fn, *forwards(self._model)])
+
+    def _name(self, is_it: Callable[[object], bool]) -> str:
+        return next((name for name, value in self._reached() if is_it(value)), "")
+
+    def _at(self, value: Tensor, node: torch.fx.Node) -> str:
+        line = self._lines.get(_storage(value))
+        if line:
+            return f", at {line}"
+        reader = next(iter(node.users))
+        return f", by op {reader.target} in {module_of(reader) or 'the root or `loss_fn`'}"
+
+
+def _refusal(name: str, looks: str, line: str, at: str = "") -> CaptureError:
+    what = f"`{name}` ({looks})" if name else f"a tensor ({looks})"
+    at = at or (f", at {line}" if line else "")
+    return CaptureError(
+        f"cannot capture the model: the step takes {what} from outside of the model{at}. Every step would repeat "
+        f"the values that it has now. Hint: {_ADVICE}.",
+        source=line,
+    )
+
+
+def _is_traced(value: Tensor) -> bool:
+    """Whether a tensor was made by the trace, or stands for others inside of `torch.vmap` and `torch.func.grad`."""
+    return isinstance(value, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _is_of_an_array(value: Tensor) -> bool:
+    """Whether a literal came from `torch.from_numpy`, which no function mode sees: it shows memory of NumPy's."""
+    if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+        return False
+    return not value.untyped_storage().resizable()
+
+
+def _is_forward(node: torch.fx.Node) -> bool:
+    return (node.meta.get("custom") or {}).get("phase") == "forward"  # a recomputed forward reads values alone
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _modules(model: nn.Module, loss_fn: object) -> Iterator[nn.Module]:
+    yield model
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    if isinstance(loss_fn, types.MethodType):
+        loss_fn = loss_fn.__self__
+    if isinstance(loss_fn, nn.Module):
+        yield loss_fn
+
+
+def _held(modules: Iterable[nn.Module]) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+    """All tensors and arrays that modules hold."""
+    left: list[object] = list(modules)
+    seen: dict[int, object] = {}
+    while left:
+        value = left.pop()
+        if isinstance(value, (str, bytes, int, float, type(None))) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (Tensor, np.ndarray)):
+            yield value
+        elif isinstance(value, nn.Module):
+            left.extend(vars(value).values())
+            for kind in type(value).__mro__:
+                if not kind.__module__.startswith(("torch.", "builtins")):
+                    left.extend(vars(kind).values())
+        elif isinstance(value, Mapping):
+            left.extend(value.values())
+        elif isinstance(value, (list, tuple, Set)):
+            left.extend(value)
+
+
+def memory(value: Tensor) -> tuple[Any, ...]:
+    """The memory that a tensor shows, and how it shows it."""
+    return _storage(value), value.storage_offset(), value.shape, value.stride(), value.dtype
+
+
+def _storage(value: Tensor) -> int:
+    """What tensors that share memory share; nothing for a sparse one, whose memory is not one piece."""
+    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
