@@ -26,7 +26,7 @@ LAYERS = {
     "report": {"graphs", "measure"},
     "runs": {"graphs", "measure", "search", "report", "workloads"},
     "training": {"graphs", "measure", "search", "env", "policy", "report", "runs", "workloads", "export"},
-    "compare": {"graphs", "measure", "search", "report", "runs", "workloads"},
+    "compare": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
     "export": {"graphs", "measure", "runs", "training", "workloads"},
     "cli": {

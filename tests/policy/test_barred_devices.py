@@ -18,7 +18,6 @@ from rlplace.policy import (
     imitate,
     load_policy,
     make_policy,
-    save_policy,
 )
 
 ALLOWED = np.array([[True, False, True], [False, True, False], [True, True, True], [True, True, False]])
@@ -80,7 +79,7 @@ def test_learning_finds_the_best_allowed_placement_and_tries_no_other(problem):
 
 
 def test_a_saved_policy_keeps_its_masks(policy, tmp_path):
-    save_policy(policy, tmp_path / "policy.safetensors")
+    policy.save(tmp_path / "policy.safetensors")
     loaded = load_policy(tmp_path / "policy.safetensors")
     assert torch.equal(loaded.logits(), policy.logits())
     assert ALLOWED[GROUPS, loaded.sample(500)].all()

@@ -6,7 +6,7 @@ import torch
 from fake_measurer import chain_problem
 
 from rlplace.errors import FileProblem
-from rlplace.policy import PlacerArchitecture, imitate, load_policy, make_policy, save_policy
+from rlplace.policy import PlacerArchitecture, imitate, load_policy, make_policy
 
 ARCHITECTURE = PlacerArchitecture(hidden=8, num_layers=1)
 
@@ -16,7 +16,7 @@ def saved(tmp_path):
     policy = make_policy(chain_problem(5, num_devices=3), ARCHITECTURE)
     imitate(policy, np.array([0, 1, 2, 1, 0]), num_steps=20)
     policy.set_flips(1.5)
-    save_policy(policy, tmp_path / "policy.safetensors")
+    policy.save(tmp_path / "policy.safetensors")
     return policy, tmp_path / "policy.safetensors"
 
 

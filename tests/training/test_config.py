@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.training.config import TrainConfig
-
-
-def test_defaults_are_valid() -> None:
-    assert TrainConfig().reward == "log_speedup"
+from rlplace.policy.config import LearnConfig
+from rlplace.training.config import SearchConfig, TrainConfig
+from rlplace.training.train import check_names
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"reward": "log_speedupp"}, UnknownName, "log_speedup"),
-        ({"init": "etf"}, UnknownName, "eft"),
         ({"track": "onlin"}, UnknownName, "online"),
         ({"budget_s": -1.0}, InvalidValue, "budget_s"),
-        ({"simulate_share": 1.5}, InvalidValue, "simulate_share"),
         ({"num_groups": 0}, InvalidValue, "num_groups"),
+        ({"seed": -1}, InvalidValue, "seed"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TrainConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"simulate_share": 1.5}, {"num_calibrated": -1}, {"table_rounds": 0}])
+def test_mistakes_of_the_search_are_named(options: dict[str, float]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(options))):
+        SearchConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "nearest"),
+    [
+        (TrainConfig(search=SearchConfig(method="portfoli")), "portfolio"),
+        (TrainConfig(learn=LearnConfig(policy="placr")), "placer"),
+        (TrainConfig(learn=LearnConfig(learner="pp")), "ppo"),
+        (TrainConfig(learn=LearnConfig(reward="log_speedupp")), "log_speedup"),
+    ],
+)
+def test_mistyped_names_are_told_the_nearest(config: TrainConfig, nearest: str) -> None:
+    with pytest.raises(UnknownName, match=nearest):
+        check_names(config)
+
+
+def test_the_options_of_a_command_line_import_no_torch() -> None:
+    code = "import sys, rlplace.training.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

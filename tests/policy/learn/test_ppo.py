@@ -58,7 +58,7 @@ def test_clipped_groups_get_no_gradient_and_the_others_do():
 
 def test_an_update_minimises_the_stated_loss():
     measurer = CountingMeasurer(chain_problem(3), wanted=[0, 1, 1])
-    model = learner(measurer, elite_coef=0.5, elite_smoothing=0.1, vf_coef=0.25, ent_coef=0.01)
+    model = learner(measurer, elite_coef=0.5, elite_smoothing=0.1, ent_coef=0.01)
     torch.nn.init.normal_(model.policy.table_GD, std=0.1, generator=torch.Generator().manual_seed(0))
     actions_BG, elites_MG = np.array([[0, 1, 1], [0, 0, 0]]), np.array([[0, 1, 1]])
     samples = DictRolloutBufferSamples(
@@ -83,8 +83,7 @@ def test_an_update_minimises_the_stated_loss():
         log_p = np.log(probabilities_GD[group])
         elite.append(-(0.9 * log_p[device] + 0.1 * log_p.mean()))
         entropy.append(-(probabilities_GD[group] * log_p).sum())
-    value_error = 1.0  # returns of 1 and -1, a value of 0
-    by_hand = -np.mean(surrogate) + 0.5 * np.mean(elite) - 0.01 * np.mean(entropy) + 0.25 * value_error
+    by_hand = -np.mean(surrogate) + 0.5 * np.mean(elite) - 0.01 * np.mean(entropy)
     assert loss.item() == pytest.approx(by_hand, rel=1e-5)
 
 
@@ -162,9 +161,28 @@ def test_it_learns_from_placements_that_were_measured_elsewhere():
     model = learner(TimingMeasurer(chain_problem(4), wanted=[0] * 4))
     placements = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 1]])
     for _ in range(40):
-        model.learn_from(placements, np.array([0.5, -1.0, -0.2]))
+        figures = model.update(placements, np.array([0.5, -1.0, -0.2]))
     assert model.policy.mode().tolist() == [1, 0, 1, 0]
+    assert figures["best_reward"] == 0.5
     assert model.elites.group_devices.tolist() == [[1, 0, 1, 0]]
+
+
+def test_updates_need_no_env_and_follow_the_schedules_to_their_end():
+    policy = make_policy(chain_problem(4), SMALL, seed=0)
+    model = PlacerPPO(policy, learning_rate=1e-2, seed=0)
+    model.lr_schedule = lambda remaining: 1e-2 * remaining
+    placements, rewards = np.array([[1, 0, 1, 0], [0, 1, 0, 1]]), np.array([1.0, -1.0])
+    model.update(placements, rewards, progress=0.25)
+    assert policy.optimizer.param_groups[0]["lr"] == pytest.approx(7.5e-3)
+    before = policy.logits().detach().clone()
+    model.update(placements, rewards, progress=1.0)
+    assert torch.equal(policy.logits(), before)  # nothing is learned at a rate of 0
+
+
+def test_nothing_is_learned_of_the_value_of_the_one_state():
+    policy = make_policy(chain_problem(3), SMALL)
+    assert not policy.predict_values({"graph": torch.zeros(5)}).any()
+    assert "value" not in dict(policy.named_parameters())
 
 
 def test_learning_stops_when_the_divergence_passes_its_target():
@@ -199,7 +217,7 @@ def test_losses_are_logged():
     model = learner(TimingMeasurer(chain_problem(4), wanted=[0, 1, 0, 1]))
     model.set_logger(Logger(folder=None, output_formats=[Keep()]))
     model.learn(16 * 3)
-    for name in ("policy_gradient_loss", "value_loss", "entropy", "elite_loss", "approx_kl", "clip_fraction"):
+    for name in ("policy_gradient_loss", "entropy", "elite_loss", "approx_kl", "clip_fraction"):
         assert math.isfinite(kept[f"train/{name}"])
     assert math.isfinite(kept["rollout/ep_rew_mean"])
 

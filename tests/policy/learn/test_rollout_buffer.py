@@ -44,3 +44,10 @@ def test_minibatches_cover_the_rollout_in_an_order_of_their_own(buffer):
     assert first == again
     assert [len(batch) for batch in first] == [3, 1]
     assert sorted(itertools.chain(*first)) == [1, 2, 2, 3]
+
+
+def test_buffers_share_no_generator():
+    one, other = (PlacementRolloutBuffer(2, observation_space(), action_space(chain_problem(3))) for _ in range(2))
+    assert one.rng is not other.rng
+    first = one.rng.random()
+    assert other.rng.random() == first

@@ -1,0 +1,108 @@
+"""`Task`: what is counted, who is told, and when a host may still be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from fake_measurer import CountingMeasurer, TimingMeasurer, chain_problem
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.search.registry import METHODS, Method, find, register_method
+from rlplace.search.task import Budget, Measuring, Scoring, Task
+
+PROBLEM = chain_problem(3)
+
+
+class Host(CountingMeasurer):
+    """A host that closes after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(PROBLEM, wanted=[0, 1, 1])
+        self.left = batches
+
+    @property
+    def is_open(self) -> bool:
+        return len(self.batches) < self.left
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        return np.zeros((0, 3), dtype=np.int32)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+        self.figures: list[dict[str, float]] = []
+
+    def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
+        self.rows += placements.tolist()
+
+    def learned(self, figures: Mapping[str, float]) -> None:
+        self.figures.append(dict(figures))
+
+
+def rows(*placements: list[int]) -> NDArray[np.int32]:
+    return np.array(placements, dtype=np.int32)
+
+
+def test_the_observer_sees_what_counted_and_nothing_else() -> None:
+    notes = Notes()
+    timer = TimingMeasurer(PROBLEM, wanted=[0, 1, 1])
+    task = Task(PROBLEM, timer, Budget(evaluations=2), observer=notes)
+    assert task.score(rows([0, 0, 0], [0, 1, 1], [1, 1, 1])).tolist() == [3.0, 1.0, np.inf]
+    assert notes.rows == [[0, 0, 0], [0, 1, 1]]
+    task.tell({"loss": 0.5})
+    assert notes.figures == [{"loss": 0.5}]
+
+
+def test_scoring_and_measuring_are_measurers_that_count() -> None:
+    host = Host(batches=9)
+    timer = TimingMeasurer(PROBLEM, wanted=[0, 1, 1], failing=[1, 0, 0])
+    task = Task(PROBLEM, timer, Budget(evaluations=9, measurements=3), host=host)
+    statuses = [m.status for m in Scoring(task).measure(rows([0, 1, 1], [1, 0, 0]))]
+    assert (statuses, task.evaluations) == (["ok", "oom"], 2)
+    assert [m.step_time_s for m in Measuring(task).measure(rows([0, 1, 1], [0, 0, 0]))] == [1.0, 3.0]
+    assert task.measurements_left == 1
+    assert len(task.measure(rows([0, 1, 1], [0, 0, 0]))) == 1
+    assert task.measure(rows([0, 1, 1])) == []
+    assert task.measurements == 3
+
+
+def test_a_host_whose_time_is_up_is_not_asked() -> None:
+    task = Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 0, 0]), Budget(measurements=5), host=Host(batches=1))
+    task.measure(rows([0, 0, 0]))
+    assert task.measurements_left == 0
+    assert Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 0, 0]), Budget(measurements=5)).measurements_left == 0
+
+
+def test_budgets_are_checked() -> None:
+    with pytest.raises(InvalidValue, match="measurements"):
+        Budget(measurements=-1)
+
+
+class Learned:
+    def save(self, path: object) -> None:
+        """Nothing."""
+
+
+def place_everything_on_one(task: Task, device: int = 0) -> Learned:
+    task.score(np.full((1, 3), device, dtype=np.int32))
+    return Learned()
+
+
+def test_a_registered_method_is_found_like_any_other() -> None:
+    register_method(Method("all-on-one", place_everything_on_one, "baseline", "a test"))
+    try:
+        found = find(PROBLEM, "all-on-one", TimingMeasurer(PROBLEM, [0, 1, 1]), device=1)
+        assert found.devices is not None
+        assert found.devices.tolist() == [1, 1, 1]
+        assert (found.step_time_s, found.evaluations) == (2.0, 1)
+        assert isinstance(found.learned, Learned)
+        with pytest.raises(InvalidValue, match="taken"):
+            register_method(Method("all-on-one", place_everything_on_one, "baseline", "again"))
+    finally:
+        METHODS.unregister("all-on-one")
+    with pytest.raises(UnknownName, match="portfolio"):
+        find(PROBLEM, "portfoli", TimingMeasurer(PROBLEM, [0, 0, 0]))

@@ -1,0 +1,131 @@
+"""`search_and_measure` on a fake host and a fake clock: what is measured, when it ends, and what is handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from fake_measurer import chain_problem
+from numpy.typing import NDArray
+
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.report.progress import make_progress
+from rlplace.runs.tracking import NoTracker
+from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.search.task import Task
+from rlplace.training.search_loop import FINAL, ROUND, LoopBudget, LoopResult, search_and_measure
+
+PROBLEM = chain_problem(4)
+
+
+class FakeHost:
+    """An `Evaluator` whose truth is the number of ops that are not where `wanted` has them; a race takes 2 s."""
+
+    def __init__(self, wanted: list[int], *, is_measured: bool = True, fails: bool = False) -> None:
+        self.problem, self.simulator, self.is_measured = PROBLEM, Simulator(PROBLEM, threads=1), is_measured
+        self.wanted, self.fails, self.now_s = np.array(wanted), fails, 0.0
+        self.races: list[tuple[RaceProtocol, list[list[int]]]] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def measure_plans(
+        self, plans: Sequence[Plan], protocol: RaceProtocol, *, deadline_s: float = np.inf
+    ) -> list[Measurement]:
+        self.races.append((protocol, [plan.devices.tolist() for plan in plans]))
+        self.now_s += 2.0
+        if self.fails:
+            return [Measurement("error", float("inf"), why="no") for _ in plans]
+        drift = 1.0 + len(self.races)  # a machine that slows down: only ratios to the reference mean anything
+        times = [drift * (1.0 + float((plan.devices != self.wanted).sum())) for plan in plans]
+        return [Measurement("ok", step_s, (step_s,), reference_s=drift * 5.0) for step_s in times]
+
+
+def score_listed(task: Task, placements: NDArray[np.int32]) -> None:
+    task.score(placements)
+
+
+@pytest.fixture(autouse=True)
+def _listed() -> object:
+    register_method(Method("listed", score_listed, "search", "a test"))
+    yield
+    METHODS.unregister("listed")
+
+
+def run(host: FakeHost, placements: list[list[int]], budget: LoopBudget, **options: object) -> LoopResult:
+    return search_and_measure(
+        "listed",
+        host,  # type: ignore[arg-type]
+        budget,
+        seed=0,
+        progress=make_progress(is_quiet=True),
+        tracker=NoTracker(),
+        options={"placements": np.array(placements, dtype=np.int32)},
+        clock=host.clock,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+LISTED = [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 1]]
+
+
+def test_the_host_decides_among_what_the_simulator_liked() -> None:
+    host = FakeHost(wanted=[0, 0, 1, 1])
+    found = run(host, LISTED, LoopBudget(100.0, 0.5, measurements=len(LISTED)))
+    assert found.plan is not None
+    assert found.plan.devices.tolist() == [0, 0, 1, 1]
+    assert (found.num_scored, found.num_measured) == (7, 7)
+    sizes = [len(plans) for protocol, plans in host.races if protocol == ROUND]
+    assert sizes == [6, 1]
+    protocol, finalists = host.races[-1]
+    assert protocol == FINAL
+    assert len(finalists) == 4
+    assert [0, 0, 1, 1] in finalists
+
+
+def test_only_as_many_are_measured_as_the_budget_says() -> None:
+    host = FakeHost(wanted=[1, 1, 1, 1])
+    assert run(host, LISTED, LoopBudget(100.0, 0.5, measurements=2)).num_measured == 2
+
+
+def test_time_ends_the_measuring_but_for_the_first_batch() -> None:
+    host = FakeHost(wanted=[0, 0, 1, 1])
+    host.now_s = 0.0
+    found = run(host, LISTED, LoopBudget(1.0, 0.5, measurements=len(LISTED)))
+    assert (found.num_measured, len(host.races)) == (6, 1)  # no time for a second batch, nor for a last race
+    assert found.plan is not None
+
+
+def test_new_best_plans_are_told_with_their_step_time_at_the_reference_of_now() -> None:
+    host, told = FakeHost(wanted=[0, 0, 1, 1]), []
+    run(
+        host,
+        LISTED,
+        LoopBudget(100.0, 0.5, measurements=7),
+        on_best=lambda plan, step_s: told.append((plan.devices.tolist(), step_s)),
+    )
+    devices, step_s = told[0]
+    assert devices == [0, 0, 1, 1]
+    assert step_s == pytest.approx(2.0)  # a fifth of the reference's 10 s in that race
+
+
+def test_where_everything_fails_there_is_no_plan() -> None:
+    assert run(FakeHost([0, 0, 0, 0], fails=True), LISTED, LoopBudget(100.0, 0.5, measurements=3)).plan is None
+
+
+def test_on_a_simulated_host_the_simulators_best_is_the_answer() -> None:
+    host = FakeHost(wanted=[1, 1, 1, 1], is_measured=False)
+    found = run(host, LISTED, LoopBudget(100.0, 0.5, measurements=9))
+    assert found.plan is not None
+    assert found.plan.devices.tolist() == [0, 0, 0, 0]  # the first of two placements without a transfer
+    assert (found.num_measured, host.races) == (0, [])
+
+
+def test_budgets_count_the_placements_that_fit() -> None:
+    budget = LoopBudget.of(100.0, 0.6, reference_s=0.1)
+    assert budget.measurements == int((0.4 - 0.15) * 100.0 / 0.65)
+    assert LoopBudget.of(1.0, 0.6, reference_s=60.0).measurements == 4  # what the last race needs
