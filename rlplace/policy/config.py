@@ -103,7 +103,7 @@ class LearnConfig:
     """log_speedup, or sqrt as in the 2017 paper."""
     init: str = "starts"
     """What the policy imitates first: starts (the portfolio's heuristics and tuned list schedules), or none."""
-    share: float = 0.1
+    share: float = 0.05
     """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone."""
     num_samples: int = 64
     """Simulated placements an update."""

@@ -1,6 +1,6 @@
 """Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
-`config` says how, `train` does it, `search_loop` gives one method its budget, `learned` is the method that learns,
+`config` says how, `run` does it, `search_loop` gives one method its budget, `learned` is the method that learns,
 `methods` registers it, `candidates` and `table` keep what was tried and found, `session` is what `rlplace train` runs.
 
 Importing this imports no torch: names are looked up when they are first used.
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlplace.training.config import SearchConfig, TrainConfig
-    from rlplace.training.train import TrainResult, train
+    from rlplace.training.run import TrainResult, train
 
 __all__ = ["SearchConfig", "TrainConfig", "TrainResult", "train"]
 
 _HOMES = {
     "SearchConfig": "rlplace.training.config",
     "TrainConfig": "rlplace.training.config",
-    "TrainResult": "rlplace.training.train",
-    "train": "rlplace.training.train",
+    "TrainResult": "rlplace.training.run",
+    "train": "rlplace.training.run",
 }
 
 

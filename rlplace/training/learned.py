@@ -49,7 +49,10 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
             begin, begin_s = task.best_devices, task.best_s
     agent.learn(until=task.spent + config.share * (1.0 - task.spent))
     if task.best_devices is not None:
-        begin, begin_s = task.best_devices, task.best_s
+        if begin is None:
+            begin, begin_s = task.best_devices, task.best_s
+        elif task.best_s < begin_s:  # a branch starts from it; others keep the symmetry that samples break
+            others = [*others, (task.best_devices, task.best_s)]
     if begin is not None and config.share < 1.0:
         anneal_finer(task, begin, begin_s, others=others, until=1.0 - agent.imitation_share)
         if task.best_devices is not None:
@@ -126,6 +129,6 @@ class Agent:
     def _propose(self, count: int) -> NDArray[np.int32]:
         """(<= count, G): the mode and samples of the policy, the best of several by simulation."""
         rows = np.concatenate((self.policy.mode()[None], self.policy.sample(max(count, 1) * SCREENED)))
-        rows = np.unique(rows, axis=0)
+        rows = rows[np.sort(np.unique(rows, axis=0, return_index=True)[1])]  # in the order of the draws
         simulated_s = self._task.timer.step_times(self._task.problem.grouping.expand(rows))
         return rows[np.argsort(simulated_s, kind="stable")[:count]]

@@ -12,7 +12,7 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.setup import default_size, describe_problem, graph_for, make_problem, versions
 from rlplace.training.config import TrainConfig
-from rlplace.training.train import TrainResult, check_names, train
+from rlplace.training.run import TrainResult, check_names, train
 from rlplace.workloads import WorkloadSpec
 
 

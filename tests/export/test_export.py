@@ -157,8 +157,11 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = json.loads(capsys.readouterr().out)
     assert printed["schema"] == 1
     rows = {row["method"]: row for row in printed["rows"]}
-    assert list(rows) == ["single", "blocks", "round-robin", "random", "eft", "learned", "eager"]
-    assert rows["learned"]["init"] == "imitate:eft"
+    assert list(rows) == [
+        *("single", "blocks", "round-robin", "expert", "eft", "heft"),
+        *("learned", "portfolio", "eager"),
+    ]
+    assert rows["learned"]["measured"] >= rows["portfolio"]["measured"] > 0
     assert rows["eager"]["placement"] is False
     assert all(row["status"] == "ok" and row["step_time_s"] > 0 and row["spread_s"] >= 0 for row in printed["rows"])
     placed_rows = [row for row in printed["rows"] if row["placement"]]

@@ -36,9 +36,9 @@ def test_off_a_terminal_it_prints_a_line_every_ten_seconds_and_the_last_state() 
     assert stream.getvalue().splitlines() == [
         "capturing nmt [small]",
         "search: 0 placements · 1:00 left",
-        "search: 1,000 placements · best 100 ms · 2.00× over one device · 0:50 left",
-        "search: 2,000 placements · best 100 ms · 2.00× over one device · 0:40 left",
-        "search: 2,400 placements · best 100 ms · 2.00× over one device · 0:36 left",
+        "search: 1,000 placements · best 100 ms · 0.50× one device · 0:50 left",
+        "search: 2,000 placements · best 100 ms · 0.50× one device · 0:40 left",
+        "search: 2,400 placements · best 100 ms · 0.50× one device · 0:36 left",
     ]
 
 
@@ -66,8 +66,8 @@ def test_on_a_terminal_it_draws_a_bar_and_gives_the_cursor_back(
         progress.say("above")
     shown = stream.getvalue()
     assert "━" in shown
-    assert "10 placements · best 100 ms · 2.00× over one device · 0:30 left" in shown
-    assert "20 placements · best 50.0 ms · 4.00× over one device · 0:29 left" in shown
+    assert "10 placements · best 100 ms · 0.50× one device · 0:30 left" in shown
+    assert "20 placements · best 50.0 ms · 0.25× one device · 0:29 left" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert capsys.readouterr() == ("", "")
 

@@ -23,7 +23,7 @@ folder = Path(sys.argv[1])
 (folder / "placement.json").write_text(json.dumps({"schema": 1}))
 save_fidelity_png(folder / "timeline.png", [0.1], [0.1], ["a"], {})
 tracker = make_tracker("offline", folder, {"seed": 7, "train": {"budget_s": float("inf")}})
-tracker.log_search(placements=64, mean_s=0.2, best_s=0.125, speedup=1.6, infeasible_rate=0.25)
+tracker.log_search(placements=64, mean_s=0.2, best_s=0.125, vs_single=1.6, infeasible_rate=0.25)
 tracker.log({"train/value_loss": 0.75, "train/explained_variance": float("nan")})
 tracker.log_best(step_time_s=0.125, placement=folder / "placement.json", timeline_png=folder / "timeline.png")
 tracker.finish()
@@ -34,7 +34,7 @@ def test_disabled_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
     tracker = make_tracker("disabled", tmp_path, {})
     assert isinstance(tracker, NoTracker)
     tracker.log({"a": math.nan})
-    tracker.log_search(placements=1, mean_s=1.0, best_s=1.0, speedup=1.0, infeasible_rate=0.0)
+    tracker.log_search(placements=1, mean_s=1.0, best_s=1.0, vs_single=1.0, infeasible_rate=0.0)
     tracker.log_best(step_time_s=1.0, placement=tmp_path / "placement.json")
     tracker.finish()
     assert not list(tmp_path.iterdir())
@@ -78,7 +78,7 @@ def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_pa
     content = record.read_bytes()
     for text in (
         "place/step_time_ms",
-        "place/speedup",
+        "place/vs_single",
         "place/infeasible_rate",
         "train/value_loss",
         "budget_s",

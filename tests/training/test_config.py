@@ -10,7 +10,7 @@ import pytest
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.config import LearnConfig
 from rlplace.training.config import SearchConfig, TrainConfig
-from rlplace.training.train import check_names
+from rlplace.training.run import check_names
 
 
 @pytest.mark.parametrize(

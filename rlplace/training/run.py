@@ -12,6 +12,7 @@ import numpy as np
 
 from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError
+from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
@@ -152,10 +153,11 @@ def check_names(config: TrainConfig) -> None:
     """Looks up everything that `config` names, so that a mistyped name is refused before anything is measured.
 
     Raises:
-        UnknownName: no such method, policy, learner or reward.
+        UnknownName: no such method, policy, learner, reward or rule.
     """
     _ = METHODS[config.search.method], POLICIES[config.learn.policy], LEARNERS[config.learn.learner]
     make_reward(config.learn.reward, 1.0)
+    GroupingRule.parse(config.grouping)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,14 +11,16 @@ import torch
 from micrographs import fork_join
 from torch import nn
 
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs import Grouping, capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
+from rlplace.policy import LearnConfig, load_policy
+from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
-from rlplace.training import TrainConfig, train
-from rlplace.training.evaluator import Judge
+from rlplace.training import SearchConfig, TrainConfig, train
 
 
 def simulated_problem() -> Problem:
@@ -34,31 +35,47 @@ def simulated_problem() -> Problem:
     return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
 
 
-def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = itertools.count()
-    clock = SimpleNamespace(monotonic=lambda: 0.01 * next(ticks))  # so many rounds on a machine of any speed
-    for module in ("search_loop", "learner", "random_search"):
-        monkeypatch.setattr(f"rlplace.training.{module}.time", clock)
+def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path: Path) -> None:
     problem = simulated_problem()
     every = np.array(list(itertools.product(range(2), repeat=problem.graph.num_ops)), dtype=np.int32)
     optimum_s = Simulator(problem).step_times(every).min()
-    result = train(problem, budget_s=2.0, seed=0, num_envs=16)
+    run = RunFolder.create(tmp_path / "run")
+    result = train(problem, budget_s=4.0, seed=0, run=run)
     assert not result.is_measured
     assert result.step_time_s == pytest.approx(optimum_s, rel=1e-12)
+    assert [row["method"] for row in result.table.rows] == [
+        *("single", "blocks", "round-robin", "expert", "eft", "heft"),
+        *("learned", "portfolio", "eager"),
+    ]
+    assert result.table.row("learned")["step_time_s"] == result.table.row("portfolio")["step_time_s"]
     assert result.table.row("eager")["status"] == "skipped"
     result.placement.require(problem.graph, problem.host)
+    placed = problem.grouping.expand(load_policy(run.path("policy.safetensors")).mode())
+    assert Simulator(problem).step_times(placed)[0] == pytest.approx(optimum_s, rel=1e-12)
+    run.close()
+
+
+def test_any_method_can_be_trained_and_portfolio_stands_beside_it() -> None:
+    result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="genetic"))
+    assert [row["method"] for row in result.table.rows][-3:] == ["genetic", "portfolio", "eager"]
+    result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="portfolio"))
+    assert [row["method"] for row in result.table.rows][-2:] == ["portfolio", "eager"]
 
 
 def test_when_nothing_runs_to_its_end_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Measurement("timeout", float("inf"), why="it did not end within 120 s")
-    monkeypatch.setattr(Judge, "judge", lambda self, plans, protocol, others: [late] * (len(plans) + len(others)))
+    monkeypatch.setattr(
+        Evaluator, "measure_plans", lambda self, plans, protocol, others: [late] * (len(plans) + len(others))
+    )
     with pytest.raises(RunnerError, match="single: timeout: it did not end within 120 s; blocks: timeout"):
-        train(simulated_problem(), budget_s=0.05, seed=0, num_envs=4)
+        train(simulated_problem(), budget_s=0.05, seed=0)
 
 
-def test_unknown_options_are_refused() -> None:
+def test_mistakes_are_refused_before_anything_is_searched() -> None:
     with pytest.raises(InvalidValue, match="bugdet_s"):
         train(simulated_problem(), bugdet_s=3)
+    with pytest.raises(UnknownName, match="portfolio"):
+        train(simulated_problem(), search=SearchConfig(method="portfoli"))
 
 
 @pytest.mark.slow
@@ -67,13 +84,16 @@ def test_on_this_machine_the_best_of_the_table_is_handed_back_and_tracked(tmp_pa
     graph = capture(model, x, lambda y: (y**2).mean(), "adam")
     problem = Problem.profile(graph, Host.detect("cores"), num_groups=8)
     tracker = make_tracker("offline", tmp_path, {"test": True})
-    config = TrainConfig(budget_s=2.0, num_calibrated=0, table_rounds=5, reward="sqrt")
+    search = SearchConfig(num_calibrated=0, table_rounds=5)
+    config = TrainConfig(budget_s=4.0, search=search, learn=LearnConfig(reward="sqrt"))
     result = train(problem, config, tracker=tracker)
     tracker.finish()
     assert result.is_measured
-    assert result.table.best in {"single", "blocks", "round-robin", "random", "eft", "learned"}
+    assert result.table.best in result.table.plans
     assert np.array_equal(result.placement.devices, result.table.plans[result.table.best].devices)
     assert result.timeline.source == "measured"
+    learned, portfolio = result.table.row("learned"), result.table.row("portfolio")
+    assert 0 < portfolio["measured"] <= learned["measured"]
     assert list((tmp_path / "wandb").glob("offline-run-*"))
 
 
@@ -89,7 +109,7 @@ def test_nothing_is_ever_proposed_where_it_may_not_be(pins: list[str], monkeypat
         "step_times",
         lambda self, placements, *rest: (tried.append(placements), step_times(self, placements, *rest))[1],
     )
-    result = train(problem, budget_s=0.5, seed=0, num_envs=8)
+    result = train(problem, budget_s=0.5, seed=0)
     devices = np.concatenate([np.atleast_2d(placements) for placements in tried])
     assert (devices[:, 1] == 1).all()
     assert np.array_equal(devices[:, 3], devices[:, 5])

@@ -1,0 +1,103 @@
+"""`learned`: a method like any other, that never ends behind its start and learns from the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_measurer import CountingMeasurer, TimingMeasurer, chain_problem
+from numpy.typing import NDArray
+from search_problems import fork_problem, tight_problem
+
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.policy import LearnConfig, PlacerPolicy
+from rlplace.search.improve.evolve import tuned_start
+from rlplace.search.improve.greedy_starts import scheduled_start
+from rlplace.search.registry import find
+from rlplace.search.task import Budget, Task
+from rlplace.training.learned import solve
+from rlplace.training.methods import METHODS
+
+PROBLEMS = [fork_problem(0), fork_problem(1, 3), tight_problem(6, 2)]
+
+
+def test_the_face_registers_it_and_search_knows_no_policy() -> None:
+    assert METHODS["learned"].home == "rlplace.training.learned:solve"
+
+
+@pytest.mark.parametrize("init", ["starts", "none"])
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_a_seed_and_a_number_of_evaluations_find_the_same_to_the_bit(init: str, share: float) -> None:
+    problem = PROBLEMS[0]
+    config = LearnConfig(init=init, share=share, num_samples=16)
+
+    def run() -> tuple[NDArray[np.int32], float, int]:
+        found = find(problem, "learned", Simulator(problem), Budget(evaluations=300), seed=3, config=config)
+        assert found.devices is not None
+        return found.devices, found.step_time_s, found.evaluations
+
+    first, again = run(), run()
+    assert np.array_equal(first[0], again[0])
+    assert first[1:] == again[1:]
+    assert first[2] <= 300
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_it_never_ends_behind_its_start(problem: Problem) -> None:
+    task = Task(problem, Simulator(problem), Budget(evaluations=200))
+    start, start_s, leaders = scheduled_start(task)
+    _, tuned_s = tuned_start(task, start, start_s, leaders, until=1.0)
+    found = find(problem, "learned", Simulator(problem), Budget(evaluations=200))
+    assert found.step_time_s <= tuned_s
+
+
+def test_a_policy_alone_learns_the_best_placement_from_scratch() -> None:
+    measurer = TimingMeasurer(chain_problem(6), wanted=[0, 1, 1, 0, 0, 1])
+    task = Task(measurer.problem, measurer, Budget(evaluations=64), seed=0)
+    policy = solve(task, LearnConfig(init="none", share=1.0, num_samples=16))
+    assert isinstance(policy, PlacerPolicy)
+    assert task.best_s == 1.0
+    assert len(measurer.timed) <= 64
+
+
+def test_a_policy_that_is_sure_of_itself_ends_the_search() -> None:
+    """Two groups have four placements: once all are known, nothing new is scored, however large the budget."""
+    measurer = TimingMeasurer(chain_problem(2), wanted=[0, 1])
+    task = Task(measurer.problem, measurer, Budget(evaluations=10_000), seed=0)
+    solve(task, LearnConfig(init="none", share=1.0))
+    assert (task.best_s, task.evaluations) == (1.0, 4)
+
+
+class Host(CountingMeasurer):
+    """A host that wants all ops on device 1; always open, and with nothing else to run."""
+
+    is_open = True
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        return np.zeros((0, 4), dtype=np.int32)
+
+
+class Indifferent:
+    """A simulator that cannot tell placements apart."""
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        return np.ones(len(placements))
+
+
+def test_measured_step_times_teach_what_the_simulator_does_not_know() -> None:
+    host = Host(chain_problem(4), wanted=[1, 1, 1, 1])
+    task = Task(host.problem, Indifferent(), Budget(evaluations=64, measurements=150), host=host, seed=0)
+    policy = solve(task, LearnConfig(num_samples=8, num_measured=6))
+    assert task.measurements == 150
+    assert policy.mode().tolist() == [1, 1, 1, 1]
+    assert all(len(batch) <= 6 for batch in host.batches)
+
+
+def test_what_search_left_over_is_measured_and_learned_from_too() -> None:
+    host = Host(chain_problem(4), wanted=[1, 0, 1, 0])
+    asked: list[int] = []
+    host.promising = lambda count: (asked.append(count), np.array([[1, 0, 1, 0]], dtype=np.int32))[1]  # type: ignore[method-assign]
+    task = Task(host.problem, Indifferent(), Budget(evaluations=32, measurements=60), host=host, seed=0)
+    policy = solve(task, LearnConfig(num_samples=8, num_measured=6))
+    assert asked[0] == 3  # half of a batch
+    assert policy.mode().tolist() == [1, 0, 1, 0]
