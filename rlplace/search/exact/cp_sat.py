@@ -20,7 +20,7 @@ from rlplace.search.exact.cp_sat_model import ScheduleModel, load_ortools
 from rlplace.search.groups import majority_devices
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.heft import solve_heft
-from rlplace.search.schedule.inputs import group_units, op_units
+from rlplace.search.schedule.units import group_units, op_units
 from rlplace.search.task import Budget, Task
 
 MOST_JOBS = 120

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from rlplace.errors import MissingExtra
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled import HANDOVER, JOB, compile_problem
-from rlplace.search.schedule.inputs import Units, host_wires
+from rlplace.search.schedule.host_resources import host_resources
+from rlplace.search.schedule.units import Units
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -69,7 +70,7 @@ class ScheduleModel:
         """
         self._problem, self._units, self._are_ops = problem, units, are_ops
         self._compiled = compile_problem(problem)
-        self._wires = host_wires(problem)
+        self._resources = host_resources(problem)
         self.model: cp_model.CpModel = load_ortools().CpModel()
         self.unit_s = max(horizon_s, 1e-30) / UNITS
         self._horizon = UNITS + 1
@@ -136,8 +137,8 @@ class ScheduleModel:
         return self.on[int(self._units.label[unit])]
 
     def _atoms(self, device: int) -> list[int]:
-        offsets = self._wires.device_offsets
-        return list(self._wires.device_holds[offsets[device] : offsets[device + 1]].tolist())
+        offsets = self._resources.device_offsets
+        return list(self._resources.device_holds[offsets[device] : offsets[device + 1]].tolist())
 
     def _keep_busy(self, kind: str, which: int, interval: Any, load: Any) -> None:
         self._busy[kind, which].append(interval)
@@ -205,12 +206,11 @@ class ScheduleModel:
     def _send(
         self, tensor: int, source: int, destination: int, from_source: Any, start: Any, readers: list[int]
     ) -> None:
-        units, compiled, wires, model = self._units, self._compiled, self._wires, self.model
+        units, compiled, resources, model = self._units, self._compiled, self._resources, self.model
         name = f"t{tensor},{source}>{destination}"
         pair = source * compiled.num_devices + destination
-        seconds = (
-            wires.latency_s[source, destination] + units.tensor_bytes[tensor] * wires.s_per_byte[source, destination]
-        )
+        bytes_s = units.tensor_bytes[tensor] * resources.s_per_byte[source, destination]
+        seconds = resources.latency_s[source, destination] + bytes_s
         duration = self.whole(float(seconds))
         sent = model.new_bool_var(name)
         model.add(start >= self._ends[int(units.tensor_unit[tensor])])
@@ -219,14 +219,16 @@ class ScheduleModel:
         is_job = compiled.route_kind[pair] == JOB
         whole = model.new_optional_fixed_size_interval_var(start, duration, sent, name) if duration > 0 else None
         own = set(self._atoms(destination)) if is_job else set()
+        first, last = resources.route_offsets[pair : pair + 2]
+        held = set(resources.route_holds[first:last].tolist())
         if is_job and begin is not None and compiled.run_ahead == 1:
             launched = model.new_optional_interval_var(begin, self._time(name), start + duration, sent, f"{name} job")
             load = (duration + self.whole(compiled.copy_dispatch_s)) * sent
             for atom in sorted(own):
                 self._keep_busy("resource", atom, launched, load)
-            others = set(wires.route_holds[wires.route_offsets[pair] : wires.route_offsets[pair + 1]].tolist()) - own
+            others = held - own
         else:
-            others = set(wires.route_holds[wires.route_offsets[pair] : wires.route_offsets[pair + 1]].tolist())
+            others = held
         for resource in sorted(others) if whole is not None else ():
             self._keep_busy("resource", resource, whole, duration * sent)
         model.add_implication(sent, from_source)
@@ -267,6 +269,6 @@ class ScheduleModel:
             num_bytes = int(self._units.label_resident_bytes[label])
             for device, on in variables.items():
                 if num_bytes > 0:
-                    held[int(self._wires.account[device])].append(num_bytes * on)
+                    held[int(self._resources.account[device])].append(num_bytes * on)
         for account, parts in held.items():
-            self.model.add(sum(parts) <= max(int(self._wires.room_bytes[account]), 0))
+            self.model.add(sum(parts) <= max(int(self._resources.room_bytes[account]), 0))

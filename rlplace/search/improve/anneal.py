@@ -14,7 +14,7 @@ from rlplace.measure.problem import Problem
 from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.improve.block_descent import sweep
 from rlplace.search.improve.coarsening import by_module, by_role, nested
-from rlplace.search.improve.greedy_starts import scheduled_start
+from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.metropolis import anneal_split
 from rlplace.search.task import Task
 
@@ -45,7 +45,7 @@ class Ladder:
 
 def solve(task: Task) -> None:
     """Anneals from the best of heuristics and scheduled placements, over the problem's groups and ever finer ones."""
-    devices, step_s, _ = scheduled_start(task)
+    devices, step_s, _ = best_start_with_greedy(task)
     anneal_finer(task, devices, step_s, until=1.0)
 
 

@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.improve.greedy_starts import Scheduled, evaluations_until, scheduled_start, score_weights
+from rlplace.search.improve.greedy_starts import (
+    GreedyPlacement,
+    best_start_with_greedy,
+    evaluations_until,
+    score_weights,
+)
 from rlplace.search.improve.warm_starts import losses
 from rlplace.search.task import Task
 
@@ -34,13 +39,13 @@ _TRIES = 2000
 
 def solve(task: Task) -> None:
     """Tunes the scheduler for a share of the budget, at most `TUNING` evaluations, then anneals what it found."""
-    devices, step_s, leaders = scheduled_start(task)
+    devices, step_s, leaders = best_start_with_greedy(task)
     tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
     anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
 
 
 def tuned_start(
-    task: Task, start: NDArray[np.int32], start_s: float, leaders: Sequence[Scheduled], *, until: float
+    task: Task, start: NDArray[np.int32], start_s: float, leaders: Sequence[GreedyPlacement], *, until: float
 ) -> tuple[NDArray[np.int32], float]:
     """Devices (N,) int32 to anneal from until a share of the budget, and their step time.
 
@@ -65,7 +70,7 @@ def tuning_share(task: Task, *, until: float) -> float:
     return min(TUNING_SHARE * (until - task.spent), most)
 
 
-def vary(task: Task, leaders: Sequence[Scheduled], *, until: float) -> list[Scheduled]:
+def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> list[GreedyPlacement]:
     """`leaders` and what about `VARIED` variations of their weights give, best first.
 
     Each varies about half of the weights of one of the best `LEADERS` at that time, whichever its grouping is: weights
@@ -92,7 +97,7 @@ def vary(task: Task, leaders: Sequence[Scheduled], *, until: float) -> list[Sche
     return found
 
 
-def tune(task: Task, leader: Scheduled, *, until: float) -> tuple[NDArray[np.int32], float]:
+def tune(task: Task, leader: GreedyPlacement, *, until: float) -> tuple[NDArray[np.int32], float]:
     """The best devices (N,) int32 that CMA-ES (Hansen 2016, arXiv:1604.00772) finds from `leader`, and their step time.
 
     Args:

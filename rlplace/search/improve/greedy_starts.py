@@ -15,7 +15,7 @@ from rlplace.search.improve.warm_starts import best_start, losses
 from rlplace.search.schedule.greedy import Greedy
 from rlplace.search.task import Task
 
-STARTS = np.array((
+START_WEIGHTS = np.array((
     (1.33, 1.32, 0.88, 2.12, 1.35, 0.42, 1.22, 1.1, 0.0),
     (1.25, 0.83, 1.44, 0.56, 1.57, -0.04, 0.89, 0.0, -0.14),
     (1.15, 0.43, 0.12, 0.0, 0.97, 0.0, 0.36, 0.15, 0.09),
@@ -41,8 +41,8 @@ SHARE = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Scheduled:
-    """A placement that the scheduler made.
+class GreedyPlacement:
+    """What the list scheduler `Greedy` makes of one set of weights.
 
     Attributes:
         greedy: the scheduler and its grouping.
@@ -59,7 +59,7 @@ class Scheduled:
     loss: float
 
 
-def scheduled_start(task: Task) -> tuple[NDArray[np.int32], float, list[Scheduled]]:
+def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[GreedyPlacement]]:
     """Devices (N,) int32 and step time of the best of heuristics and fixed weights, and the latter, best first.
 
     The step time is infinite where none is feasible; nothing here draws, so every seed starts here.
@@ -68,23 +68,23 @@ def scheduled_start(task: Task) -> tuple[NDArray[np.int32], float, list[Schedule
         InvalidValue: the task's budget is infinite.
     """
     devices, step_s = best_start(task)
-    leaders = score_scheduled(task, until=task.spent + SHARE)
+    leaders = score_greedy(task, until=task.spent + SHARE)
     if leaders and leaders[0].step_s < step_s:
         devices, step_s = leaders[0].devices, leaders[0].step_s
     return devices, step_s, leaders
 
 
-def score_scheduled(task: Task, *, until: float) -> list[Scheduled]:
-    """What `STARTS` give over every one of `groupings`, best first; equal placements are scored once.
+def score_greedy(task: Task, *, until: float) -> list[GreedyPlacement]:
+    """What `START_WEIGHTS` give over every one of `groupings`, best first; equal placements are scored once.
 
     Args:
         task: scores and counts.
         until: share of the task's budget at which to stop.
     """
     greedies: list[Greedy] = []
-    found: list[Scheduled] = []
+    found: list[GreedyPlacement] = []
     seen: set[bytes] = set()
-    for weights in STARTS:
+    for weights in START_WEIGHTS:
         if evaluations_until(task, until) < 1:
             break
         greedies = greedies or [Greedy.of(task.problem, grouping) for grouping in groupings(task.problem)]
@@ -94,7 +94,7 @@ def score_scheduled(task: Task, *, until: float) -> list[Scheduled]:
 
 def score_weights(
     task: Task, pairs: Sequence[tuple[Greedy, NDArray[np.float64]]], seen: set[bytes], *, until: float
-) -> list[Scheduled]:
+) -> list[GreedyPlacement]:
     """What each scheduler makes of its weights (9,), where it is not among `seen`, to which it is added.
 
     Args:
@@ -115,7 +115,7 @@ def score_weights(
         return []
     times = task.score(np.stack([devices for *_, devices in fresh]))
     return [
-        Scheduled(
+        GreedyPlacement(
             greedy,
             weights,
             devices,

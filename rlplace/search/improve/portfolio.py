@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.coarsening import atoms
 from rlplace.search.improve.evolve import tuned_start
-from rlplace.search.improve.greedy_starts import scheduled_start
+from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.warm_starts import try_all
 from rlplace.search.task import Task
 
@@ -18,7 +18,7 @@ def solve(task: Task) -> None:
     evaluations as several short ones of which the best went on. At 500, `genetic`, `cem`, `multilevel` and
     `local-search` found less over `core`.
     """
-    devices, step_s, leaders = scheduled_start(task)
+    devices, step_s, leaders = best_start_with_greedy(task)
     if not try_all(task, share=0.5):
         tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
         anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.search.schedule.inputs import next_allowed, op_units
+from rlplace.search.schedule.units import next_allowed, op_units
 from rlplace.search.task import Task
 
 

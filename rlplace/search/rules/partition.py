@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlplace.errors import RunnerError
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.search.schedule.inputs import Units, group_units, next_allowed, op_units
+from rlplace.search.schedule.units import Units, group_units, next_allowed, op_units
 from rlplace.search.task import Task
 
 SHARES = 1 << 20

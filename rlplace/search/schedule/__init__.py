@@ -1,5 +1,5 @@
 """List schedulers: ops or groups in order of priority, each where it would end first.
 
-`inputs` holds the arrays that they share, `list_schedule` the schedule that they grow, `greedy` the one whose weights
-are tuned.
+`units` and `host_resources` are the arrays that they share, `list_schedule` is the schedule that they grow, `scoring`
+scores what they make of ops and of groups, and `greedy` is the one whose weights are tuned.
 """

@@ -6,9 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Floats, Longs, inlined, kernel
-from rlplace.search.schedule.inputs import Units, Wires, group_units, op_units, score_both
+from rlplace.search.schedule.host_resources import HostResources
 from rlplace.search.schedule.list_schedule import Schedule, may_use, new_schedule, place_unit, unit_devices
 from rlplace.search.schedule.ranks import mean_transfer_s, upward
+from rlplace.search.schedule.scoring import score_both
+from rlplace.search.schedule.units import Units, group_units, op_units
 from rlplace.search.task import Task
 
 MOST_LP_EDGES = 3000
@@ -32,32 +34,32 @@ def solve_m_sct(task: Task) -> None:
     problem = task.problem
     known: dict[int, NDArray[np.int64]] = {}
 
-    def favourites(units: Units, wires: Wires) -> NDArray[np.int64]:
+    def favourites(units: Units, resources: HostResources) -> NDArray[np.int64]:
         count = len(units.label)
         if count not in known:
             is_large = count > problem.grouping.num_groups and num_edges(units) > MOST_LP_EDGES
             if is_large:
-                children = favourite_children(group_units(problem), wires)
+                children = favourite_children(group_units(problem), resources)
                 known[count] = favourites_within(op_units(problem), problem.grouping.op_group, children)
             else:
-                known[count] = favourite_children(units, wires)
+                known[count] = favourite_children(units, resources)
         return known[count]
 
-    score_both(task, lambda units, wires, share: m_sct(units, wires, share, favourites(units, wires)))
+    score_both(task, lambda units, resources, share: m_sct(units, resources, share, favourites(units, resources)))
 
 
-def m_topo(units: Units, wires: Wires, output_share: float = 0.0) -> NDArray[np.int32]:
+def m_topo(units: Units, resources: HostResources, output_share: float = 0.0) -> NDArray[np.int32]:
     """(U,) int32: units in topological order fill one device after the other, each to an even share of the memory.
 
     The share is the mean over devices plus the largest label's, so that the last device need not take the rest; labels
     that the device at hand may not hold, or has no room for, go to the next that does. Sources come with their first
     reader. Gangs are left out.
     """
-    schedule = new_schedule(units, wires, output_share)
-    plain = _plain_devices(wires)
+    schedule = new_schedule(units, resources, output_share)
+    plain = _plain_devices(resources)
     need = schedule.need_bytes
     share = float(need.sum()) / len(plain) + float(need.max(initial=0.0))
-    filled = np.zeros(len(wires.latency_s))
+    filled = np.zeros(len(resources.latency_s))
     at = 0
     for unit in np.flatnonzero(~units.is_source).tolist():
         label = int(units.label[unit])
@@ -69,25 +71,25 @@ def m_topo(units: Units, wires: Wires, output_share: float = 0.0) -> NDArray[np.
             wanted = float(need[new].sum())
             while at < len(plain) - 1 and filled[plain[at]] + wanted > share:
                 at += 1
-            room = wires.room_bytes - schedule.used_bytes
+            room = resources.room_bytes - schedule.used_bytes
             turns = [*plain[at:], *plain[:at]]
             may = [d for d in turns if units.label_allowed[label, d]]
-            fitting = [d for d in may if room[wires.account[d]] >= wanted]
+            fitting = [d for d in may if room[resources.account[d]] >= wanted]
             every = np.flatnonzero(units.label_allowed[label]).tolist()
             device = (fitting or may or every or turns)[0]
-        place_unit(units, wires, schedule, unit, device)
+        place_unit(units, resources, schedule, unit, device)
         np.add.at(filled, schedule.label_device[new], need[new])
-    return unit_devices(units, wires, schedule)
+    return unit_devices(units, resources, schedule)
 
 
-def m_etf(units: Units, wires: Wires, output_share: float = 0.0) -> NDArray[np.int32]:
+def m_etf(units: Units, resources: HostResources, output_share: float = 0.0) -> NDArray[np.int32]:
     """(U,) int32: of all ready units and devices with room, always the pair that can start first (ETF: Hwang 1989)."""
     nobody = np.full(len(units.label), -1, dtype=np.int64)
-    return m_sct(units, wires, output_share, nobody)
+    return m_sct(units, resources, output_share, nobody)
 
 
 def m_sct(
-    units: Units, wires: Wires, output_share: float = 0.0, favourites: NDArray[np.int64] | None = None
+    units: Units, resources: HostResources, output_share: float = 0.0, favourites: NDArray[np.int64] | None = None
 ) -> NDArray[np.int32]:
     """(U,) int32: as `m_etf`, but a device waits a transfer's time for the favourite child of what it ran last.
 
@@ -96,15 +98,15 @@ def m_sct(
 
     Args:
         units: what is placed.
-        wires: where.
+        resources: where.
         output_share: share of all outputs that counts as held at once.
         favourites: (U,) favourite child of each unit, -1 for none; `favourite_children` by default.
     """
     if favourites is None:
-        favourites = favourite_children(units, wires)
-    schedule = new_schedule(units, wires, output_share)
-    _earliest_start(units, wires, schedule, upward(units, wires), mean_transfer_s(units, wires), favourites)
-    return unit_devices(units, wires, schedule)
+        favourites = favourite_children(units, resources)
+    schedule = new_schedule(units, resources, output_share)
+    _earliest_start(units, resources, schedule, upward(units, resources), mean_transfer_s(units, resources), favourites)
+    return unit_devices(units, resources, schedule)
 
 
 def num_edges(units: Units) -> int:
@@ -112,7 +114,7 @@ def num_edges(units: Units) -> int:
     return len(_edges(units, np.zeros(len(units.tensor_unit)))[0])
 
 
-def favourite_children(units: Units, wires: Wires) -> NDArray[np.int64]:
+def favourite_children(units: Units, resources: HostResources) -> NDArray[np.int64]:
     """(U,) int64: the child that each unit should share a device with, -1 for none.
 
     The linear relaxation of Hanen and Munier's program, by HiGHS: an edge's transfer counts x in 0..1 of its time, a
@@ -124,7 +126,7 @@ def favourite_children(units: Units, wires: Wires) -> NDArray[np.int64]:
 
     count = len(units.label)
     favourites = np.full(count, -1, dtype=np.int64)
-    parents, children, transfer_s = _edges(units, mean_transfer_s(units, wires))
+    parents, children, transfer_s = _edges(units, mean_transfer_s(units, resources))
     edges = len(parents)
     if edges == 0:
         return favourites
@@ -205,26 +207,26 @@ def _edges(
     return pairs // count, pairs % count, weight.astype(np.float64)
 
 
-def _plain_devices(wires: Wires) -> list[int]:
+def _plain_devices(resources: HostResources) -> list[int]:
     """Devices that are not gangs."""
-    offsets = wires.device_offsets
-    firsts = wires.device_holds[offsets[:-1]]
+    offsets = resources.device_offsets
+    firsts = resources.device_holds[offsets[:-1]]
     return [d for d, first in enumerate(firsts.tolist()) if first == d and offsets[d + 1] - offsets[d] == 1]
 
 
 @inlined
-def _free_s(w: Wires, s: Schedule, device: int) -> float:
+def _free_s(h: HostResources, s: Schedule, device: int) -> float:
     """When the last of what holds `device` ends."""
     free_s = 0.0
-    for k in range(w.device_offsets[device], w.device_offsets[device + 1]):
-        resource = w.device_holds[k]
+    for k in range(h.device_offsets[device], h.device_offsets[device + 1]):
+        resource = h.device_holds[k]
         if s.counts[resource] > 0:
             free_s = max(free_s, s.ends[resource, s.counts[resource] - 1])
     return free_s
 
 
 @inlined
-def _arrival_s(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float:
+def _arrival_s(u: Units, h: HostResources, s: Schedule, unit: int, device: int) -> float:
     """When the inputs of `unit` could be on `device` if links were free."""
     arrival_s = 0.0
     for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
@@ -232,7 +234,7 @@ def _arrival_s(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float
         home = s.label_device[u.label[u.tensor_unit[tensor]]]
         there_s = s.end_s[u.tensor_unit[tensor]]
         if home >= 0 and home != device:
-            there_s += w.latency_s[home, device] + u.tensor_bytes[tensor] * w.s_per_byte[home, device]
+            there_s += h.latency_s[home, device] + u.tensor_bytes[tensor] * h.s_per_byte[home, device]
             if s.there_s[tensor, device] >= 0.0:
                 there_s = s.there_s[tensor, device]
         arrival_s = max(arrival_s, there_s)
@@ -250,7 +252,9 @@ def _wait_s(u: Units, transfer_s: Floats, parent: int, child: int) -> float:
 
 
 @kernel
-def _earliest_start(u: Units, w: Wires, s: Schedule, level: Floats, transfer_s: Floats, favourites: Longs) -> None:
+def _earliest_start(
+    u: Units, h: HostResources, s: Schedule, level: Floats, transfer_s: Floats, favourites: Longs
+) -> None:
     """The pair of a ready unit and a device that can start first is placed, again and again; ties by level, index."""
     num_units, num_devices = u.time_s.shape
     missing = np.zeros(num_units, dtype=np.int64)
@@ -272,7 +276,7 @@ def _earliest_start(u: Units, w: Wires, s: Schedule, level: Floats, transfer_s: 
             unit = released[num_released]
             if not u.is_source[unit]:
                 for device in range(num_devices):
-                    arrival_s[unit, device] = _arrival_s(u, w, s, unit, device)
+                    arrival_s[unit, device] = _arrival_s(u, h, s, unit, device)
                 ready[num_ready] = unit
                 num_ready += 1
                 continue
@@ -287,11 +291,11 @@ def _earliest_start(u: Units, w: Wires, s: Schedule, level: Floats, transfer_s: 
         place, best, best_s = -1, -1, np.inf
         for k in range(num_ready):
             unit = ready[k]
-            may_use(u, w, s, unit, usable)
+            may_use(u, h, s, unit, usable)
             for device in range(num_devices):
                 if not usable[device]:
                     continue
-                free_s = _free_s(w, s, device)
+                free_s = _free_s(h, s, device)
                 child = favourites[last[device]] if last[device] >= 0 else -1
                 if child >= 0 and child != unit and not is_done[child]:
                     free_s += _wait_s(u, transfer_s, last[device], child)
@@ -308,7 +312,7 @@ def _earliest_start(u: Units, w: Wires, s: Schedule, level: Floats, transfer_s: 
         unit = ready[place]
         num_ready -= 1
         ready[place] = ready[num_ready]
-        place_unit(u, w, s, unit, best)
+        place_unit(u, h, s, unit, best)
         is_done[unit] = True
         last[best] = unit
         for t in range(u.output_offsets[unit], u.output_offsets[unit + 1]):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.search.schedule.inputs import Units, Wires, score_both
+from rlplace.search.schedule.host_resources import HostResources
 from rlplace.search.schedule.list_schedule import new_schedule, schedule_in_order, unit_devices
 from rlplace.search.schedule.ranks import downward, mean_transfer_s, ready_order, upward
+from rlplace.search.schedule.scoring import score_both
+from rlplace.search.schedule.units import Units
 from rlplace.search.task import Task
 
 
 def solve_critical_path(task: Task) -> None:
     """Scores `critical_path` of ops and of groups."""
-    score_both(task, lambda units, wires, output_share: critical_path(units, wires, output_share)[0])
+    score_both(task, lambda units, resources, output_share: critical_path(units, resources, output_share)[0])
 
 
-def critical_path(units: Units, wires: Wires, output_share: float = 0.0) -> tuple[NDArray[np.int32], float]:
+def critical_path(units: Units, resources: HostResources, output_share: float = 0.0) -> tuple[NDArray[np.int32], float]:
     """(U,) int32 devices, and the makespan of the schedule (CPOP: Topcuoglu, Hariri, Wu 2002, section 4.2).
 
     Units are given out as they become ready, the longest path through them first. Those on the critical path go to the
@@ -24,19 +26,19 @@ def critical_path(units: Units, wires: Wires, output_share: float = 0.0) -> tupl
 
     Args:
         units: what is placed.
-        wires: where.
+        resources: where.
         output_share: share of all outputs that counts as held at once.
     """
-    above_s, below_s = downward(units, wires), upward(units, wires)
-    path = longest_path(units, above_s, below_s, mean_transfer_s(units, wires))
+    above_s, below_s = downward(units, resources), upward(units, resources)
+    path = longest_path(units, above_s, below_s, mean_transfer_s(units, resources))
     wanted = np.full(len(units.label), -1, dtype=np.int32)
     may_run = units.label_allowed[units.label[path]].all(axis=0)
     if len(path) and may_run.any():
         wanted[path] = int(np.argmin(np.where(may_run, units.time_s[path].sum(axis=0), np.inf)))
-    schedule = new_schedule(units, wires, output_share)
+    schedule = new_schedule(units, resources, output_share)
     order = ready_order(units, above_s + below_s)
-    schedule_in_order(units, wires, schedule, order, np.zeros_like(units.time_s), wanted)
-    return unit_devices(units, wires, schedule), float(schedule.end_s.max(initial=0.0))
+    schedule_in_order(units, resources, schedule, order, np.zeros_like(units.time_s), wanted)
+    return unit_devices(units, resources, schedule), float(schedule.end_s.max(initial=0.0))
 
 
 def longest_path(

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
-from rlplace.search.schedule.inputs import Units, Wires
+from rlplace.search.schedule.host_resources import HostResources
+from rlplace.search.schedule.units import Units
 
 
 class Schedule(NamedTuple):
@@ -43,20 +44,20 @@ class Schedule(NamedTuple):
     held_end: Floats
 
 
-def new_schedule(units: Units, wires: Wires, output_share: float) -> Schedule:
+def new_schedule(units: Units, resources: HostResources, output_share: float) -> Schedule:
     """Nothing placed yet; `output_share` of all outputs counts as held at once."""
     num_units, num_devices = units.time_s.shape
     fanout = np.minimum(np.diff(units.reader_offsets), num_devices - 1)
     capacity = num_units + int(fanout.sum()) + 2
-    widest = int(np.diff(units.input_offsets).max(initial=1)) * int(np.diff(wires.route_offsets).max(initial=1)) + 1
+    widest = int(np.diff(units.input_offsets).max(initial=1)) * int(np.diff(resources.route_offsets).max(initial=1)) + 1
     return Schedule(
-        starts=np.empty((wires.num_resources, capacity)),  # pages that are never written cost nothing
-        ends=np.empty((wires.num_resources, capacity)),
-        counts=np.zeros(wires.num_resources, dtype=np.int64),
+        starts=np.empty((resources.num_resources, capacity)),  # pages that are never written cost nothing
+        ends=np.empty((resources.num_resources, capacity)),
+        counts=np.zeros(resources.num_resources, dtype=np.int64),
         label_device=np.full(len(units.label_allowed), -1, dtype=np.int32),
         end_s=np.zeros(num_units),
         there_s=np.full((len(units.tensor_unit), num_devices), -1.0),
-        used_bytes=np.zeros(len(wires.room_bytes)),
+        used_bytes=np.zeros(len(resources.room_bytes)),
         need_bytes=units.label_resident_bytes + output_share * units.label_output_bytes,
         held=np.zeros(widest, dtype=np.int32),
         held_start=np.zeros(widest),
@@ -127,7 +128,7 @@ def _occupy(s: Schedule, resource: int, start_s: float, end_s: float) -> None:
 
 
 @inlined
-def end_on(u: Units, w: Wires, s: Schedule, unit: int, device: int, is_placed: bool) -> float:
+def end_on(u: Units, h: HostResources, s: Schedule, unit: int, device: int, is_placed: bool) -> float:
     """When `unit` would end on `device`, its missing inputs sent there one after the other.
 
     With `is_placed` (its label and its inputs' labels are then decided) the unit and its transfers take their places.
@@ -143,33 +144,33 @@ def end_on(u: Units, w: Wires, s: Schedule, unit: int, device: int, is_placed: b
         elif s.there_s[tensor, device] >= 0.0:
             arrival_s = max(arrival_s, s.there_s[tensor, device])
         else:
-            duration_s = w.latency_s[home, device] + u.tensor_bytes[tensor] * w.s_per_byte[home, device]
+            duration_s = h.latency_s[home, device] + u.tensor_bytes[tensor] * h.s_per_byte[home, device]
             pair = home * num_devices + device
-            first, last = w.route_offsets[pair], w.route_offsets[pair + 1]
-            start_s = _first_gap(s, w.route_holds, first, last, s.end_s[producer], duration_s, num_held)
+            first, last = h.route_offsets[pair], h.route_offsets[pair + 1]
+            start_s = _first_gap(s, h.route_holds, first, last, s.end_s[producer], duration_s, num_held)
             arrival_s = max(arrival_s, start_s + duration_s)
             if is_placed:
                 s.there_s[tensor, device] = start_s + duration_s
                 for k in range(first, last):
-                    _occupy(s, w.route_holds[k], start_s, start_s + duration_s)
+                    _occupy(s, h.route_holds[k], start_s, start_s + duration_s)
             else:
                 for k in range(first, last):
-                    s.held[num_held] = w.route_holds[k]
+                    s.held[num_held] = h.route_holds[k]
                     s.held_start[num_held] = start_s
                     s.held_end[num_held] = start_s + duration_s
                     num_held += 1
-    first, last = w.device_offsets[device], w.device_offsets[device + 1]
-    start_s = _first_gap(s, w.device_holds, first, last, arrival_s, u.time_s[unit, device], num_held)
+    first, last = h.device_offsets[device], h.device_offsets[device + 1]
+    start_s = _first_gap(s, h.device_holds, first, last, arrival_s, u.time_s[unit, device], num_held)
     end_s: float = start_s + u.time_s[unit, device]
     if is_placed:
         s.end_s[unit] = end_s
         for k in range(first, last):
-            _occupy(s, w.device_holds[k], start_s, end_s)
+            _occupy(s, h.device_holds[k], start_s, end_s)
     return end_s
 
 
 @inlined
-def shortage_bytes(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> float:
+def shortage_bytes(u: Units, h: HostResources, s: Schedule, unit: int, device: int) -> float:
     """Bytes that `device` lacks for `unit`, its label and the undecided sources that come with it; 0 if it fits."""
     if s.label_device[u.label[unit]] >= 0:
         return 0.0
@@ -178,13 +179,13 @@ def shortage_bytes(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> f
         label = u.label[u.tensor_unit[u.input_tensors[edge]]]
         if s.label_device[label] < 0 and label != u.label[unit] and u.label_allowed[label, device]:
             need += s.need_bytes[label]
-    account = w.account[device]
-    shortage: float = max(0.0, s.used_bytes[account] + need - w.room_bytes[account])
+    account = h.account[device]
+    shortage: float = max(0.0, s.used_bytes[account] + need - h.room_bytes[account])
     return shortage
 
 
 @inlined
-def _decide(u: Units, w: Wires, s: Schedule, label: int, device: int) -> None:
+def _decide(u: Units, h: HostResources, s: Schedule, label: int, device: int) -> None:
     if s.label_device[label] < 0:
         if not u.label_allowed[label, device]:
             for other in range(u.label_allowed.shape[1]):
@@ -192,20 +193,20 @@ def _decide(u: Units, w: Wires, s: Schedule, label: int, device: int) -> None:
                     device = other
                     break
         s.label_device[label] = device
-        s.used_bytes[w.account[device]] += s.need_bytes[label]
+        s.used_bytes[h.account[device]] += s.need_bytes[label]
 
 
 @inlined
-def place_unit(u: Units, w: Wires, s: Schedule, unit: int, device: int) -> None:
+def place_unit(u: Units, h: HostResources, s: Schedule, unit: int, device: int) -> None:
     """Put `unit` on `device`, with the undecided sources that it reads."""
-    _decide(u, w, s, u.label[unit], device)
+    _decide(u, h, s, u.label[unit], device)
     for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
-        _decide(u, w, s, u.label[u.tensor_unit[u.input_tensors[edge]]], device)
-    end_on(u, w, s, unit, s.label_device[u.label[unit]], True)
+        _decide(u, h, s, u.label[u.tensor_unit[u.input_tensors[edge]]], device)
+    end_on(u, h, s, unit, s.label_device[u.label[unit]], True)
 
 
 @inlined
-def may_use(u: Units, w: Wires, s: Schedule, unit: int, usable: Bools) -> None:
+def may_use(u: Units, h: HostResources, s: Schedule, unit: int, usable: Bools) -> None:
     """Sets `usable` (D,): where `unit` may go and fits; where it fits nowhere, the device with the least shortage."""
     label = u.label[unit]
     best, least = -1, np.inf
@@ -216,7 +217,7 @@ def may_use(u: Units, w: Wires, s: Schedule, unit: int, usable: Bools) -> None:
             usable[device] = device == s.label_device[label]
             fits = True
         elif u.label_allowed[label, device]:
-            shortage = shortage_bytes(u, w, s, unit, device)
+            shortage = shortage_bytes(u, h, s, unit, device)
             usable[device] = shortage == 0.0
             fits = fits or usable[device]
             if shortage < least:
@@ -226,12 +227,12 @@ def may_use(u: Units, w: Wires, s: Schedule, unit: int, usable: Bools) -> None:
 
 
 @kernel
-def schedule_in_order(u: Units, w: Wires, s: Schedule, order: Longs, bias_s: Floats, wanted: Ints) -> None:
+def schedule_in_order(u: Units, h: HostResources, s: Schedule, order: Longs, bias_s: Floats, wanted: Ints) -> None:
     """Every unit in turn goes where its end plus `bias_s[unit, device]` is least, or where it is `wanted`.
 
     Args:
         u: the units.
-        w: the host.
+        h: the host.
         s: a new schedule.
         order: (U,) units, each after those that it reads; sources are passed over.
         bias_s: (U, D) added to the end of a unit on a device.
@@ -242,23 +243,23 @@ def schedule_in_order(u: Units, w: Wires, s: Schedule, order: Longs, bias_s: Flo
     for unit in order:
         if u.is_source[unit]:
             continue
-        may_use(u, w, s, unit, usable)
+        may_use(u, h, s, unit, usable)
         best, best_s = -1, np.inf
         for device in range(num_devices):
             if usable[device]:
-                value_s = end_on(u, w, s, unit, device, False) + bias_s[unit, device]
+                value_s = end_on(u, h, s, unit, device, False) + bias_s[unit, device]
                 if device == wanted[unit]:
                     value_s = -1.0
                 if value_s < best_s:
                     best, best_s = device, value_s
-        place_unit(u, w, s, unit, best)
+        place_unit(u, h, s, unit, best)
 
 
-def unit_devices(units: Units, wires: Wires, schedule: Schedule) -> NDArray[np.int32]:
+def unit_devices(units: Units, resources: HostResources, schedule: Schedule) -> NDArray[np.int32]:
     """(U,) int32; what no unit reads or follows goes to the allowed device with the most room."""
     for label in np.flatnonzero(schedule.label_device < 0).tolist():
-        room = (wires.room_bytes - schedule.used_bytes)[wires.account]
+        room = (resources.room_bytes - schedule.used_bytes)[resources.account]
         device = int(np.argmax(np.where(units.label_allowed[label], room, -np.inf)))
         schedule.label_device[label] = device
-        schedule.used_bytes[wires.account[device]] += schedule.need_bytes[label]
+        schedule.used_bytes[resources.account[device]] += schedule.need_bytes[label]
     return schedule.label_device[units.label]

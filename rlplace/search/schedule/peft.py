@@ -6,41 +6,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Floats, kernel
-from rlplace.search.schedule.inputs import Units, Wires, score_both
+from rlplace.search.schedule.host_resources import HostResources
 from rlplace.search.schedule.list_schedule import new_schedule, schedule_in_order, unit_devices
 from rlplace.search.schedule.ranks import mean_transfer_s, ready_order
+from rlplace.search.schedule.scoring import score_both
+from rlplace.search.schedule.units import Units
 from rlplace.search.task import Task
 
 
 def solve_peft(task: Task) -> None:
     """Scores `peft` of ops and of groups."""
-    score_both(task, lambda units, wires, output_share: peft(units, wires, output_share)[0])
+    score_both(task, lambda units, resources, output_share: peft(units, resources, output_share)[0])
 
 
-def peft(units: Units, wires: Wires, output_share: float = 0.0) -> tuple[NDArray[np.int32], float]:
+def peft(units: Units, resources: HostResources, output_share: float = 0.0) -> tuple[NDArray[np.int32], float]:
     """(U,) int32 devices, and the makespan of the schedule (Arabnejad and Barbosa 2014).
 
     Units by the mean of their row of the table, each where its end plus its optimistic cost is least.
 
     Args:
         units: what is placed.
-        wires: where.
+        resources: where.
         output_share: share of all outputs that counts as held at once.
     """
-    table_s = optimistic_cost_s(units, wires)
-    schedule = new_schedule(units, wires, output_share)
+    table_s = optimistic_cost_s(units, resources)
+    schedule = new_schedule(units, resources, output_share)
     order = ready_order(units, np.asarray(table_s.mean(axis=1)))
-    schedule_in_order(units, wires, schedule, order, table_s, np.full(len(order), -1, dtype=np.int32))
-    return unit_devices(units, wires, schedule), float(schedule.end_s.max(initial=0.0))
+    schedule_in_order(units, resources, schedule, order, table_s, np.full(len(order), -1, dtype=np.int32))
+    return unit_devices(units, resources, schedule), float(schedule.end_s.max(initial=0.0))
 
 
-def optimistic_cost_s(units: Units, wires: Wires) -> NDArray[np.float64]:
+def optimistic_cost_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
     """(U, D) float64: shortest way from the end of a unit on a device to the end, every reader on its best device.
 
     Equation 2 of the paper: the largest over readers j of the least over devices q of the cost of j on q, its time
     there, and the mean transfer unless q is the unit's device.
     """
-    return _optimistic(units, mean_transfer_s(units, wires))
+    return _optimistic(units, mean_transfer_s(units, resources))
 
 
 @kernel

@@ -9,26 +9,27 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Ints
-from rlplace.search.schedule.inputs import Units, Wires
+from rlplace.search.schedule.host_resources import HostResources
+from rlplace.search.schedule.units import Units
 
 
-def mean_transfer_s(units: Units, wires: Wires) -> NDArray[np.float64]:
+def mean_transfer_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
     """(T,) float64: transfer time of each tensor, the mean over ordered pairs of distinct devices."""
     num_devices = units.time_s.shape[1]
     pairs = max(num_devices * (num_devices - 1), 1)
-    latency_s, s_per_byte = float(wires.latency_s.sum()) / pairs, float(wires.s_per_byte.sum()) / pairs
+    latency_s, s_per_byte = float(resources.latency_s.sum()) / pairs, float(resources.s_per_byte.sum()) / pairs
     return np.asarray(latency_s + units.tensor_bytes * s_per_byte)
 
 
-def upward(units: Units, wires: Wires) -> NDArray[np.float64]:
+def upward(units: Units, resources: HostResources) -> NDArray[np.float64]:
     """(U,) float64: longest path from the start of each unit to the end (HEFT, equation 6), with mean times."""
     mean_s = np.asarray(units.time_s.mean(axis=1))
-    return mean_s + longest_after(mean_s, *_edges(units, wires))
+    return mean_s + longest_after(mean_s, *_edges(units, resources))
 
 
-def downward(units: Units, wires: Wires) -> NDArray[np.float64]:
+def downward(units: Units, resources: HostResources) -> NDArray[np.float64]:
     """(U,) float64: longest path from the start of the step to the start of each unit (HEFT, equation 8)."""
-    return longest_before(np.asarray(units.time_s.mean(axis=1)), *_edges(units, wires))
+    return longest_before(np.asarray(units.time_s.mean(axis=1)), *_edges(units, resources))
 
 
 def ready_order(units: Units, priority: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -49,7 +50,7 @@ def ready_order(units: Units, priority: NDArray[np.float64]) -> NDArray[np.int64
     return np.array(order, dtype=np.int64)
 
 
-def _edges(units: Units, wires: Wires) -> tuple[Ints, Ints, NDArray[np.float64]]:
+def _edges(units: Units, resources: HostResources) -> tuple[Ints, Ints, NDArray[np.float64]]:
     """Offsets, producers and mean transfer time of the edges into each unit."""
     tensors = units.input_tensors
-    return units.input_offsets, units.tensor_unit[tensors], mean_transfer_s(units, wires)[tensors]
+    return units.input_offsets, units.tensor_unit[tensors], mean_transfer_s(units, resources)[tensors]

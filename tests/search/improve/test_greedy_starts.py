@@ -11,7 +11,13 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.groups import allowed_devices
-from rlplace.search.improve.greedy_starts import STARTS, evaluations_until, groupings, scheduled_start, score_scheduled
+from rlplace.search.improve.greedy_starts import (
+    START_WEIGHTS,
+    best_start_with_greedy,
+    evaluations_until,
+    groupings,
+    score_greedy,
+)
 from rlplace.search.improve.warm_starts import best_start
 from rlplace.search.schedule.greedy import Greedy
 from rlplace.search.task import Budget, Task
@@ -27,9 +33,9 @@ def layered_problem() -> Problem:
 def test_all_weights_are_tried_over_all_groupings_and_equal_placements_once() -> None:
     problem = layered_problem()
     timer = Counting(problem)
-    found = score_scheduled(Task(problem, timer, Budget(1000)), until=1.0)
+    found = score_greedy(Task(problem, timer, Budget(1000)), until=1.0)
     expected = np.concatenate(
-        [grouping.expand(Greedy.of(problem, grouping).place(STARTS)) for grouping in groupings(problem)]
+        [grouping.expand(Greedy.of(problem, grouping).place(START_WEIGHTS)) for grouping in groupings(problem)]
     )
     assert {one.devices.tobytes() for one in found} == {row.tobytes() for row in expected}
     assert timer.count == len(found) == len(np.unique(expected, axis=0))
@@ -39,7 +45,7 @@ def test_all_weights_are_tried_over_all_groupings_and_equal_placements_once() ->
 
 def test_what_does_not_fit_comes_last_and_the_least_full_of_it_first() -> None:
     problem = tight_problem(12, 3)
-    found = score_scheduled(Task(problem, Simulator(problem, threads=1), Budget(1000)), until=1.0)
+    found = score_greedy(Task(problem, Simulator(problem, threads=1), Budget(1000)), until=1.0)
     fits = [np.isfinite(one.step_s) for one in found]
     assert fits == sorted(fits, reverse=True)
     assert not all(fits)
@@ -51,7 +57,7 @@ def test_the_start_is_the_best_of_all_and_the_same_for_every_seed() -> None:
     starts = []
     for seed in (1, 2):
         task = Task(problem, Simulator(problem, threads=1), Budget(1000), seed=seed)
-        devices, step_s, leaders = scheduled_start(task)
+        devices, step_s, leaders = best_start_with_greedy(task)
         assert step_s == task.best_s
         alone = Task(problem, Simulator(problem, threads=1), Budget(1000))
         assert step_s == min(best_start(alone)[1], leaders[0].step_s)
@@ -63,11 +69,11 @@ def test_they_keep_to_their_share() -> None:
     problem = layered_problem()
     timer = Counting(problem)
     task = Task(problem, timer, Budget(100))
-    score_scheduled(task, until=0.07)
+    score_greedy(task, until=0.07)
     assert timer.count == 7
     assert evaluations_until(task, 0.07) == 0
     assert evaluations_until(task, 0.5) == 43
-    assert score_scheduled(task, until=0.07) == []
+    assert score_greedy(task, until=0.07) == []
 
 
 def test_groupings_are_the_problems_own_the_next_ones_and_modules() -> None:

@@ -20,7 +20,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules import metis, scotch
 from rlplace.search.rules.partition import Undirected, balances, score_cuts, undirected
-from rlplace.search.schedule.inputs import op_units
+from rlplace.search.schedule.units import op_units
 from rlplace.search.task import Task
 
 HALVES = np.array([0.5, 0.5])

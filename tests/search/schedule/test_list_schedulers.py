@@ -22,8 +22,9 @@ from rlplace.search.schedule.baechi import favourite_children, favourites_within
 from rlplace.search.schedule.critical_path import critical_path
 from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.heft import heft
-from rlplace.search.schedule.inputs import Wires, group_units, host_wires, op_units
+from rlplace.search.schedule.host_resources import HostResources, host_resources
 from rlplace.search.schedule.peft import optimistic_cost_s, peft
+from rlplace.search.schedule.units import group_units, op_units
 from rlplace.search.task import Task
 
 SCHEDULERS = ("eft", "heft", "peft", "critical-path", "m-topo", "m-etf", "m-sct")
@@ -60,10 +61,10 @@ def weighted_dag(edges: list[tuple[int, int, int]], costs: list[list[int]]) -> P
     return Problem(graph, pairwise_host(table.op_time_s.shape[1]), table, Grouping(np.arange(count)))
 
 
-def without_contention(problem: Problem) -> Wires:
+def without_contention(problem: Problem) -> HostResources:
     """Transfers that hold nothing, as the papers have it."""
-    wires = host_wires(problem)
-    return wires._replace(route_offsets=np.zeros_like(wires.route_offsets))
+    resources = host_resources(problem)
+    return resources._replace(route_offsets=np.zeros_like(resources.route_offsets))
 
 
 def topcuoglu() -> Problem:
@@ -136,19 +137,19 @@ def arabnejad() -> Problem:
 
 def test_heft_and_cpop_give_the_makespans_of_their_paper() -> None:
     problem = topcuoglu()
-    units, wires = op_units(problem), without_contention(problem)
-    assert heft(units, wires)[1] == 80.0
-    assert critical_path(units, wires)[1] == 86.0
+    units, resources = op_units(problem), without_contention(problem)
+    assert heft(units, resources)[1] == 80.0
+    assert critical_path(units, resources)[1] == 86.0
 
 
 def test_peft_gives_the_table_and_makespan_of_its_paper() -> None:
     problem = arabnejad()
-    units, wires = op_units(problem), without_contention(problem)
-    table = optimistic_cost_s(units, wires)
+    units, resources = op_units(problem), without_contention(problem)
+    table = optimistic_cost_s(units, resources)
     assert table[:3].tolist() == [[64.0, 68.0, 86.0], [42.0, 39.0, 42.0], [27.0, 41.0, 43.0]]
     assert table[9].tolist() == [0.0, 0.0, 0.0]
-    assert peft(units, wires)[1] == 122.0
-    assert heft(units, wires)[1] == 133.0
+    assert peft(units, resources)[1] == 122.0
+    assert heft(units, resources)[1] == 133.0
 
 
 def test_transfers_on_one_link_wait_for_each_other() -> None:
@@ -157,7 +158,7 @@ def test_transfers_on_one_link_wait_for_each_other() -> None:
     costs = Costs(np.array([[1.0, 99.0], [1.0, 99.0], [99.0, 1.0]]), "estimated")
     problem = Problem(graph, pairwise_host(2), costs, Grouping(np.arange(3)))
     assert heft(op_units(problem), without_contention(problem))[1] == 7.0  # 2 + 4, then 1
-    devices, makespan_s = heft(op_units(problem), host_wires(problem))
+    devices, makespan_s = heft(op_units(problem), host_resources(problem))
     assert devices.tolist() == [0, 0, 1]
     assert makespan_s == 10.0  # 1 + 4 + 4, then 1
     assert Simulator(problem, threads=1).step_times(devices[None])[0] == 10.0
@@ -169,7 +170,7 @@ def test_a_copy_that_blocks_its_devices_holds_them() -> None:
     costs = Costs(np.array([[1.0, 99.0], [99.0, 1.0], [2.0, 97.0]]), "estimated")
     for blocks, expected_s in ((False, 6.0), (True, 7.0)):
         problem = Problem(graph, pairwise_host(2, blocks=blocks), costs, Grouping(np.arange(3)))
-        devices, makespan_s = heft(op_units(problem), host_wires(problem))
+        devices, makespan_s = heft(op_units(problem), host_resources(problem))
         assert devices.tolist() == [0, 1, 0]
         # not blocked: 1 + 4 + 1; blocked: the copy takes d0 from 1 to 5, and c runs from 5 to 7
         assert makespan_s == expected_s
@@ -180,7 +181,7 @@ def test_insertion_fills_a_gap_on_a_device() -> None:
     graph = op_graph([[], [0], [1], []], 1)
     costs = Costs(np.array([[1.0, 99.0], [99.0, 2.0], [5.0, 99.0], [3.0, 99.0]]), "estimated")
     problem = Problem(graph, pairwise_host(2), costs, Grouping(np.arange(4)))
-    assert heft(op_units(problem), host_wires(problem))[1] == 10.0  # 1 + 1 + 2 + 1 + 5
+    assert heft(op_units(problem), host_resources(problem))[1] == 10.0  # 1 + 1 + 2 + 1 + 5
 
 
 def test_m_topo_fills_devices_to_an_even_share_of_memory() -> None:
@@ -188,14 +189,14 @@ def test_m_topo_fills_devices_to_an_even_share_of_memory() -> None:
     graph = op_graph(reads, 4, targets=["parameter"] * 6 + ["aten.op"] * 6)
     problem = Problem(graph, pairwise_host(2), Costs(np.ones((12, 2)), "estimated"), Grouping(np.arange(12)))
     # share: 24 / 2 + 4 = 16 bytes: four parameters on the first device, two on the second, each with its reader
-    assert m_topo(op_units(problem), host_wires(problem)).tolist() == [0, 0, 0, 0, 1, 1] * 2
+    assert m_topo(op_units(problem), host_resources(problem)).tolist() == [0, 0, 0, 0, 1, 1] * 2
 
 
 def test_etf_starts_first_what_can_start_first() -> None:
     # two independent chains; copies are dear: each chain stays where it began
     graph = op_graph([[], [], [0], [1]], 100)
     problem = Problem(graph, pairwise_host(2), Costs(np.ones((4, 2)), "estimated"), Grouping(np.arange(4)))
-    devices = m_etf(op_units(problem), host_wires(problem))
+    devices = m_etf(op_units(problem), host_resources(problem))
     assert devices[0] == devices[2] != devices[1] == devices[3]
 
 
@@ -204,10 +205,10 @@ def test_the_favourite_child_is_the_one_on_the_longest_path() -> None:
     graph = op_graph([[], [0], [0]], 3)
     costs = Costs(np.repeat([[1.0], [1.0], [9.0]], 2, axis=1), "estimated")
     problem = Problem(graph, pairwise_host(2), costs, Grouping(np.arange(3)))
-    units, wires = op_units(problem), host_wires(problem)
-    favourites = favourite_children(units, wires)
+    units, resources = op_units(problem), host_resources(problem)
+    favourites = favourite_children(units, resources)
     assert favourites.tolist() == [2, -1, -1]
-    devices = m_sct(units, wires, 0.0, favourites)
+    devices = m_sct(units, resources, 0.0, favourites)
     assert devices[0] == devices[2]
     assert favourites_within(units, np.array([0, 1, 2], dtype=np.int32), favourites).tolist() == [2, -1, -1]
 

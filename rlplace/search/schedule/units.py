@@ -1,8 +1,7 @@
-"""`Units` and `Wires`: ops, or groups of ops, on a host, as the arrays that list schedulers work on."""
+"""`Units`: ops, or groups of ops, as the arrays that list schedulers work on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +9,6 @@ from numpy.typing import NDArray
 
 from rlplace.jit import Bools, Floats, Ints
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import JOB, Compiled, compile_problem
-from rlplace.search.task import Task
-
-OUTPUT_SHARES = (0.0, 0.25, 0.5, 1.0)
-"""How much of all outputs a scheduler counts as held at once, from hopeful to safe; the simulator knows the truth."""
 
 
 class Units(NamedTuple):
@@ -49,47 +43,6 @@ class Units(NamedTuple):
     output_offsets: Ints
     reader_offsets: Ints
     readers: Ints
-
-
-class Wires(NamedTuple):
-    """What ops and transfers hold while they run. Resources are devices 0..D-1, then links.
-
-    Attributes:
-        latency_s, s_per_byte: (D, D) float64, of each route.
-        device_offsets, device_holds: CSR over devices: what an op on it holds (a gang: its members).
-        route_offsets, route_holds: CSR over source * D + destination: links, and the devices that a copy blocks.
-        num_resources: devices and links.
-        account: (D,) int32, the memory of each device (its own, or its pool's).
-        room_bytes: (accounts,) float64, capacity less what is held from the start.
-    """
-
-    latency_s: Floats
-    s_per_byte: Floats
-    device_offsets: Ints
-    device_holds: Ints
-    route_offsets: Ints
-    route_holds: Ints
-    num_resources: int
-    account: Ints
-    room_bytes: Floats
-
-
-Place = Callable[[Units, Wires, float], NDArray[np.int32]]
-"""From units, wires and the share of outputs held at once to the device of each unit, (U,) int32."""
-
-
-def score_both(task: Task, place: Place) -> None:
-    """Scores what `place` makes of ops and of groups, for every share of `OUTPUT_SHARES`; equal answers count once."""
-    problem = task.problem
-    wires = host_wires(problem)
-    ops = op_units(problem)
-    found = [place(ops, wires, share) for share in OUTPUT_SHARES]
-    if problem.grouping.num_groups < problem.graph.num_ops:
-        groups = group_units(problem)
-        found += [problem.grouping.expand(place(groups, wires, share)) for share in OUTPUT_SHARES]
-    rows = np.stack(found).astype(np.int32)
-    first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
-    task.score(rows[first])
 
 
 def op_units(problem: Problem) -> Units:
@@ -161,49 +114,12 @@ def group_units(problem: Problem) -> Units:
     )
 
 
-def host_wires(problem: Problem) -> Wires:
-    """The host's devices and routes as resources that are held.
-
-    Raises:
-        InvalidValue: a host that cannot be simulated.
-    """
-    compiled = compile_problem(problem)
-    num_devices = compiled.num_devices
-    atoms = [[a for a in range(num_devices) if int(mask) >> a & 1] for mask in compiled.atoms]
-    holds = [_route_holds(compiled, atoms, pair) for pair in range(num_devices * num_devices)]
-    account = np.where(compiled.pool >= 0, compiled.pool, np.arange(num_devices)).astype(np.int32)
-    room = compiled.capacity_bytes.astype(np.float64)
-    np.subtract.at(room, account, compiled.context_bytes)
-    return Wires(
-        latency_s=problem.transfer_latency_s,
-        s_per_byte=problem.transfer_s_per_byte,
-        device_offsets=np.cumsum([0, *map(len, atoms)]).astype(np.int32),
-        device_holds=np.array([a for device in atoms for a in device], dtype=np.int32),
-        route_offsets=np.cumsum([0, *map(len, holds)]).astype(np.int32),
-        route_holds=np.array([resource for route in holds for resource in route], dtype=np.int32),
-        num_resources=num_devices + compiled.num_links,
-        account=account,
-        room_bytes=room,
-    )
-
-
 def next_allowed(units: Units, wanted: NDArray[np.int32]) -> NDArray[np.int32]:
     """(C,) int32: for every label the device that is `wanted`, or the next one where it may be."""
     num_devices = units.time_s.shape[1]
     turns = (wanted[:, None] + np.arange(num_devices)) % num_devices
     step = np.take_along_axis(units.label_allowed, turns, axis=1).argmax(axis=1)
     return np.asarray(turns[np.arange(len(wanted)), step], dtype=np.int32)
-
-
-def _route_holds(compiled: Compiled, atoms: list[list[int]], pair: int) -> list[int]:
-    source, destination = divmod(pair, compiled.num_devices)
-    links = compiled.route_links[compiled.route_offsets[pair] : compiled.route_offsets[pair + 1]]
-    held = {compiled.num_devices + link for link in links.tolist()}
-    if compiled.route_kind[pair] == JOB:
-        held |= set(atoms[destination])
-    if compiled.route_blocks_source[pair]:
-        held |= set(atoms[source])
-    return sorted(held)
 
 
 def _resident_bytes(problem: Problem) -> NDArray[np.int64]:
