@@ -12,6 +12,7 @@ from rlplace.errors import InvalidValue, UnknownName
 T = TypeVar("T")
 
 _LARGEST_WHOLE = 2**63 - 1
+_MOST_CHARACTERS = 80
 
 
 class _Described:
@@ -22,6 +23,8 @@ class _Described:
 
     def __repr__(self) -> str:
         return self._text
+
+    __str__ = __repr__
 
 
 def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
@@ -74,18 +77,23 @@ def decode_list(record: type[T], data: object, where: str, at: str) -> tuple[T, 
 
 
 def described(value: object) -> object:
-    """`value` as an error message should show it: short, however much it holds."""
+    """`value` as an error message should show it: numbers and short texts as they are, the rest in a few words."""
     if value is None:
         return _Described("empty")
     if isinstance(value, Mapping):
         return _Described(f"a mapping of {len(value)} fields")
     if isinstance(value, list | tuple | set):
         return _Described(f"a list of {len(value)} values")
-    if isinstance(value, str) and len(value) > 80:
-        return value[:77] + "..."
+    if isinstance(value, str):
+        return shortened(value)
     if isinstance(value, int) and abs(value) > _LARGEST_WHOLE:
         return _Described("a number of more than 63 bits")
-    return value
+    return value if isinstance(value, int | float) else _Described(f"a {type(value).__name__}")
+
+
+def shortened(text: str) -> str:
+    """The text, cut where it is long."""
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
 def _decode(hint: object, value: object, where: str, at: str) -> object:

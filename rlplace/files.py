@@ -77,12 +77,13 @@ def jsonable(data: object) -> object:
     return data
 
 
-def read_json(path: str | os.PathLike[str], *, largest_bytes: int = LARGEST_JSON_BYTES) -> Any:
+def read_json(path: str | os.PathLike[str], *, largest_bytes: int = LARGEST_JSON_BYTES, hint: str = "") -> Any:
     """What a JSON file holds; reading runs no code.
 
     Args:
         path: of a regular file.
         largest_bytes: a larger file is refused before it is read.
+        hint: a sentence that says which file is wanted, for messages.
 
     Raises:
         FileProblem: the file is missing, too large, not UTF-8 or not JSON: NaN, a key given twice, nested too deeply.
@@ -90,7 +91,7 @@ def read_json(path: str | os.PathLike[str], *, largest_bytes: int = LARGEST_JSON
     path = Path(path)
     try:
         if not path.exists():
-            raise FileProblem(path, "no such file.")
+            raise FileProblem(path, f"no such file. {hint}".rstrip())
         if not path.is_file():
             raise FileProblem(path, "not a regular file, expected JSON.")
         size = path.stat().st_size
@@ -101,12 +102,21 @@ def read_json(path: str | os.PathLike[str], *, largest_bytes: int = LARGEST_JSON
         raise FileProblem(path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected JSON.") from error
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    return parse_json(text, path, hint=hint)
+
+
+def parse_json(text: str, path: str | os.PathLike[str], *, hint: str = "") -> Any:
+    """What the JSON text of the file `path` holds; `hint` as of `read_json`.
+
+    Raises:
+        FileProblem: it is not JSON: NaN, a key given twice, nested too deeply.
+    """
     try:
         return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except ValueError as error:
-        raise FileProblem(path, f"not valid JSON: {error}.") from error
+        raise FileProblem(path, f"not valid JSON: {error}. {hint}".rstrip()) from error
     except RecursionError as error:
-        raise FileProblem(path, "not usable JSON: nested too deeply.") from error
+        raise FileProblem(path, f"not usable JSON: nested too deeply. {hint}".rstrip()) from error
 
 
 def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from rlplace.decode import described
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.measure.placement import Placement
 from rlplace.registry import Registry
@@ -60,7 +61,10 @@ class ExportRequest:
             InvalidValue: it lacks something.
             FingerprintMismatch: it is not what the placement was made for.
         """
-        problem = self.run.read_json("problem.json", {"graph": dict, "grouping": dict, "costs": dict})
+        problem = self.run.read_json("problem.json")
+        for field in ("graph", "grouping", "costs"):
+            if not isinstance(problem.get(field), dict):
+                raise InvalidValue(field, described(problem.get(field)), "an object", where="problem.json")
         for kind, actual in (("graph", problem["graph"].get("fingerprint")), ("host", problem.get("host_fingerprint"))):
             expected = getattr(self.placement, f"{kind}_fingerprint")
             if actual != expected:

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
-from rlplace.files import write_json_atomic
+from rlplace.decode import decode_record
+from rlplace.errors import FingerprintMismatch, InvalidValue
+from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 
 SCHEMA = 1
-_FIELDS = ("schema", "graph_fingerprint", "host_fingerprint", "method", "devices", "op_device", "transfers", "sequence")
+
+
+@dataclass(frozen=True)
+class PlacementFile:
+    """What `placement.json` holds, before it is known to be a plan."""
+
+    schema: int
+    graph_fingerprint: str
+    host_fingerprint: str
+    devices: tuple[str, ...]
+    """Names of the host's devices."""
+    op_device: tuple[int, ...]
+    transfers: tuple[tuple[int, ...], ...]
+    """Pairs of a tensor and the device that it goes to."""
+    sequence: tuple[int, ...]
+    method: str = ""
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise InvalidValue("schema", self.schema, str(SCHEMA))
+        if not self.devices:
+            raise InvalidValue("devices", "empty", "names of devices")
+        if any(len(pair) != 2 for pair in self.transfers):
+            raise InvalidValue("transfers", "not pairs", "a list of [tensor, device] pairs")
 
 
 @dataclass(frozen=True)
@@ -89,39 +112,16 @@ class Placement:
             InvalidValue: a missing, mistyped or inconsistent field.
             UnknownName: a field that placements do not have.
         """
-        if not isinstance(data, dict):
-            raise InvalidValue("file", type(data).__name__, "an object", where=where)
-        for key in data:
-            if key not in _FIELDS:
-                raise UnknownName("placement field", str(key), _FIELDS)
-        for key in _FIELDS:
-            if key not in data and key != "method":
-                raise InvalidValue(key, "missing", "a placement file has it", where=where)
-        if data["schema"] != SCHEMA:
-            raise InvalidValue("schema", data["schema"], str(SCHEMA), where=where)
-        names = data["devices"]
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise InvalidValue("devices", names, "a list of device names", where=where)
-        op_device = _int_array(data["op_device"], "op_device", len(names), where)
-        transfers = data["transfers"]
-        if not isinstance(transfers, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in transfers):
-            raise InvalidValue("transfers", "not pairs", "a list of [tensor, device] pairs", where=where)
-        tensors = _int_array([pair[0] for pair in transfers], "transfers", 2**31 - 1, where)
-        destinations = _int_array([pair[1] for pair in transfers], "transfers", len(names), where)
-        total = len(op_device) + len(transfers)
-        sequence = _int_array(data["sequence"], "sequence", max(total, 1), where)
+        file = decode_record(PlacementFile, data, where)
+        num_devices, total = len(file.devices), len(file.op_device) + len(file.transfers)
+        op_device = _int_array(file.op_device, "op_device", num_devices, where)
+        tensors = _int_array([tensor for tensor, _ in file.transfers], "transfers", 2**31 - 1, where)
+        destinations = _int_array([device for _, device in file.transfers], "transfers", num_devices, where)
+        sequence = _int_array(file.sequence, "sequence", max(total, 1), where)
         if len(sequence) != total or len(np.unique(sequence)) != total:
             raise InvalidValue("sequence", f"{len(sequence)} entries", f"each of {total} items once", where=where)
-        for key in ("graph_fingerprint", "host_fingerprint"):
-            if not isinstance(data[key], str):
-                raise InvalidValue(key, data[key], "a string", where=where)
-        return cls(
-            plan=Plan(op_device, tensors, destinations, sequence),
-            graph_fingerprint=data["graph_fingerprint"],
-            host_fingerprint=data["host_fingerprint"],
-            device_names=tuple(names),
-            method=str(data.get("method", "")),
-        )
+        plan = Plan(op_device, tensors, destinations, sequence)
+        return cls(plan, file.graph_fingerprint, file.host_fingerprint, file.devices, file.method)
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
@@ -136,14 +136,7 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
         FileProblem: no such file, or not JSON.
         InvalidValue, UnknownName: a malformed field.
     """
-    path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileProblem(path, "no such file, expected a placement (JSON).") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileProblem(path, f"not a placement file ({error}), expected what `rlplace train` writes.") from error
-    return Placement.from_dict(data, str(path))
+    return Placement.from_dict(read_json(path, hint="Expected a placement, as `rlplace train` writes it."), str(path))
 
 
 def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "placement") -> Plan:
@@ -186,9 +179,7 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     return plan
 
 
-def _int_array(values: Any, field: str, bound: int, where: str) -> NDArray[np.int32]:
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise InvalidValue(field, "not integers", "a list of integers", where=where)
+def _int_array(values: Sequence[int], field: str, bound: int, where: str) -> NDArray[np.int32]:
     wrong = [value for value in values if not 0 <= value < bound]
     if wrong:
         raise InvalidValue(field, wrong[0], f"0..{bound - 1}", where=where)

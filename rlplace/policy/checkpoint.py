@@ -18,14 +18,14 @@ SCHEMA = 1
 
 
 def save_checkpoint(path: str | os.PathLike[str], about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes `tensors` to `path` (`policy.safetensors`) and `about`, which names its `kind`, beside it (`.json`).
+    """Writes `tensors` to `path` (`policy.safetensors`) and `about`, with its `schema` and `kind`, beside it (`.json`).
 
     Raises:
         FileProblem: a file cannot be written.
     """
     path = Path(path)
     write_bytes_atomic(path, save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
-    write_json_atomic(path.with_suffix(".json"), {"schema": SCHEMA, **about})
+    write_json_atomic(path.with_suffix(".json"), dict(about))
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

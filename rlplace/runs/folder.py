@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import PARTIAL_ENDING, read_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from rlplace.runs.lock import LOCK_FILE, FolderLock
@@ -161,43 +161,20 @@ class RunFolder:
         write_bytes_atomic(path, data)
         return path
 
-    def read_json(self, name: str, fields: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
+    def read_json(self, name: str) -> dict[str, Any]:
         """The JSON object in the run's file `name`.
-
-        Args:
-            name: of the file.
-            fields: fields that it must have, with their types.
 
         Raises:
             FileProblem: the file is missing or not JSON.
-            InvalidValue: it holds no object, or a field is missing or of another type.
+            InvalidValue: it holds no object.
         """
         path = self.path(name)
         if not path.exists():
             raise FileProblem(path, f"this run has no {name}: it stopped before writing it. Run it again to the end.")
         data = read_json(path)
         if not isinstance(data, dict):
-            raise InvalidValue("file", type(data).__name__, "a JSON object", where=str(path))
-        for field, kind in (fields or {}).items():
-            if field not in data:
-                raise InvalidValue(field, "missing", "a value", where=str(path))
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            is_stray_bool = isinstance(data[field], bool) and bool not in kinds
-            if not isinstance(data[field], kinds) or is_stray_bool:
-                names = " or ".join(_WORDS.get(one, one.__name__) for one in kinds)
-                raise InvalidValue(field, data[field], names, where=str(path))
+            raise InvalidValue("file", described(data), "a JSON object", where=str(path))
         return data
-
-
-_WORDS: dict[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "a string",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
 
 
 def _check_entries(root: Path, overwrite: bool) -> None:

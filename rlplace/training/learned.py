@@ -15,7 +15,7 @@ from rlplace.policy.registry import LEARNERS, POLICIES
 from rlplace.search.groups import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.evolve import tuned_start
-from rlplace.search.improve.greedy_starts import scheduled_start
+from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.warm_starts import try_all
 from rlplace.search.task import Measuring, Scoring, Task
 
@@ -41,7 +41,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
     agent = Agent(task, config)
     begin, begin_s, others = None, math.inf, []
     if config.init == "starts":
-        start, start_s, leaders = scheduled_start(task)
+        start, start_s, leaders = best_start_with_greedy(task)
         begin, begin_s = tuned_start(task, start, start_s, leaders, until=1.0)
         others = [(start, start_s)]
         agent.imitate(begin)

@@ -92,7 +92,7 @@ def test_missing_and_broken_files_are_file_problems(tmp_path: Path) -> None:
         load_placement(tmp_path / "none.json")
     broken = tmp_path / "broken.json"
     broken.write_text('{"schema": 1,')
-    with pytest.raises(FileProblem, match="not a placement file"):
+    with pytest.raises(FileProblem, match=r"not valid JSON.*Expected a placement"):
         load_placement(broken)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from fake_measurer import chain_problem
 
-from rlplace.errors import FileProblem
+from rlplace.errors import FileProblem, UserError
 from rlplace.policy import PlacerArchitecture, imitate, load_policy, make_policy
 
 ARCHITECTURE = PlacerArchitecture(hidden=8, num_layers=1)
@@ -63,7 +63,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_description_that_does_not_fit_is_refused(saved, change):
     about_path = saved[1].with_suffix(".json")
     about_path.write_text(json.dumps(json.loads(about_path.read_text()) | change))
-    with pytest.raises(FileProblem):
+    with pytest.raises(UserError, match=r"policy\.(json|safetensors)"):
         load_policy(saved[1])
 
 

@@ -12,7 +12,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import LearnConfig, PlacerPolicy
 from rlplace.search.improve.evolve import tuned_start
-from rlplace.search.improve.greedy_starts import scheduled_start
+from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 from rlplace.training.learned import solve
@@ -45,7 +45,7 @@ def test_a_seed_and_a_number_of_evaluations_find_the_same_to_the_bit(init: str, 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_it_never_ends_behind_its_start(problem: Problem) -> None:
     task = Task(problem, Simulator(problem), Budget(evaluations=200))
-    start, start_s, leaders = scheduled_start(task)
+    start, start_s, leaders = best_start_with_greedy(task)
     _, tuned_s = tuned_start(task, start, start_s, leaders, until=1.0)
     found = find(problem, "learned", Simulator(problem), Budget(evaluations=200))
     assert found.step_time_s <= tuned_s

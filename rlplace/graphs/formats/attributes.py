@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.decode import described
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.fields import LARGEST_COUNT, shown
+from rlplace.graphs.formats.fields import LARGEST_COUNT
 from rlplace.graphs.opgraph import PHASES
 
 Item = TypeVar("Item")
@@ -82,7 +83,7 @@ def read_text(row: Mapping[str, Any], field: str, default: str) -> str:
     if value is None:
         return default
     if not isinstance(value, str | int | float):
-        raise InvalidValue(key, shown(value), "text")
+        raise InvalidValue(key, described(value), "text")
     return str(value)
 
 
@@ -96,9 +97,9 @@ def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
     if value is None:
         return default
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-        raise InvalidValue(key, shown(value), "a number")
+        raise InvalidValue(key, described(value), "a number")
     if not 0 <= value < 1e300:
-        raise InvalidValue(key, shown(value), "a finite number >= 0")
+        raise InvalidValue(key, described(value), "a finite number >= 0")
     return float(value)
 
 
@@ -121,9 +122,9 @@ def read_phase(row: Mapping[str, Any]) -> int:
         return PHASES.index(value)
     if type(value) is int and 0 <= value < len(PHASES):
         return value
-    raise InvalidValue("phase", shown(value), f"one of {', '.join(PHASES)}")
+    raise InvalidValue("phase", described(value), f"one of {', '.join(PHASES)}")
 
 
 def place_of(where: str, part: object) -> str:
     """A node or an edge of a graph, for messages."""
-    return f"{where}, {shown(str(part))}"
+    return f"{where}, {described(str(part))}"

@@ -10,14 +10,13 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.formats.dnn_fields import FieldReader
+from rlplace.graphs.formats.fields import LARGEST_COUNT, Fields
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
 from rlplace.graphs.paths import topological_order
 
@@ -25,6 +24,7 @@ TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
 """What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""
 LARGEST_FILE_BYTES = 1 << 28
 LARGEST_MS = 1e9
+MOST_DEVICES = 256
 LARGEST_BYTES = 1e15
 
 Floats = NDArray[np.float64]
@@ -145,91 +145,87 @@ def load_dnn_partitioning(path: str | os.PathLike[str]) -> DnnPartitioning:
 
 def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnPartitioning:
     """The workload in a parsed document; see `load_dnn_partitioning`."""
-    check = FieldReader(where)
-    top = check.mapping(document, "the document")
-    num_accelerators = check.count(top, "maxFPGAs", "")
-    num_cpus = check.count(top, "maxCPUs", "")
+    top = Fields(document, where=where)
+    num_accelerators = top.integer("maxFPGAs", high=MOST_DEVICES)
+    num_cpus = top.integer("maxCPUs", high=MOST_DEVICES)
     if num_accelerators + num_cpus == 0:
         raise InvalidValue("maxFPGAs", 0, "at least one accelerator or CPU", where=where)
-    capacity = check.number(top, "maxSizePerFPGA", "", LARGEST_BYTES)
-    nodes = [check.mapping(node, f"nodes[{i}]") for i, node in enumerate(check.sequence(top, "nodes", ""))]
-    edges = [check.mapping(edge, f"edges[{i}]") for i, edge in enumerate(check.sequence(top, "edges", ""))]
+    capacity = top.number("maxSizePerFPGA", LARGEST_BYTES)
+    nodes, edges = top.objects("nodes"), top.objects("edges")
     if not nodes:
         raise InvalidValue("nodes", 0, "at least one node", where=where)
     position: dict[int, int] = {}
     for i, node in enumerate(nodes):
-        number = check.integer(node, "id", f"nodes[{i}].")
+        number = node.integer("id", low=-LARGEST_COUNT)
         if position.setdefault(number, i) != i:
-            raise InvalidValue(f"nodes[{i}].id", number, "an id that no other node has", where=where)
-    links = _read_edges(check, edges, position)
+            raise InvalidValue(node.full_name("id"), number, "an id that no other node has", where=where)
+    links = _read_edges(edges, position)
     order = _topological_order(len(nodes), [(source, reader) for source, reader, _, _ in links], nodes, where)
-    return _build(check, nodes, links, order, num_accelerators, num_cpus, capacity)
+    return _build(nodes, links, order, num_accelerators, num_cpus, capacity)
 
 
-def _read_edges(
-    check: FieldReader, edges: list[dict[str, Any]], position: dict[int, int]
-) -> list[tuple[int, int, float, float]]:
+def _read_edges(edges: list[Fields], position: dict[int, int]) -> list[tuple[int, int, float, float]]:
     """(source, reader, cost in ms, bytes) of each edge, nodes by place in the file; an edge given twice is one."""
     found: dict[tuple[int, int], tuple[int, int, float, float]] = {}
     costs: dict[int, float] = {}
-    for i, edge in enumerate(edges):
-        prefix = f"edges[{i}]."
+    for edge in edges:
         ends = []
         for key in ("sourceId", "destId"):
-            number = check.integer(edge, key, prefix)
+            number = edge.integer(key, low=-LARGEST_COUNT)
             if number not in position:
-                raise InvalidValue(prefix + key, number, "the id of a node", where=check.where)
+                raise InvalidValue(edge.full_name(key), number, "the id of a node", where=edge.where)
             ends.append(position[number])
         source, reader = ends
-        cost = check.number(edge, "cost", prefix, LARGEST_MS)
+        cost = edge.number("cost", LARGEST_MS)
         if not math.isclose(costs.setdefault(source, cost), cost, rel_tol=1e-9, abs_tol=1e-12):
             expected = f"{costs[source]!r}, the cost of the source's other edges"
-            raise InvalidValue(prefix + "cost", cost, expected, where=check.where)
-        size = check.number(edge, "size", prefix, LARGEST_BYTES) if "size" in edge else 0.0
+            raise InvalidValue(edge.full_name("cost"), cost, expected, where=edge.where)
+        size = edge.number("size", LARGEST_BYTES) if "size" in edge.data else 0.0
         found.setdefault((source, reader), (source, reader, costs[source], size))
     return list(found.values())
 
 
-def _topological_order(
-    num_nodes: int, links: list[tuple[int, int]], nodes: list[dict[str, Any]], where: str
-) -> list[int]:
+def _topological_order(num_nodes: int, links: list[tuple[int, int]], nodes: list[Fields], where: str) -> list[int]:
     """Places in the file, every source before its readers and otherwise as in the file."""
     order = topological_order(num_nodes, links)
     if len(order) < num_nodes:
         stuck = min(set(range(num_nodes)) - set(order))
         raise InvalidValue(
-            "edges", f"a cycle that node {nodes[stuck]['id']} is on or behind", "a graph without cycles", where=where
+            "edges",
+            f"a cycle that node {nodes[stuck].data['id']} is on or behind",
+            "a graph without cycles",
+            where=where,
         )
     return order
 
 
 def _build(
-    check: FieldReader,
-    nodes: list[dict[str, Any]],
+    nodes: list[Fields],
     links: list[tuple[int, int, float, float]],
     order: list[int],
     num_accelerators: int,
     num_cpus: int,
     capacity: float,
 ) -> DnnPartitioning:
-    n, where = len(nodes), check.where
+    n, where = len(nodes), nodes[0].where
     class_ids: dict[int, int] = {}
     colocation = np.full(n, -1)
     ids, labels, modules = np.zeros(n, dtype=np.int64), [], []
     accelerator_ms, cpu_ms, size_bytes = np.zeros(n), np.zeros(n), np.zeros(n)
     supported, backward = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     for op, i in enumerate(order):
-        node, prefix = nodes[i], f"nodes[{i}]."
-        ids[op] = check.integer(node, "id", prefix)
-        labels.append(check.label(node, "name", prefix))
-        modules.append(f"{_LAYER}{check.integer(node, 'layerId', prefix)}" if "layerId" in node else "")
-        accelerator_ms[op] = check.number(node, "fpgaLatency", prefix, LARGEST_MS)
-        cpu_ms[op] = check.number(node, "cpuLatency", prefix, LARGEST_MS)
-        size_bytes[op] = check.number(node, "size", prefix, LARGEST_BYTES)
-        supported[op] = check.flag(node, "supportedOnFpga", prefix)
-        backward[op] = check.flag(node, "isBackwardNode", prefix)
-        if "colorClass" in node:
-            colocation[op] = class_ids.setdefault(check.integer(node, "colorClass", prefix), len(class_ids))
+        node = nodes[i]
+        ids[op] = node.integer("id", low=-LARGEST_COUNT)
+        labels.append(node.text("name", default=""))
+        modules.append(f"{_LAYER}{node.integer('layerId', low=-LARGEST_COUNT)}" if "layerId" in node.data else "")
+        accelerator_ms[op] = node.number("fpgaLatency", LARGEST_MS)
+        cpu_ms[op] = node.number("cpuLatency", LARGEST_MS)
+        size_bytes[op] = node.number("size", LARGEST_BYTES)
+        supported[op] = node.flag("supportedOnFpga")
+        backward[op] = node.flag("isBackwardNode")
+        if "colorClass" in node.data:
+            color = node.integer("colorClass", low=-LARGEST_COUNT)
+            colocation[op] = class_ids.setdefault(color, len(class_ids))
     stuck = ~supported if num_accelerators else np.ones(n, dtype=np.bool_)
     if not num_cpus and np.any(stuck):
         field = f"nodes[{order[int(np.argmax(stuck))]}].supportedOnFpga"

@@ -8,55 +8,95 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.decode import described, shortened
 from rlplace.errors import InvalidValue, UnknownName
 
 LARGEST_COUNT = 2**53
 """Bytes and sizes beyond this are no sizes: sums of them would leave what float64 holds exactly."""
-_SHOWN_CHARACTERS = 60
 
 
 class Fields:
-    """One JSON object; every method raises `InvalidValue` with the field's name where a value is not as expected."""
+    """One JSON object; every method raises `InvalidValue` with the field's full name where a value is not as expected.
 
-    def __init__(self, data: object, *, where: str, known: Iterable[str], optional: Iterable[str] = ()) -> None:
+    Where `decode.decode_record` makes a small record of a file that is ours alone, this reads whole columns as arrays,
+    and files of others, field by field.
+    """
+
+    def __init__(
+        self,
+        data: object,
+        *,
+        where: str,
+        known: Iterable[str] = (),
+        optional: Iterable[str] | None = None,
+        at: str = "",
+    ) -> None:
         """Reads the object `data`.
 
         Args:
             data: what JSON gave.
             where: the file, for messages.
             known: names of the fields that must be there.
-            optional: names of those that may be.
+            optional: names of those that may be; None where any other may.
+            at: path of the object in the file, e.g. `nodes[3]`.
 
         Raises:
             InvalidValue: `data` is no object, or a field is missing.
             UnknownName: a field that nobody knows.
         """
         if not isinstance(data, dict):
-            raise InvalidValue("file", shown(data), "a JSON object", where=where)
-        required = tuple(known)
-        names = {*required, *optional}
-        for name in data:
-            if name not in names:
-                raise UnknownName(f"field in {where}", shortened(name), names)
-        for name in required:
-            if name not in data:
-                raise InvalidValue(name, "missing", "a field of that name", where=where)
+            raise InvalidValue(at or "file", described(data), "a JSON object", where=where)
         self.data: dict[str, Any] = data
         self.where = where
+        self.at = at
+        required = tuple(known)
+        if optional is not None:
+            names = {*required, *optional}
+            for name in data:
+                if name not in names:
+                    raise UnknownName(f"field in {where}", shortened(name), names)
+        for name in required:
+            self._get(name)
 
-    def text(self, name: str) -> str:
-        """The field as text."""
-        value = self.data[name]
+    def full_name(self, name: str) -> str:
+        """The field with its path in the file, e.g. `nodes[3].size`."""
+        return f"{self.at}.{name}" if self.at else name
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """The field as text; the default, if there is one, where it is missing."""
+        value = self._get(name, default)
         if not isinstance(value, str):
-            raise InvalidValue(name, shown(value), "text", where=self.where)
+            raise self._wrong(name, value, "text")
         return value
 
     def integer(self, name: str, *, low: int = 0, high: int = LARGEST_COUNT) -> int:
-        """The field as an integer in `low..high`."""
-        value = self.data[name]
+        """The field as an integer in `low..high`; 3.0 is one."""
+        value = self._get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise InvalidValue(name, shown(value), f"an integer in {low}..{high}", where=self.where)
+            raise self._wrong(name, value, f"an integer in {low}..{high}")
         return value
+
+    def number(self, name: str, largest: float) -> float:
+        """The field as a number in 0..largest."""
+        value = self._get(name)
+        if type(value) not in (int, float) or not 0 <= value <= largest:
+            raise self._wrong(name, value, f"a number in 0..{largest:g}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """The field as a truth value, which others write as 0 or 1."""
+        value = self._get(name)
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise self._wrong(name, value, "true, false, 0 or 1")
+        return bool(value)
+
+    def objects(self, name: str) -> list[Fields]:
+        """The field as a list of objects, whatever fields they have."""
+        rows = self._list(name, {dict}, "objects")
+        path = self.full_name(name)
+        return [Fields(row, where=self.where, at=f"{path}[{i}]") for i, row in enumerate(rows)]
 
     def texts(self, name: str) -> list[str]:
         """The field as a list of texts."""
@@ -67,7 +107,7 @@ class Fields:
         values = self._list(name, {int}, "integers")
         if values and not (low <= min(values) and max(values) <= high):
             bad = next(value for value in values if not low <= value <= high)
-            raise InvalidValue(name, shown(bad), f"integers in {low}..{high}", where=self.where)
+            raise self._wrong(name, bad, f"integers in {low}..{high}")
         return np.array(values, dtype=np.int64)
 
     def numbers(self, name: str) -> NDArray[np.float64]:
@@ -75,7 +115,7 @@ class Fields:
         values = self._list(name, {int, float}, "numbers")
         bad = next((value for value in values if not 0 <= value < 1e300), None)
         if bad is not None:
-            raise InvalidValue(name, shown(bad), "finite numbers >= 0", where=self.where)
+            raise self._wrong(name, bad, "finite numbers >= 0")
         return np.array(values, dtype=np.float64)
 
     def integer_tuples(self, name: str) -> list[tuple[int, ...]]:
@@ -83,28 +123,22 @@ class Fields:
         rows = self._list(name, {list}, "lists of sizes")
         for row in rows:
             if any(type(size) is not int or not 0 <= size <= LARGEST_COUNT for size in row):
-                raise InvalidValue(name, shown(row), f"lists of integers in 0..{LARGEST_COUNT}", where=self.where)
+                raise self._wrong(name, row, f"lists of integers in 0..{LARGEST_COUNT}")
         return [tuple(row) for row in rows]
 
+    def _get(self, name: str, default: object = None) -> Any:
+        if name not in self.data and default is None:
+            raise InvalidValue(self.full_name(name), "missing", "a field of that name", where=self.where)
+        return self.data.get(name, default)
+
     def _list(self, name: str, types: set[type], what: str) -> list[Any]:
-        values = self.data[name]
+        values = self._get(name)
         if not isinstance(values, list):
-            raise InvalidValue(name, shown(values), f"a list of {what}", where=self.where)
+            raise self._wrong(name, values, f"a list of {what}")
         if not set(map(type, values)) <= types:
             bad = next(value for value in values if type(value) not in types)
-            raise InvalidValue(name, shown(bad), f"a list of {what}", where=self.where)
+            raise self._wrong(name, bad, f"a list of {what}")
         return values
 
-
-def shown(value: object) -> object:
-    """The value as a message can hold it: numbers and short texts as they are, the rest by its type."""
-    if value is None or isinstance(value, bool | float):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < 10**30 else f"an integer of {value.bit_length()} bits"
-    return shortened(value) if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def shortened(text: str) -> str:
-    """The text, cut where it is long."""
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    def _wrong(self, name: str, value: object, expected: str) -> InvalidValue:
+        return InvalidValue(self.full_name(name), described(value), expected, where=self.where)

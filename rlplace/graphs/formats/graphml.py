@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
+from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, write_text_atomic
-from rlplace.graphs.formats.fields import shown
 from rlplace.graphs.formats.networkx_graph import SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
 
@@ -51,7 +51,7 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
             text = json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
             if _NOT_XML.search(text):
                 raise InvalidValue(
-                    name, shown(text), "characters that XML can hold", where=str(path), hint="Save it as .json."
+                    name, described(text), "characters that XML can hold", where=str(path), hint="Save it as .json."
                 )
             lines.append(f'<data key="{keys[owner, name]}">{escape(text, {chr(13): "&#13;"})}</data>')
         return "".join(lines)
@@ -128,7 +128,7 @@ class _Reader:
         for source, target, row, line in self.edges:
             for field, node in (("source", source), ("target", target)):
                 if node not in self.graph:
-                    raise InvalidValue(field, shown(node), "the id of a node", where=f"{self.path}, line {line}")
+                    raise InvalidValue(field, described(node), "the id of a node", where=f"{self.path}, line {line}")
             self.graph.add_edge(source, target, **row)
         self._apply_defaults()
         return self._decoded() if self.graph.graph.get("schema") == SCHEMA else self.graph
@@ -141,7 +141,7 @@ class _Reader:
         parent = self.stack[-1] if self.stack else ""
         self.stack.append(element)
         if not parent and element != "graphml":
-            raise InvalidValue("root element", shown(element), "graphml", where=self._here())
+            raise InvalidValue("root element", described(element), "graphml", where=self._here())
         if element == "key":
             name = attributes.get("attr.name", self._need(attributes, "id"))
             self.keys[self._need(attributes, "id")] = (name, attributes.get("attr.type", "string"))
@@ -152,12 +152,12 @@ class _Reader:
         elif element == "node":
             node = self._need(attributes, "id")
             if node in self.graph:
-                raise InvalidValue("id", shown(node), "an id of its own for each node", where=self._here())
+                raise InvalidValue("id", described(node), "an id of its own for each node", where=self._here())
             self.graph.add_node(node)
             self.target = self.graph.nodes[node]
         elif element == "edge":
             if attributes.get("directed", "true") != "true":
-                raise InvalidValue("directed", shown(attributes["directed"]), "directed edges", where=self._here())
+                raise InvalidValue("directed", described(attributes["directed"]), "directed edges", where=self._here())
             self.target = {}
             line = self.parser.CurrentLineNumber
             ends = self._need(attributes, "source"), self._need(attributes, "target")
@@ -167,7 +167,7 @@ class _Reader:
         elif element == "data":
             self.key = self._need(attributes, "key")
             if self.key not in self.keys:
-                raise InvalidValue("key", shown(self.key), "the id of a key element", where=self._here())
+                raise InvalidValue("key", described(self.key), "the id of a key element", where=self._here())
         self.text = []
 
     def _start_graph(self, attributes: dict[str, str], parent: str) -> None:
@@ -175,7 +175,7 @@ class _Reader:
         if parent != "graphml" or self.num_graphs > 1:
             raise InvalidValue("graph", "another graph", "one graph, not nested", where=self._here())
         if attributes.get("edgedefault", "directed") != "directed":
-            raise InvalidValue("edgedefault", shown(attributes["edgedefault"]), "'directed'", where=self._here())
+            raise InvalidValue("edgedefault", described(attributes["edgedefault"]), "'directed'", where=self._here())
         self.target = self.graph.graph
 
     def _end(self, tag: str) -> None:
@@ -202,7 +202,7 @@ class _Reader:
             if kind in ("float", "double"):
                 return float(text)
         except ValueError:
-            raise InvalidValue(name, shown(text), f"a value of type {kind}", where=self._here()) from None
+            raise InvalidValue(name, described(text), f"a value of type {kind}", where=self._here()) from None
         return text.strip().lower() == "true" if kind == "boolean" else text
 
     def _apply_defaults(self) -> None:
@@ -225,7 +225,7 @@ class _Reader:
                     try:
                         row[name] = json.loads(str(row[name]))
                     except (ValueError, RecursionError) as error:
-                        raise InvalidValue(name, shown(row[name]), "a list in JSON", where=self.path) from error
+                        raise InvalidValue(name, described(row[name]), "a list in JSON", where=self.path) from error
         numbers = {node: int(node[1:]) if re.fullmatch(r"n[0-9]{1,9}", node) else node for node in self.graph}
         if len(set(numbers.values())) != len(numbers):
             raise InvalidValue("id", "one number twice", "an id of its own for each node", where=self.path)

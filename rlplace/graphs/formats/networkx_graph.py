@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.decode import described
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.attributes import Attributes, find_attribute, read_number, read_phase, read_text
-from rlplace.graphs.formats.fields import shown
 from rlplace.graphs.formats.networkx_tensors import made_up_tensors, moved_bytes_of, own_tensors, read_results
 from rlplace.graphs.opgraph import PHASES, OpGraph
 
@@ -170,7 +170,7 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
         return list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
     except nx.NetworkXUnfeasible as error:
         cycle = " -> ".join(str(source) for source, *_ in nx.find_cycle(graph)[:6])
-        raise InvalidValue("edges", f"a cycle ({shown(cycle)})", "an acyclic graph", where=where) from error
+        raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error
 
 
 def _names(table: Attributes) -> list[str]:
@@ -185,7 +185,7 @@ def _colocation(rows: Sequence[Mapping[str, Any]], is_ours: bool, where: str) ->
     if is_ours:
         bad = next((value for _, value in found if type(value) is not int or not -1 <= value < len(rows)), None)
         if bad is not None or any(value is None for _, value in found):
-            raise InvalidValue("colocation", shown(bad), f"an integer in -1..{len(rows) - 1}", where=where)
+            raise InvalidValue("colocation", described(bad), f"an integer in -1..{len(rows) - 1}", where=where)
         return np.array([value for _, value in found], dtype=np.int32)
     classes: dict[str, int] = {}
     free = (None, -1, "")

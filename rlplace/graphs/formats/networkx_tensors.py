@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplace.decode import described
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.attributes import Attributes, place_of, read_count
-from rlplace.graphs.formats.fields import LARGEST_COUNT, shown
+from rlplace.graphs.formats.fields import LARGEST_COUNT
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -40,7 +41,7 @@ def own_tensors(
     for node in nodes:
         records = graph.nodes[node]["tensors"]
         if not isinstance(records, list):
-            raise InvalidValue("tensors", shown(records), "a list of tensors", where=place_of(where, node))
+            raise InvalidValue("tensors", described(records), "a list of tensors", where=place_of(where, node))
         for record in records:
             tensor = _read_tensor(record, index[node], place_of(where, node))
             if record["id"] in ids:
@@ -54,7 +55,7 @@ def own_tensors(
         read = row.get("tensors")
         if not isinstance(read, list) or not read or any(type(t) is not int or t not in ids for t in read):
             raise InvalidValue(
-                "tensors", shown(read), "a list of ids of tensors", where=place_of(where, f"{source} -> {reader}")
+                "tensors", described(read), "a list of ids of tensors", where=place_of(where, f"{source} -> {reader}")
             )
         for tensor_id in read:
             if tensors[ids[tensor_id]].producer != index[source]:
@@ -68,14 +69,14 @@ def own_tensors(
 def _read_tensor(record: Any, producer: int, where: str) -> Tensor:
     expected = {"id": int, "output": int, "bytes": int, "shape": list, "dtype": str}
     if not isinstance(record, dict):
-        raise InvalidValue("tensors", shown(record), "tensors with id, output, bytes, shape and dtype", where=where)
+        raise InvalidValue("tensors", described(record), "tensors with id, output, bytes, shape and dtype", where=where)
     for key, kind in expected.items():
         value = record.get(key)
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= LARGEST_COUNT):
-            raise InvalidValue(f"tensors.{key}", shown(value), f"a {kind.__name__}", where=where)
+            raise InvalidValue(f"tensors.{key}", described(value), f"a {kind.__name__}", where=where)
     shape = record["shape"]
     if any(type(size) is not int or not 0 <= size <= LARGEST_COUNT for size in shape):
-        raise InvalidValue("tensors.shape", shown(shape), "sizes", where=where)
+        raise InvalidValue("tensors.shape", described(shape), "sizes", where=where)
     if record["output"] > np.iinfo(np.int32).max:
         raise InvalidValue("tensors.output", record["output"], "an output index", where=where)
     return Tensor(producer, record["output"], record["bytes"], tuple(shape), record["dtype"])
@@ -128,14 +129,14 @@ def read_results(
         return [], []
     outputs, mutations = graph.graph.get("outputs"), graph.graph.get("mutations")
     if not isinstance(outputs, list) or any(type(t) is not int or t not in ids for t in outputs):
-        raise InvalidValue("outputs", shown(outputs), "a list of ids of tensors", where=where)
+        raise InvalidValue("outputs", described(outputs), "a list of ids of tensors", where=where)
     pairs = (
         [tuple(pair) if isinstance(pair, list | tuple) else () for pair in mutations or ()]
         if isinstance(mutations, list)
         else [()]
     )
     if any(len(p) != 2 or set(map(type, p)) != {int} or p[0] not in index or p[1] not in ids for p in pairs):
-        raise InvalidValue("mutations", shown(mutations), "a list of pairs of an op and a tensor", where=where)
+        raise InvalidValue("mutations", described(mutations), "a list of pairs of an op and a tensor", where=where)
     return [(index[op], ids[tensor]) for op, tensor in pairs], [ids[tensor] for tensor in outputs]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from rlplace.decode import described
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.fields import shown
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -31,7 +31,7 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
     import networkx as nx
 
     if data.get("directed") is not True:
-        raise InvalidValue("directed", shown(data.get("directed", False)), "true", where=where)
+        raise InvalidValue("directed", described(data.get("directed", False)), "true", where=where)
     edges_key = next((key for key in _EDGES if key in data), "edges")
     facts = _table(data.get("graph", {}), "graph", where)
     graph: nx.DiGraph[Any] = nx.MultiDiGraph() if data.get("multigraph") is True else nx.DiGraph()
@@ -40,7 +40,7 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
         row = _table(entry, f"nodes[{i}]", where)
         node = _node(row, "id", f"nodes[{i}]", where)
         if node in graph:
-            raise InvalidValue(f"nodes[{i}].id", shown(node), "an id of its own for each node", where=where)
+            raise InvalidValue(f"nodes[{i}].id", described(node), "an id of its own for each node", where=where)
         graph.add_node(node)
         graph.nodes[node].update({key: value for key, value in row.items() if key != "id"})
     for i, entry in enumerate(_rows(data, edges_key, where)):
@@ -48,7 +48,7 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
         ends = [_node(row, end, f"{edges_key}[{i}]", where) for end in ("source", "target")]
         for field, node in zip(("source", "target"), ends, strict=True):
             if node not in graph:
-                raise InvalidValue(f"{edges_key}[{i}].{field}", shown(node), "the id of a node", where=where)
+                raise InvalidValue(f"{edges_key}[{i}].{field}", described(node), "the id of a node", where=where)
         graph.add_edge(*ends)
         last = graph[ends[0]][ends[1]]
         said = {name: value for name, value in row.items() if name not in ("source", "target", "key")}
@@ -59,19 +59,19 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
 def _rows(data: dict[str, Any], field: str, where: str) -> list[Any]:
     rows = data.get(field)
     if not isinstance(rows, list):
-        raise InvalidValue(field, "missing" if rows is None else shown(rows), "a list of objects", where=where)
+        raise InvalidValue(field, "missing" if rows is None else described(rows), "a list of objects", where=where)
     return rows
 
 
 def _table(entry: object, field: str, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
-        raise InvalidValue(field, shown(entry), "an object", where=where)
+        raise InvalidValue(field, described(entry), "an object", where=where)
     return entry
 
 
 def _node(row: dict[str, Any], field: str, place: str, where: str) -> str | int | float:
     node = row.get(field)
     if not isinstance(node, str | int | float):
-        actual = "missing" if node is None else shown(node)
+        actual = "missing" if node is None else described(node)
         raise InvalidValue(f"{place}.{field}", actual, "text or a number", where=where)
     return node

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
-from rlplace.graphs.formats.fields import shortened, shown
 from rlplace.graphs.formats.onnx_costs import CONTROL_FLOW, SHAPE_INPUTS, VIEWS, node_bytes, node_flops, target_of
 from rlplace.graphs.formats.onnx_shapes import Value, fix_inputs, infer_values
 from rlplace.graphs.opgraph import FORWARD, OpGraph
@@ -115,16 +115,20 @@ class _Builder:
         results = []
         for value in graph.output:
             if value.name not in self.base:
-                raise InvalidValue("graph.output", shown(value.name), "a value that a node makes", where=str(self.path))
+                raise InvalidValue(
+                    "graph.output", described(value.name), "a value that a node makes", where=str(self.path)
+                )
             results.append(self.base[value.name])
         return self._assemble(*self._live(results), results)
 
     def _add_source(self, name: str, kind: str) -> None:
         if name in self.base:
-            raise InvalidValue("name", shown(name), f"a name of its own for each {kind}", where=str(self.path))
+            raise InvalidValue("name", described(name), f"a name of its own for each {kind}", where=str(self.path))
         module = name.rpartition(".")[0] if kind == "parameter" and re.fullmatch(r"[\w.]+", name) else ""
         self.base[name] = name
-        self.items.append(_Item(name or kind, kind, module, f"{self.path}, {kind} {shown(name)!r}", (), (), (name,)))
+        self.items.append(
+            _Item(name or kind, kind, module, f"{self.path}, {kind} {described(name)!r}", (), (), (name,))
+        )
 
     def _add_node(self, node: Any, place: int) -> None:
         where = f"{self.path}, node {place} ({shortened(node.op_type)} {shortened(node.name)!r})"
@@ -137,10 +141,10 @@ class _Builder:
         for name in node.input:
             if name and name not in self.base:
                 expected = "a value that an input, an initializer or an earlier node makes"
-                raise InvalidValue("input", shown(name), expected, where=where)
+                raise InvalidValue("input", described(name), expected, where=where)
         for name in node.output:
             if name and name in self.base:
-                raise InvalidValue("output", shown(name), "a name that no other value has", where=where)
+                raise InvalidValue("output", described(name), "a name that no other value has", where=where)
         self.base |= {name: name for name in node.output if name}
         if node.op_type in VIEWS and node.input and node.input[0] and node.output:
             self.base[node.output[0]] = self.base[node.input[0]]

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from rlplace.decode import described, shortened
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.fields import LARGEST_COUNT, shortened, shown
+from rlplace.graphs.formats.fields import LARGEST_COUNT
 
 _LARGEST_FOLDED = 1024
 """Values of at most that many elements may be shapes, and are worked out where everything they come from is known."""
@@ -56,7 +57,7 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
     sizes = dict(dims)
     for name, size in sizes.items():
         if type(size) is not int or not 1 <= size <= LARGEST_COUNT:
-            raise InvalidValue(f"dims[{name!r}]", shown(size), "an integer >= 1", where=str(path))
+            raise InvalidValue(f"dims[{name!r}]", described(size), "an integer >= 1", where=str(path))
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     used: set[str] = set()
@@ -152,7 +153,7 @@ class _Inference:
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
             if isinstance(error, KeyError):
-                reason = f"the shape of its input {shown(error.args[0])!r} is unknown"
+                reason = f"the shape of its input {described(error.args[0])!r} is unknown"
             else:
                 reason = shortened(str(error)) or type(error).__name__
             self.reasons |= {name: self.reasons.get(next(iter(node.input), ""), reason) for name in node.output}
@@ -198,7 +199,7 @@ class _Inference:
         num_bytes = (_num_elements(shape) * half_bytes + 1) // 2
         if any(not 0 <= size <= LARGEST_COUNT for size in shape) or num_bytes > LARGEST_COUNT:
             expected = f"sizes of at most {LARGEST_COUNT} bytes"
-            raise InvalidValue(f"shape of {shortened(name)!r}", shown(str(shape)), expected, where=str(self.path))
+            raise InvalidValue(f"shape of {shortened(name)!r}", described(str(shape)), expected, where=str(self.path))
         return Value(shape, dtype, num_bytes)
 
 

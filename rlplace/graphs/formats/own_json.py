@@ -10,9 +10,10 @@ import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import read_json, write_text_atomic
-from rlplace.graphs.formats.fields import Fields, shown
+from rlplace.graphs.formats.fields import Fields
 from rlplace.graphs.opgraph import OpGraph
 
 FORMAT = "rlplace-graph"
@@ -72,14 +73,14 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
     """The graph in a parsed file; `where` names the file. Raises as `load_json` does."""
     if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
         raise InvalidValue(
-            "schema", shown(data["schema"]), f"{SCHEMA}, the one that this version of rlplace reads", where=where
+            "schema", described(data["schema"]), f"{SCHEMA}, the one that this version of rlplace reads", where=where
         )
     fields = Fields(
         data, where=where, known=(*_HEAD, *_TEXTS, *_NUMBERS, *_INDICES, *_BYTES), optional=("fingerprint",)
     )
     fields.integer("schema", low=SCHEMA, high=SCHEMA)
     if fields.text("format") != FORMAT:
-        raise InvalidValue("format", shown(fields.text("format")), repr(FORMAT), where=where)
+        raise InvalidValue("format", described(fields.text("format")), repr(FORMAT), where=where)
     strings = fields.texts("strings")
     columns: dict[str, Any] = {name: _looked_up(fields, name, strings, "strings") for name in _TEXTS}
     columns |= {name: fields.numbers(name) for name in _NUMBERS}
@@ -97,7 +98,7 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
     if "fingerprint" in fields.data and fields.text("fingerprint") != graph.fingerprint:
         raise FileProblem(
             where,
-            f"its fingerprint is {shown(fields.text('fingerprint'))!r}, but its content's is "
+            f"its fingerprint is {described(fields.text('fingerprint'))!r}, but its content's is "
             f"{graph.fingerprint!r}: the file was damaged or edited. Remove the field `fingerprint` if you edited it.",
         )
     return graph

@@ -24,6 +24,7 @@ import yaml
 
 from rlplace.decode import decode_list, decode_record, described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.files import parse_json, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.hosts.wiring import Wiring, lay_routes
 
@@ -65,18 +66,7 @@ def save_host(host: Host, path: str | os.PathLike[str]) -> None:
     text = json.dumps(host.to_dict(), indent=2)
     if path.suffix != ".json":
         text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True, width=120)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text.rstrip("\n") + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise FileProblem(path, f"cannot be written: {error}.") from error
+    write_text_atomic(path, text.rstrip("\n") + "\n")
 
 
 def host_to_dict(host: Host) -> dict[str, object]:
@@ -156,13 +146,12 @@ def _check_names(devices: Sequence[Device], links: Sequence[Link], routes: Seque
 
 
 def _parse(text: str, path: Path) -> object:
+    if path.suffix == ".json":
+        return parse_json(text, path)
     try:
-        if path.suffix == ".json":
-            return json.loads(text, object_pairs_hook=_without_repeats)
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise FileProblem(path, f"not valid {kind}: {' '.join(str(error).split())}.") from error
+        raise FileProblem(path, f"not valid YAML: {' '.join(str(error).split())}.") from error
     except RecursionError as error:
         raise FileProblem(path, "nested too deeply for a host file.") from error
 
@@ -188,15 +177,6 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
     list("-+.0123456789"),
 )
-
-
-def _without_repeats(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    mapping: dict[str, object] = {}
-    for key, value in pairs:
-        if key in mapping:
-            raise ValueError(f"the key {key!r} is given twice")
-        mapping[key] = value
-    return mapping
 
 
 def _check_ending(path: Path) -> None:

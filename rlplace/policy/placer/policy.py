@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,19 +18,33 @@ from stable_baselines3.common.torch_layers import CombinedExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
+from rlplace.decode import decode_record
 from rlplace.env.features import GraphFeatures, graph_features
 from rlplace.env.one_shot import action_space, observation_space
-from rlplace.errors import FileProblem, InvalidValue
+from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import load_checkpoint, save_checkpoint
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
 from rlplace.policy.config import PlacerArchitecture
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
 
-KIND = "placer"
+KIND: Literal["placer"] = "placer"
 """What its checkpoints say they are of."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
 BISECTIONS = 30
+
+
+@dataclass(frozen=True)
+class PlacerFile:
+    """What `policy.json` says of the weights beside it."""
+
+    schema: int
+    kind: Literal["placer"]
+    num_groups: int
+    num_devices: int
+    features: tuple[str, ...]
+    """Names of the features of groups."""
+    architecture: PlacerArchitecture
 
 
 class PlacerPolicy(ActorCriticPolicy):
@@ -157,14 +172,10 @@ class PlacerPolicy(ActorCriticPolicy):
         Raises:
             FileProblem: a file cannot be written.
         """
-        about = {
-            "kind": KIND,
-            "num_groups": self.num_groups,
-            "num_devices": self.num_devices,
-            "features": list(self.feature_names),
-            "architecture": dataclasses.asdict(self.architecture),
-        }
-        save_checkpoint(path, about, self.state_dict())
+        about = PlacerFile(
+            SCHEMA, KIND, self.num_groups, self.num_devices, tuple(self.feature_names), self.architecture
+        )
+        save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
     def set_flips(self, flips: float) -> None:
         """Sets the temperature at which a sample differs from the mode in `flips` groups, on average.
@@ -199,22 +210,18 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
 
     Raises:
         FileProblem: a file is missing or not what it should be.
+        InvalidValue, UnknownName: a field of the description is missing or wrong.
     """
     about, tensors = load_checkpoint(path, KIND)
     path = Path(path)
+    described = decode_record(PlacerFile, about, str(path.with_suffix(".json")))
     try:
-        architecture = PlacerArchitecture(**about["architecture"])
-        names = tuple(str(name) for name in about["features"])
-        num_groups, num_devices = int(about["num_groups"]), int(about["num_devices"])
-    except (KeyError, TypeError, ValueError, InvalidValue) as error:
-        raise FileProblem(path.with_suffix(".json"), f"not a policy: {error}.") from error
-    try:
-        features = _features(tensors, names)
-        if features.group_cost.shape != (num_groups, num_devices):
+        features = _features(tensors, described.features)
+        if features.group_cost.shape != (described.num_groups, described.num_devices):
             shape = features.group_cost.shape
             raise FileProblem(path, f"{shape} groups and devices, not those of {path.with_suffix('.json').name}.")
-        actions = spaces.MultiDiscrete(np.full(num_groups, num_devices))
-        policy = PlacerPolicy(observation_space(), actions, lambda _: 0.0, features, architecture)
+        actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
+        policy = PlacerPolicy(observation_space(), actions, lambda _: 0.0, features, described.architecture)
         policy.load_state_dict(tensors)
     except (KeyError, RuntimeError) as error:
         raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error

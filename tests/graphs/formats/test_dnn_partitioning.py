@@ -151,7 +151,7 @@ def with_node(index: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "field"),
     [
-        ([], "the document"),
+        ([], "file"),
         (changed(maxFPGAs=-1), "maxFPGAs"),
         (changed(maxFPGAs=10**30), "maxFPGAs"),
         (changed(maxFPGAs=0, maxCPUs=0), "maxFPGAs"),

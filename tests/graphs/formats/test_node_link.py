@@ -49,7 +49,7 @@ NODES = [{"id": "a"}, {"id": "b"}]
         ({"nodes": 3}, "nodes is 3, expected a list of objects"),
         ({"nodes": [3]}, r"nodes\[0\] is 3, expected an object"),
         ({"nodes": [{}]}, r"nodes\[0\].id is 'missing'"),
-        ({"nodes": [{"id": []}]}, r"nodes\[0\].id is 'a list', expected text or a number"),
+        ({"nodes": [{"id": []}]}, r"nodes\[0\].id is a list of 0 values, expected text or a number"),
         ({"nodes": [{"id": "a"}, {"id": "a"}]}, r"nodes\[1\].id is 'a'"),
         ({"edges": [{"source": "a", "target": "z"}]}, r"edges\[0\].target is 'z', expected the id of a node"),
         ({"edges": [{"source": "a"}]}, r"edges\[0\].target is 'missing'"),
