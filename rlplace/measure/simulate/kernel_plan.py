@@ -3,6 +3,11 @@
 Since transfers that share a link are served in order of request, each one's start is known when it is requested: the
 latest end of the transfer before it on each of its links. Ready ops wait in one bitmap a device, by priority.
 Whatever a branch would get wrong half of the time is worked out without one: a flag that is 0 or 1, shifted into place.
+
+There are two planners. This one is what searches spend their time in; kernel_plan_general.py plans on any host, where a
+copy may have to wait for a device and so has no start that is known at its request. It could plan here too, but its
+queues would make the common case slower. Where both apply, tests hold them equal to the bit; the bitmaps and `sort`
+below are shared, and what looks alike in the two loops is not: there, a branch takes the place of a flag.
 """
 
 from __future__ import annotations
@@ -47,6 +52,9 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     devices, rank, by_rank = pointer(placement), pointer(ranks), pointer(ops_by_rank)
     one = 1
     never = np.inf
+    # The earliest end is looked for among integers, where `min` has no NaN to mind: read as int64, the bits of floats
+    # that are not negative are in the same order as the floats. `never_bits` is infinity; the -1.0 behind the last
+    # slot has its sign bit set, reads as a negative integer, and ends the loop over slots.
     never_bits = 0x7FF0000000000000
     s.slot_end_s[:] = never
     slot_end_s[num_slots] = -1.0

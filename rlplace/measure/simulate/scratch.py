@@ -71,7 +71,7 @@ class Scratch(NamedTuple):
     last_use_s: Floats  # (T * D,)
     event_base: Longs  # (2 * accounts + 1,) where each account's allocations begin, then its frees
     event_count: Longs  # (2 * accounts,)
-    events: Floats  # time and (as integers) bytes of each event
+    events: Floats  # pairs of an event's time and its bytes; bytes are whole numbers, read as int64 in the same memory
     held_bytes: Longs  # (accounts,) from start to end of the step
 
 
