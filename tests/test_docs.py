@@ -57,11 +57,11 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_method_is_in_the_docs() -> None:
-    from rlplace.compare.pytorch_rows import PEOPLE
+    from rlplace.compare.pytorch_baselines import BASELINES
     from rlplace.search.registry import METHODS
 
     text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
-    assert [name for name in (*METHODS, *PEOPLE) if f"`{name}`" not in text] == []
+    assert [name for name in (*METHODS, *BASELINES) if f"`{name}`" not in text] == []
 
 
 def test_every_export_format_is_in_the_readme() -> None:

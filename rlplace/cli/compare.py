@@ -25,7 +25,7 @@ def compare(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Compare search methods, solvers and what people run, at equal budgets, beside a proven bound.
+    """Compare search methods, solvers and PyTorch baselines, at equal budgets, beside a proven bound.
 
     Args:
         workload: a name with an optional size, `package.module:function`, or a graph file
@@ -77,14 +77,14 @@ def compare(
             )
         from rlplace.compare.session import run_compare, split_methods
 
-        searches, people = split_methods(methods)
+        searches, baselines = split_methods(methods)
         config = CompareConfig(searches, evaluations, seconds, num_seeds, minimised)
         found = placing.find_host(host or "auto")
         result = run_compare(
             spec,
             found,
             config,
-            people,
+            baselines,
             seed=seed,
             num_groups=grouping.num_groups,
             grouping=grouping.rule,

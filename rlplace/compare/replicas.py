@@ -1,4 +1,4 @@
-"""Data parallelism as people run it: `ReplicaTeam` for real, `simulated_replicas` by ring all-reduce."""
+"""Data parallelism as PyTorch has it: `ReplicaTeam` for real, `simulated_replicas` by ring all-reduce."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RowStatus = Literal["ok", "oom", "error", "timeout", "skipped"]
 
 @dataclass(frozen=True)
 class Row:
-    """One method with one seed, or what people run instead.
+    """One method with one seed, or a PyTorch baseline.
 
     Attributes:
         method: its name.

@@ -120,7 +120,7 @@ def compare(
         problem: what is placed; profiled (and calibrated) where the host is real.
         config: who takes part and what each may spend.
         workload: its name, for the record.
-        others: rows of what people run instead; one with a timer is measured in the same race.
+        others: rows of PyTorch baselines; one with a timer is measured in the same race.
         on_row: told each row as it comes, before it is measured.
 
     Raises:

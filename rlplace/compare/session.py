@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.compare.pytorch_rows import PEOPLE, what_people_run
+from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import OP_ORDER, CompareConfig, compare
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
@@ -36,16 +36,16 @@ WIDTH = 120
 
 
 def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Search methods, and rows of what people run, in a comma-separated list; `all` is all of both.
+    """Search methods, and PyTorch baselines, in a comma-separated list; `all` is all of both.
 
     Raises:
         UnknownName: no such method.
         InvalidValue: nothing is named.
     """
-    words = method_words(text, (OP_ORDER, *METHODS, *PEOPLE))
+    words = method_words(text, (OP_ORDER, *METHODS, *BASELINES))
     if "all" in words:
-        return ("all",), tuple(PEOPLE)
-    return tuple(word for word in words if word not in PEOPLE), tuple(word for word in words if word in PEOPLE)
+        return ("all",), tuple(BASELINES)
+    return tuple(word for word in words if word not in BASELINES), tuple(word for word in words if word in BASELINES)
 
 
 def method_words(text: str, known: Collection[str], what: str = "method") -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def run_compare(
     spec: WorkloadSpec,
     host: Host,
     config: CompareConfig,
-    people: tuple[str, ...],
+    baselines: tuple[str, ...],
     *,
     seed: int = 0,
     num_groups: int = 256,
@@ -84,7 +84,7 @@ def run_compare(
         spec: the workload.
         host: where.
         config: who takes part and what each may spend.
-        people: rows of what people run instead.
+        baselines: rows of PyTorch baselines.
         seed: of the workload.
         num_groups: groups that searches move.
         grouping: the rule that makes them.
@@ -102,8 +102,8 @@ def run_compare(
     problem = make_problem(graph, host, num_groups, progress, spec=spec, grouping=grouping, constraints=constraints)
     if not host.is_simulated:
         problem = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
-    with what_people_run(
-        problem, None if spec.is_file else spec, people, default_size=default_size(host), seed=seed, say=progress.say
+    with pytorch_baselines(
+        problem, None if spec.is_file else spec, baselines, default_size=default_size(host), seed=seed, say=progress.say
     ) as others:
         comparison = compare(
             problem, config, workload=str(spec), others=others, on_row=lambda row: progress.say(say_row(row))

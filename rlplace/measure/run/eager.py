@@ -1,4 +1,4 @@
-"""Plain PyTorch, timed: the same step as people run it without placing anything."""
+"""Plain PyTorch, timed: the same step without a placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people run instead of placing: which rows there are, and what runs behind them."""
+"""PyTorch baselines: which rows there are, and what runs behind them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from core_hosts import core_host
 
-from rlplace.compare.pytorch_rows import PEOPLE, what_people_run
+from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
@@ -31,9 +31,11 @@ def test_every_row_of_a_real_host_runs_or_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
     spec = parse_workload(TINY)
     said: list[str] = []
-    with what_people_run(on_cores(spec), spec, tuple(PEOPLE), default_size="small", seed=0, say=said.append) as entries:
+    with pytorch_baselines(
+        on_cores(spec), spec, tuple(BASELINES), default_size="small", seed=0, say=said.append
+    ) as entries:
         rows = {row.method: (row, timer) for row, timer in entries}
-        assert tuple(rows) == tuple(PEOPLE)
+        assert tuple(rows) == tuple(BASELINES)
         assert not any(row.is_placement for row, _ in rows.values())
         for name in ("eager", "all-cores", "torch-compile", "data-parallel"):
             timer = rows[name][1]
@@ -49,13 +51,13 @@ def test_every_row_of_a_real_host_runs_or_says_why(monkeypatch: pytest.MonkeyPat
 def test_replicas_need_a_batch_and_devices() -> None:
     spec = parse_workload(TINY)
     name = ("data-parallel",)
-    with what_people_run(on_cores(spec, 1), spec, name, default_size="small", seed=0, say=print) as ((row, timer),):
+    with pytorch_baselines(on_cores(spec, 1), spec, name, default_size="small", seed=0, say=print) as ((row, timer),):
         assert (row.status, timer) == ("skipped", None)
         assert "one device" in row.why
-    with what_people_run(on_cores(spec), None, name, default_size="small", seed=0, say=print) as ((row, _),):
+    with pytorch_baselines(on_cores(spec), None, name, default_size="small", seed=0, say=print) as ((row, _),):
         assert "no batch" in row.why
     odd = parse_workload(TINY.replace("batch=4", "batch=3"))
-    with what_people_run(on_cores(spec), odd, name, default_size="small", seed=0, say=print) as ((row, _),):
+    with pytorch_baselines(on_cores(spec), odd, name, default_size="small", seed=0, say=print) as ((row, _),):
         assert "multiple of 2" in row.why
 
 
@@ -64,9 +66,9 @@ def test_a_simulated_host_knows_data_parallelism_alone() -> None:
     work = build(spec)
     graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
     problem = Problem.estimate(graph, resolve_host("4xV100-pcie"), num_groups=4)
-    with what_people_run(problem, spec, tuple(PEOPLE), default_size="paper", seed=0, say=print) as entries:
+    with pytorch_baselines(problem, spec, tuple(BASELINES), default_size="paper", seed=0, say=print) as entries:
         rows = {row.method: row for row, timer in entries if timer is None}
     assert rows["data-parallel"].ok
     assert len(rows["data-parallel"].peak_bytes) == 4
     assert rows["data-parallel"].value_s > 0
-    assert [rows[name].status for name in PEOPLE if name != "data-parallel"] == ["skipped"] * 4
+    assert [rows[name].status for name in BASELINES if name != "data-parallel"] == ["skipped"] * 4

@@ -1,4 +1,4 @@
-"""What people run instead of placing: the rows set apart in the table, measured on a real host, or estimated."""
+"""PyTorch baselines, which place nothing: the rows set apart in the table, measured on a real host, or estimated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplace.measure.run.race import Timer
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.workloads import Size, WorkloadSpec
 
-PEOPLE = {
+BASELINES = {
     "eager": "plain PyTorch on one device (one core, or the first GPU)",
     "all-cores": "plain PyTorch with every core on every op",
     "torch-compile": "torch.compile on one device",
@@ -30,7 +30,7 @@ Entry = tuple[Row, Timer | None]
 
 
 @contextmanager
-def what_people_run(
+def pytorch_baselines(
     problem: Problem,
     spec: WorkloadSpec | None,
     names: tuple[str, ...],
@@ -44,7 +44,7 @@ def what_people_run(
     Args:
         problem: its graph with a program where the host is real.
         spec: the workload, to build replicas of; None has none.
-        names: of `PEOPLE`.
+        names: of `BASELINES`.
         default_size: of a workload named without one.
         seed: of the workload.
         say: told what takes long.
