@@ -18,7 +18,7 @@ def imitate(
     policy: PlacerPolicy,
     group_devices: NDArray[np.integer],
     *,
-    num_steps: int = 150,
+    num_steps: int = 60,
     learning_rate: float = 3e-3,
     smoothing: float = 0.06,
 ) -> float:

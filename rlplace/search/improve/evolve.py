@@ -116,7 +116,8 @@ def tune(task: Task, leader: GreedyPlacement, *, until: float) -> tuple[NDArray[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # cma warns of flat losses, which groups' devices make often
         strategy = cma.CMAEvolutionStrategy(leader.weights.tolist(), SIGMA, options)
-        while (count := int(min(POPULATION, evaluations_until(task, until)))) >= 1:
+        most = task.evaluations + TUNING
+        while (count := int(min(POPULATION, evaluations_until(task, until), most - task.evaluations))) >= 1:
             weights = strategy.ask()
             groups = greedy.place(np.array(weights[:count]))
             step_s = task.score(grouping.expand(groups))

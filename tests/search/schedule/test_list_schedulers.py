@@ -275,5 +275,7 @@ def test_eft_goes_only_where_ops_may() -> None:
 
 def test_every_home_in_the_table_of_methods_is_a_function() -> None:
     for name in SCHEDULERS:
-        module, _, function = METHODS[name].home.partition(":")
-        assert callable(getattr(importlib.import_module(f"rlplace.search.{module}"), function))
+        home = METHODS[name].home
+        assert isinstance(home, str)
+        module, _, function = home.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
