@@ -18,7 +18,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.runs.setup import build_for, capture_workload
 from rlplace.search import anneal_from
-from rlplace.search.registry import Found, find
+from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.workloads import parse_workload
 
@@ -85,7 +85,7 @@ def main(workload: str = NMT, host_word: str = "4xV100-pcie", out: str = "groupi
     write_text_atomic(results / f"{out}.md", markdown(result))
 
 
-def anneal_alone(problem: Problem, simulator: Simulator, single: Found, seed: int) -> float:
+def anneal_alone(problem: Problem, simulator: Simulator, single: SearchResult, seed: int) -> float:
     """Step time that annealing over the problem's groups alone finds, from the best single device."""
     assert single.devices is not None
     start = np.full(problem.grouping.num_groups, single.devices[0], dtype=np.int32)
