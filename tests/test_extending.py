@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 from search_problems import barred, brute_force_s, fork_problem
 
 from rlplace.cli.main import main
-from rlplace.export import FORMATS
 from rlplace.errors import InvalidValue
+from rlplace.export import FORMATS
 from rlplace.graphs import capture, save_graph
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.placement import save_placement
@@ -189,8 +189,9 @@ def test_the_learner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         config = LearnConfig(policy=name, learner=learner, init="none", share=1.0, num_samples=32)
         found = find(measurer.problem, "learned", measurer, Budget(evaluations=640), seed=0, config=config)
         policy = POLICIES[name](measurer.problem, config, 0)
-        assert isinstance(made := LEARNERS[learner](policy, config, 0), Learner)
-        made.imitate(np.array(wanted))
+        made = LEARNERS[learner](policy, config, 0)
+    assert isinstance(made, Learner)
+    made.imitate(np.array(wanted))
     assert policy.mode().tolist() == wanted
     assert isinstance(found.learned, Policy)
     assert found.learned.mode().tolist() == wanted
