@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def blocks(path: Path, language: str) -> list[str]:
 @pytest.mark.slow
 def test_the_readmes_python_runs() -> None:
     (code,) = blocks(ROOT / "README.md", "python")
-    assert len(code.strip().splitlines()) <= 10
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
     small = code.replace("budget_s=60", "budget_s=2")
     assert small.count("budget_s=2") == 1
     names: dict[str, object] = {}
@@ -69,3 +70,31 @@ def test_every_export_format_is_in_the_readme() -> None:
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name, entry in FORMATS.items() if f"| `{entry.file}` |" not in text] == []
+
+
+def test_the_python_about_training_runs() -> None:
+    names: dict[str, Any] = {}
+    code = blocks(ROOT / "docs" / "training.md", "python")
+    assert len(code) == 2
+    for block in code:
+        exec(compile(block, "training.md", "exec"), names)
+    assert set(names["METHODS"]) >= {"learned", "anneal"}
+    assert {"learned", "portfolio"} <= {row["method"] for row in names["result"].table.rows}
+    assert "anneal" in {row["method"] for row in names["again"].table.rows}
+    assert names["found"].evaluations == 300
+    assert names["found"].learned.num_groups == names["problem"].grouping.num_groups
+
+
+def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlplace.cli.main import main
+
+    assert main(["train", "--help"]) == 0
+    parts = re.split(r"(?<=\s)(--[a-z][a-z.-]+)", re.sub(r"[\s│]+", " ", capsys.readouterr().out))
+    told = dict(zip(parts[1::2], parts[2::2], strict=True))
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z.-]+", text)) <= {*told, "--help", "--evaluations"}
+    shown = re.findall(r"^\| `(--[a-z.-]+) ([\d.]+)`", text, flags=re.MULTILINE)
+    assert len(shown) == 4
+    for option, default in shown:
+        (said,) = re.findall(r"\(default: ([\d.]+)\)", told[option])
+        assert float(said) == float(default), option
