@@ -113,8 +113,14 @@ class Task:
         self.history: list[tuple[int, float]] = []
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
         self._observer = observer
+        self._is_stopped = False
         self._begin = time.monotonic()
         self._scoring_s = 0.0
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether the timer scores one placement after the other, so that trying several at once gains nothing."""
+        return getattr(self.timer, "threads", 0) == 1
 
     @property
     def elapsed_s(self) -> float:
@@ -140,6 +146,8 @@ class Task:
     @property
     def spent(self) -> float:
         """Share of the budget that is gone, 0 to 1."""
+        if self._is_stopped:
+            return 1.0
         return min(1.0, max(self.evaluations / self.budget.evaluations, self.elapsed_s / self.budget.seconds))
 
     def expected_evaluations(self, share: float) -> float:
@@ -156,7 +164,11 @@ class Task:
     @property
     def is_spent(self) -> bool:
         """Whether nothing more may be scored."""
-        return self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
+        return self._is_stopped or self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
+
+    def stop(self) -> None:
+        """Ends the budget now, from any thread; the method notices when it asks next."""
+        self._is_stopped = True
 
     def score(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """(B,) step times of placements (B, N) or (N,); infinite where infeasible, or where the budget ended before.

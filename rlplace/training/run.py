@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from rlplace.search.task import Budget
 from rlplace.training.config import TrainConfig
 from rlplace.training.methods import LEARNED, METHODS
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
+from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
 
 PORTFOLIO = "portfolio"
@@ -77,8 +78,9 @@ def train(
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
 
-    The method and `portfolio` each get half of the budget: the same simulator, the same time, the same number of
-    measured placements. On a simulated host nothing is measured: the simulator judges everything.
+    The method and `portfolio` share the budget alike: the same simulator, the same time, the same number of measured
+    placements. On a host of this machine they take turns, half of the budget each; on a simulated one they search side
+    by side with half of the cores each, nothing is measured, and the simulator judges everything.
 
     Args:
         problem: what to place where.
@@ -108,25 +110,22 @@ def train(
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
         methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
         progress.say(_forecast(config, methods, single_s, is_measured=evaluator.is_measured))
-        keeper, learned = _Keeper(run, evaluator, tracker), None
-        budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
-        for method in methods:
-            progress.say(f"search: {method}, {format_clock(budget.seconds)}")
-            found = search_and_measure(
-                method,
-                evaluator,
-                budget,
+        options = {name: {"config": config.learn} if name == LEARNED else {} for name in methods}
+        keeper = _Keeper(run, evaluator, tracker)
+        if evaluator.is_measured:
+            found = _measured(evaluator, config, options, single_s, keeper, progress, tracker)
+        else:
+            found = search_side_by_side(
+                options,
+                problem,
+                config.budget_s,
                 seed=config.seed,
                 progress=progress,
                 tracker=tracker,
                 single_s=single_s,
-                on_best=keeper.of(method),
-                options={"config": config.learn} if method == LEARNED else {},
+                on_best=lambda method, plan, step_time_s: keeper.of(method)(plan, step_time_s),
             )
-            learned = learned or found.learned
-            entries.append(_entry(method, found))
-            if found.num_measured:  # the same number for everybody
-                budget = dataclasses.replace(budget, measurements=found.num_measured)
+        entries += [_entry(method, found[method]) for method in methods]
         progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
         table = _table(problem, evaluator, entries, config)
         if not table.best:
@@ -137,8 +136,9 @@ def train(
         result = TrainResult(placement, table, timeline, evaluator.is_measured)
         if run is not None:
             _write(run, problem, result)
-            if learned is not None:
-                learned.save(run.path("policy.safetensors"))
+            for result_of in found.values():
+                if result_of.learned is not None:
+                    result_of.learned.save(run.path("policy.safetensors"))
             tracker.log_best(
                 step_time_s=result.step_time_s,
                 placement=run.path("placement.json"),
@@ -147,6 +147,35 @@ def train(
         return result
     finally:
         evaluator.close()
+
+
+def _measured(
+    evaluator: Evaluator,
+    config: TrainConfig,
+    methods: Mapping[str, Mapping[str, Any]],
+    single_s: float,
+    keeper: _Keeper,
+    progress: Progress,
+    tracker: Tracker,
+) -> dict[str, LoopResult]:
+    """Every method in turn: the same time, and as many measured placements as the first one came to."""
+    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
+    found: dict[str, LoopResult] = {}
+    for method, options in methods.items():
+        progress.say(f"search: {method}, {format_clock(budget.seconds)}")
+        found[method] = search_and_measure(
+            method,
+            evaluator,
+            budget,
+            seed=config.seed,
+            progress=progress,
+            tracker=tracker,
+            single_s=single_s,
+            on_best=keeper.of(method),
+            options=options,
+        )
+        budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
+    return found
 
 
 def check_names(config: TrainConfig) -> None:
@@ -179,7 +208,8 @@ def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
 
 def _forecast(config: TrainConfig, methods: tuple[str, ...], single_s: float, *, is_measured: bool) -> str:
     """How long all of it takes, before it begins."""
-    split = f"{' and '.join(methods)} {'each half of it' if len(methods) > 1 else 'all of it'}"
+    sharing = "in turn" if is_measured else "side by side"
+    split = f"{' and '.join(methods)} {sharing}" if len(methods) > 1 else methods[0]
     table_s = 0.0
     if is_measured and np.isfinite(single_s):
         table_s = (config.search.table_rounds + 3) * single_s * (len(HEURISTICS) + len(methods) + 2)

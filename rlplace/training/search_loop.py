@@ -59,7 +59,7 @@ class LoopBudget:
 
     Attributes:
         seconds: wall time, measuring included.
-        simulate_share: share of it for simulated placements; all of it where the host is simulated.
+        simulate_share: share of it for simulated placements.
         measurements: placements that may be run, the last race aside.
     """
 
@@ -88,14 +88,14 @@ def search_and_measure(
     options: Mapping[str, Any] | None = None,
     clock: Clock = time.monotonic,
 ) -> LoopResult:
-    """The best placement that `method` came up with.
+    """The placement that `method` came up with and that ran fastest on a host of this machine.
 
     A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
     best simulated placements. Then the best measured ones race against each other.
 
     Args:
         method: a name of `METHODS`.
-        evaluator: simulates, or runs.
+        evaluator: simulates, and runs.
         budget: of this method alone.
         seed: of the method's draws.
         progress: told how it goes.
@@ -105,22 +105,18 @@ def search_and_measure(
         options: of the method's own.
         clock: seconds that never go back.
     """
-    is_measured = evaluator.is_measured
     loop = _Loop(evaluator, budget, progress, tracker, single_s, on_best, clock)
-    search_s = budget.seconds * (budget.simulate_share if is_measured else 1.0)
+    search_s = budget.seconds * budget.simulate_share
     task = Task(
         evaluator.problem,
         evaluator.simulator,
-        Budget(seconds=max(search_s, 1e-3), measurements=budget.measurements if is_measured else 0),
+        Budget(seconds=max(search_s, 1e-3), measurements=budget.measurements),
         seed=seed,
-        host=loop if is_measured else None,
+        host=loop,
         observer=loop,
     )
     learned = METHODS[method].run(task, **(options or {}))
     loop.report()
-    if not is_measured:
-        plan = None if task.best_devices is None else evaluator.simulator.plan(task.best_devices)
-        return LoopResult(plan, task.evaluations, 0, learned)
     while (count := min(BATCH, task.measurements_left)) > 0:
         batch = loop.promising(count)
         if not len(batch):
@@ -160,8 +156,6 @@ class _Loop:
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         """Keeps the best for measuring."""
         self.candidates.note(placements, step_s)
-        if not self._evaluator.is_measured:
-            self._best_s = min(self._best_s, float(step_s.min()))
         if self._clock() >= self._shown_s + SHOW_EVERY_S:  # a search scores thousands a second
             self.report()
 

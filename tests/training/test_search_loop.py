@@ -25,8 +25,8 @@ PROBLEM = chain_problem(4)
 class FakeHost:
     """An `Evaluator` whose truth is the number of ops that are not where `wanted` has them; a race takes 2 s."""
 
-    def __init__(self, wanted: list[int], *, is_measured: bool = True, fails: bool = False) -> None:
-        self.problem, self.simulator, self.is_measured = PROBLEM, Simulator(PROBLEM, threads=1), is_measured
+    def __init__(self, wanted: list[int], *, fails: bool = False) -> None:
+        self.problem, self.simulator = PROBLEM, Simulator(PROBLEM, threads=1)
         self.wanted, self.fails, self.now_s = np.array(wanted), fails, 0.0
         self.races: list[tuple[RaceProtocol, list[list[int]]]] = []
 
@@ -115,14 +115,6 @@ def test_new_best_plans_are_told_with_their_step_time_at_the_reference_of_now() 
 
 def test_where_everything_fails_there_is_no_plan() -> None:
     assert run(FakeHost([0, 0, 0, 0], fails=True), LISTED, LoopBudget(100.0, 0.5, measurements=3)).plan is None
-
-
-def test_on_a_simulated_host_the_simulators_best_is_the_answer() -> None:
-    host = FakeHost(wanted=[1, 1, 1, 1], is_measured=False)
-    found = run(host, LISTED, LoopBudget(100.0, 0.5, measurements=9))
-    assert found.plan is not None
-    assert found.plan.devices.tolist() == [0, 0, 0, 0]  # the first of two placements without a transfer
-    assert (found.num_measured, host.races) == (0, [])
 
 
 def test_budgets_count_the_placements_that_fit() -> None:

@@ -55,7 +55,7 @@ class Simulator:
             raise InvalidValue("threads", threads, "at least 1", where="simulator")
         self._problem = problem
         self._throughput = objective == "throughput"
-        self._threads = threads if threads is not None else len(os.sched_getaffinity(0))
+        self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
         self._compiled = compile_problem(problem)
         self._default_order = _order(upward_ranks(problem))
         self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
@@ -201,12 +201,12 @@ class Simulator:
     ) -> Results:
         """Step times (B,) and peaks (B, accounts), on every thread."""
         count = len(batch.devices)
-        if self._threads == 1 or count < 2:
+        if self.threads == 1 or count < 2:
             with self._scratch() as (s, v):
                 return self._run(s, v, batch, priorities, cutoff_s)
         rank, by_rank = self._priority_order(priorities)
         cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
-        size = max(1, count // (4 * self._threads))
+        size = max(1, count // (4 * self.threads))
 
         def run(first: int) -> None:
             with self._scratch() as (s, v):
@@ -214,7 +214,7 @@ class Simulator:
                 evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, cutoffs, *results)
 
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rlplace-simulator")
         list(self._pool.map(run, range(0, count, size)))
         return results
 

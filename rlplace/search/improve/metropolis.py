@@ -121,7 +121,8 @@ def anneal_groups(
     hot, cold = settings.temperatures(grouping.num_groups, moves_each)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
-    batch = settings.batch or (1 if math.isfinite(task.budget.evaluations) else settings.timed_batch)
+    is_serial = math.isfinite(task.budget.evaluations) or task.is_serial
+    batch = settings.batch or (1 if is_serial else settings.timed_batch)
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)

@@ -1,0 +1,96 @@
+"""`search_side_by_side`: everyone searches at once, and an error or Ctrl-C ends everyone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+from fake_measurer import chain_problem
+
+from rlplace.measure.plan import Plan
+from rlplace.report.progress import make_progress
+from rlplace.runs.tracking import NoTracker
+from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.search.task import Task
+from rlplace.training import side_by_side
+from rlplace.training.search_loop import LoopResult
+
+PROBLEM = chain_problem(4)
+LONG_S = 600.0
+"""A budget that no test waits for."""
+
+
+def meet(task: Task, barrier: threading.Barrier, device: int) -> None:
+    """Ends only where another method runs at the same time."""
+    barrier.wait(timeout=LONG_S)
+    task.score(np.full((1, 4), device, dtype=np.int32))
+    task.tell({"loss": float(device)})
+
+
+def fail(task: Task) -> None:
+    raise ValueError("no such thing")
+
+
+def go_on(task: Task, begun: threading.Event) -> None:
+    """Searches until it is stopped."""
+    while not task.is_spent:
+        task.score(np.zeros((1, 4), dtype=np.int32))
+        begun.set()
+
+
+@pytest.fixture(autouse=True)
+def _methods() -> Iterator[None]:
+    made = {"meet-a": meet, "meet-b": meet, "fail": fail, "go-on": go_on}
+    for name, solve in made.items():
+        register_method(Method(name, solve, "search", "a test"))
+    yield
+    for name in made:
+        METHODS.unregister(name)
+
+
+def run(methods: Mapping[str, Mapping[str, object]], told: list[tuple[str, float]]) -> dict[str, LoopResult]:
+    def on_best(method: str, plan: Plan, step_time_s: float) -> None:
+        told.append((method, step_time_s))
+
+    return side_by_side.search_side_by_side(
+        methods,
+        PROBLEM,
+        LONG_S,
+        seed=0,
+        progress=make_progress(is_quiet=True),
+        tracker=NoTracker(),
+        on_best=on_best,
+    )
+
+
+def test_all_methods_search_at_the_same_time() -> None:
+    barrier, told = threading.Barrier(2), []
+    found = run({"meet-a": {"barrier": barrier, "device": 1}, "meet-b": {"barrier": barrier, "device": 0}}, told)
+    plans = {name: result.plan for name, result in found.items()}
+    assert plans["meet-a"] is not None
+    assert plans["meet-a"].devices.tolist() == [1, 1, 1, 1]
+    assert {name: result.num_scored for name, result in found.items()} == {"meet-a": 1, "meet-b": 1}
+    assert told[0][1] == pytest.approx(4.0)
+
+
+def test_an_error_of_one_ends_the_others() -> None:
+    with pytest.raises(ValueError, match="no such thing"):
+        run({"go-on": {"begun": threading.Event()}, "fail": {}}, [])
+
+
+def test_ctrl_c_ends_everyone_and_tells_the_best_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, told = threading.Event(), []
+    wait = side_by_side.wait
+
+    def interrupted(futures: object, *rest: object) -> object:
+        if rest:
+            begun.wait(LONG_S)
+            raise KeyboardInterrupt
+        return wait(futures)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(side_by_side, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run({"go-on": {"begun": begun}}, told)
+    assert told == [("go-on", pytest.approx(4.0))]
