@@ -21,8 +21,8 @@ def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = No
     the row called `single`.
 
     Args:
-        rows: with `method`, `step_time_s`, `spread_s`, `placements`, `placement`, `status`, and `init` and `why` where
-            they apply.
+        rows: with `method`, `step_time_s`, `spread_s`, `placements`, `placement`, `status`, and `measured` and `why`
+            where they apply.
         best: the method to mark as winner; by default the fastest placement.
         title: above the table.
     """
@@ -62,7 +62,7 @@ def _cells(row: Mapping[str, object], single_s: float, *, mark: str) -> list[Tex
     is_timed = math.isfinite(step_time_s)
     tried = row.get("placements")
     status, why = str(row.get("status", "ok")), str(row.get("why") or "")
-    notes = [f"init {row['init']}"] if row.get("init") else []
+    notes = [f"{row['measured']:,} measured"] if row.get("measured") else []
     if status != "ok":
         notes.append(f"{status}: {why}" if why else status)
     elif why:

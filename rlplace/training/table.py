@@ -18,7 +18,7 @@ class Entry:
         method: its name.
         plan: what it proposes; None for a row that is no placement.
         placements: how many placements it tried.
-        facts: more keys of its row (`init`, ...).
+        facts: more keys of its row (`measured`, ...).
         why: the reason for having no plan.
     """
 

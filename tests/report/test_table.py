@@ -14,7 +14,7 @@ ROWS: list[dict[str, object]] = [
     {"method": "random", "step_time_s": None, "spread_s": None, "placements": 240, "placement": True, "status": "oom",
      "why": "cpu:0 lacks [2 GiB]"},
     {"method": "learned", "step_time_s": 0.126, "spread_s": 0.002, "placements": 2512, "placement": True,
-     "status": "ok", "init": "imitate:eft"},
+     "status": "ok", "measured": 1024},
     {"method": "eager", "step_time_s": 0.1, "spread_s": 0.003, "placements": 0, "placement": False, "status": "ok"},
 ]  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_rows_are_sorted_and_the_rest_set_apart_with_a_note() -> None:
     assert lines == [
         ["nmt"],
         ["method", "step, ms", "vs single", "placements", "notes"],
-        ["learned ★", "126.00", "± 2.00", "0.63×", "2,512", "init imitate:eft"],
+        ["learned ★", "126.00", "± 2.00", "0.63×", "2,512", "1,024 measured"],
         ["single", "200.00", "± 1.00", "1.00×", "2"],
         ["random", "–", "–", "240", "oom: cpu:0 lacks [2 GiB]"],
         ["eager †", "100.00", "± 3.00", "0.50×"],

@@ -28,13 +28,13 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
     entries = [
         Entry("single", plan(0, 0)),
         Entry("eft", plan(0, 1)),
-        Entry("learned", plan(0, 1), 12, {"init": "imitate:eft"}),
+        Entry("learned", plan(0, 1), 12, {"measured": 6}),
         Entry("random", None, why="no time"),
     ]
     table = fill_table(entries, lambda: 0.5, "", measure)
     assert asked == [2]
     assert table.row("eft")["step_time_s"] == table.row("learned")["step_time_s"] == 1.0
-    assert table.row("learned")["init"] == "imitate:eft"
+    assert table.row("learned")["measured"] == 6
     assert table.row("learned")["placements"] == 12
     assert table.row("random")["status"] == "skipped"
     assert table.row("random")["why"] == "no time"
