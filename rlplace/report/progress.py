@@ -51,7 +51,8 @@ class Progress:
         self.close()
 
     def say(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
+        """Prints a line, above the bar if there is one; how the search stood is shown first."""
+        self._show()
         self._console.print(text, markup=False, soft_wrap=True)
 
     def update(
