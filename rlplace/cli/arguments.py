@@ -14,6 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue
 from rlplace.seeds import check_seed
+from rlplace.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
@@ -94,9 +95,9 @@ class PlacementOptions:
 class GroupingOptions:
     """How ops are grouped."""
 
-    num_groups: Annotated[int, tyro.conf.arg(name="groups")] = 256
+    num_groups: Annotated[int, tyro.conf.arg(name="groups")] = TrainConfig.num_groups
     """most groups of ops that are moved"""
-    rule: Annotated[str, tyro.conf.arg(name="grouping")] = "heavy-edge"
+    rule: Annotated[str, tyro.conf.arg(name="grouping")] = TrainConfig.grouping
     """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none"""
 
 
