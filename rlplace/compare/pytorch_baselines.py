@@ -11,6 +11,7 @@ import torch
 from rlplace.compare.replicas import ReplicaTeam, simulated_replicas, with_batch_share
 from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.measure.hosts.host import Device
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import EagerStep
 from rlplace.measure.run.race import Timer
@@ -93,14 +94,18 @@ def _timer(
         if not has_gpu:
             raise _CannotRun("the host has no GPU")
         return _CudaGraphStep(problem)
-    devices = [problem.host.devices[index] for index in plain_devices(problem)]
+    devices = replica_devices(problem)
     share = _share(spec, len(devices), default_size)
     say(f"starting {len(devices)} data-parallel replicas")
-    team = ReplicaTeam(
-        share, [device.cores for device in devices], default_size=default_size, seed=seed, is_cuda=has_gpu
-    )
+    team = ReplicaTeam(share, devices, default_size=default_size, seed=seed)
     stack.callback(team.close)
     return team
+
+
+def replica_devices(problem: Problem) -> list[Device]:
+    """The devices that get a replica each: the GPUs where there are any, else the cores; never a gang."""
+    devices = [problem.host.devices[index] for index in plain_devices(problem)]
+    return [device for device in devices if device.backend == "cuda"] or devices
 
 
 def _compiled(problem: Problem, say: Callable[[str], None]) -> Timer:
@@ -116,9 +121,9 @@ class _CudaGraphStep:
     """The eager step captured once as a CUDA graph and replayed."""
 
     def __init__(self, problem: Problem) -> None:
-        step = EagerStep(problem.graph, problem.host)
+        self._step = EagerStep(problem.graph, problem.host, is_capturable=True)  # the graph writes into its tensors
         try:
-            self._graph = step.as_cuda_graph()
+            self._graph = self._step.as_cuda_graph()
         except RuntimeError as error:
             raise _CannotRun(f"cannot be captured as a CUDA graph: {error}") from error
 
@@ -145,7 +150,7 @@ def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_s
         why = "the host is simulated: nothing runs on it; one device is the row `single`"
         return Row(name, 0, "skipped", is_placement=False, why=why)
     try:
-        share = _share(spec, len(plain_devices(problem)), default_size)
+        share = _share(spec, len(replica_devices(problem)), default_size)
         return simulated_replicas(problem, share, default_size=default_size, seed=seed)
     except (_CannotRun, RlplaceError) as error:
         return Row(name, 0, "skipped", is_placement=False, why=str(error))

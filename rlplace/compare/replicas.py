@@ -17,7 +17,7 @@ from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules.baselines import plain_devices, single
@@ -112,26 +112,23 @@ class ReplicaTeam:
 
     Args:
         share: the workload of one replica.
-        cores: of each replica; empty where it has a GPU.
+        devices: one a replica, all of one backend.
         default_size: of a workload named without one.
         seed: of the workload.
-        is_cuda: replica k runs on GPU k.
 
     Raises:
         RunnerError: a replica did not start.
     """
 
-    def __init__(
-        self, share: WorkloadSpec, cores: Sequence[tuple[int, ...]], *, default_size: Size, seed: int, is_cuda: bool
-    ) -> None:
+    def __init__(self, share: WorkloadSpec, devices: Sequence[Device], *, default_size: Size, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="rlplace-replicas-")
         meeting = f"file://{self._folder.name}/meeting"
         self._pipes: list[Connection] = []
         self._processes = []
-        for rank, own in enumerate(cores):
+        for rank, device in enumerate(devices):
             here, there = context.Pipe()
-            arguments = (there, meeting, rank, len(cores), share, own, default_size, seed, is_cuda)
+            arguments = (there, meeting, rank, len(devices), share, device, default_size, seed)
             process = context.Process(target=_replica, args=arguments, name=f"rlplace replica {rank}", daemon=True)
             process.start()
             self._pipes.append(here)
@@ -190,10 +187,9 @@ def _replica(
     rank: int,
     count: int,
     share: WorkloadSpec,
-    cores: tuple[int, ...],
+    device: Device,
     default_size: Size,
     seed: int,
-    is_cuda: bool,
 ) -> None:
     """A replica's process: builds its share, then steps whenever it is told."""
     import torch
@@ -202,10 +198,14 @@ def _replica(
 
     from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
 
+    is_cuda = device.backend == "cuda"
     try:
-        if cores:
-            os.sched_setaffinity(0, cores)
-        torch.set_num_threads(max(len(cores), 1))
+        if device.cores:
+            os.sched_setaffinity(0, device.cores)
+        torch.set_num_threads(max(len(device.cores), 1))
+        place = torch.device(device.name if is_cuda else "cpu")
+        if is_cuda:
+            torch.cuda.set_device(place)  # else every replica's first allocations, and NCCL's, are on GPU 0
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
@@ -214,7 +214,6 @@ def _replica(
             world_size=count,
             timeout=timedelta(seconds=START_TIMEOUT_S),
         )
-        place = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
         work = build(share, default_size=default_size, seed=seed)
         inputs, targets = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to(place), (work.inputs, work.targets)
@@ -222,7 +221,7 @@ def _replica(
         model = work.model.to(place)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         is_training = work.loss_fn is not None and bool(parameters)
-        model = DistributedDataParallel(model, device_ids=[rank] if is_cuda else None) if is_training else model
+        model = DistributedDataParallel(model, device_ids=[place.index] if is_cuda else None) if is_training else model
         spec = resolve_optimizer(work.optimizer)
         optimizer = torch_optimizer(spec, parameters) if spec is not None else None
         pipe.send("done")

@@ -123,9 +123,25 @@ class UpdateState:
         return sgd
 
 
-def torch_optimizer(spec: OptimizerSpec, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The same optimizer as PyTorch offers it, with its fused kernels: what `eager` runs."""
+def torch_optimizer(
+    spec: OptimizerSpec, parameters: list[torch.nn.Parameter], *, is_capturable: bool = False
+) -> torch.optim.Optimizer:
+    """The same optimizer as PyTorch offers it, with its fused kernels: what `eager` runs.
+
+    Args:
+        spec: its name and options.
+        parameters: what it updates.
+        is_capturable: whether its step counts must live on the GPU, as a CUDA graph needs them.
+    """
     if spec.name in ("adam", "adamw"):
         cls = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-        return cls(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True)
+        return cls(
+            parameters,
+            lr=spec.lr,
+            betas=spec.betas,
+            eps=spec.eps,
+            weight_decay=spec.weight_decay,
+            fused=True,
+            capturable=is_capturable,
+        )
     return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
 
-from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
+from rlplace.compare import pytorch_baselines as module
+from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines, replica_devices
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host, Link, Route
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.eager import EagerStep
 from rlplace.workloads import WorkloadSpec, build, parse_workload
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
@@ -72,3 +80,33 @@ def test_a_simulated_host_knows_data_parallelism_alone() -> None:
     assert len(rows["data-parallel"].peak_bytes) == 4
     assert rows["data-parallel"].value_s > 0
     assert [rows[name].status for name in BASELINES if name != "data-parallel"] == ["skipped"] * 4
+
+
+def test_where_there_are_gpus_they_alone_get_replicas() -> None:
+    spec = parse_workload(TINY)
+    problem = on_cores(spec)
+    assert [device.name for device in replica_devices(problem)] == ["cpu:0", "cpu:1"]
+    first, second = problem.host.devices
+    gpu = dataclasses.replace(first, name="cuda:1", kind="gpu", backend="cuda", cores=())
+    ways = (Route("cpu:1", "cuda:1", ("bus",)), Route("cuda:1", "cpu:1", ("bus",)))
+    host = Host("mixed", (second, gpu), (Link("bus", 1e9),), ways)
+    assert replica_devices(dataclasses.replace(problem, host=host)) == [gpu]
+
+
+def test_a_cuda_graph_keeps_the_tensors_that_it_writes_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a graph holds addresses; here the step that owns the tensors must outlive its capture."""
+    steps: list[weakref.ref[EagerStep]] = []
+
+    def as_cuda_graph(self: EagerStep) -> SimpleNamespace:
+        steps.append(weakref.ref(self))
+        assert self._optimizer is not None
+        assert all(group["capturable"] for group in self._optimizer.param_groups)
+        return SimpleNamespace(replay=lambda: None)
+
+    monkeypatch.setattr(EagerStep, "as_cuda_graph", as_cuda_graph)
+    step = module._CudaGraphStep(on_cores(parse_workload(TINY)))
+    gc.collect()
+    assert steps[0]() is not None
+    del step
+    gc.collect()
+    assert steps[0]() is None

@@ -9,6 +9,8 @@ from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.workloads import WorkloadSpec, parse_workload
 
+CORE = Device("cpu", "cpu-core", "cpu", 1 << 30)
+"""Pinned nowhere."""
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
 
 
@@ -44,7 +46,7 @@ def test_what_cannot_be_shared_is_refused(text: str, words: str) -> None:
 
 @pytest.mark.slow
 def test_replicas_step_together() -> None:
-    team = ReplicaTeam(parse_workload(TINY), [(), ()], default_size="small", seed=0, is_cuda=False)
+    team = ReplicaTeam(parse_workload(TINY), [CORE, CORE], default_size="small", seed=0)
     try:
         assert all(team() > 0 for _ in range(3))
     finally:
@@ -54,4 +56,4 @@ def test_replicas_step_together() -> None:
 @pytest.mark.slow
 def test_a_replica_that_cannot_start_says_why() -> None:
     with pytest.raises(RunnerError, match="no_such_module"):
-        ReplicaTeam(WorkloadSpec("no_such_module:f"), [()], default_size="small", seed=0, is_cuda=False)
+        ReplicaTeam(WorkloadSpec("no_such_module:f"), [CORE], default_size="small", seed=0)

@@ -36,6 +36,7 @@ class EagerStep:
         num_threads: intra-op threads; all cores by default.
         worker: the thread to run on, if it has these cores; by default the one that calls.
         transform: what the model becomes before it runs, e.g. `torch.compile`.
+        is_capturable: whether `as_cuda_graph` is going to be asked for.
 
     Raises:
         InvalidValue: the model was built from fake tensors and has no values to run with.
@@ -49,6 +50,7 @@ class EagerStep:
         num_threads: int | None = None,
         worker: Worker | None = None,
         transform: Callable[[torch.nn.Module], Any] | None = None,
+        is_capturable: bool = False,
     ) -> None:
         origin = require_program(graph).origin
         optimizer = require_program(graph).optimizer
@@ -66,7 +68,9 @@ class EagerStep:
         )
         self._loss_fn = origin.loss_fn
         parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._optimizer = None if optimizer is None else torch_optimizer(optimizer, parameters)
+        self._optimizer = (
+            None if optimizer is None else torch_optimizer(optimizer, parameters, is_capturable=is_capturable)
+        )
         self._run: Any = self._model if transform is None else transform(self._model)
         self.loss: Any = None
 
@@ -111,7 +115,9 @@ class EagerStep:
         return seconds
 
     def as_cuda_graph(self) -> torch.cuda.CUDAGraph:
-        """The whole step, captured once; replaying it is a step.
+        """The whole step, captured once; replaying it is a step, for as long as this object lives.
+
+        The graph holds addresses of this step's parameters, gradients and optimizer state, not the tensors themselves.
 
         Raises:
             RuntimeError: the step does something that a CUDA graph cannot hold.
