@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.grouping.rule import GroupingRule
@@ -42,6 +40,8 @@ PORTFOLIO = "portfolio"
 HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
 """Rows that need a handful of simulated placements each."""
 HEURISTIC_EVALUATIONS = 64
+CALIBRATION_STEPS = 6
+"""Steps of each placement that the simulator is calibrated on."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ def train(
     config = _config(config, options)
     check_names(config)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
+    methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
+    progress.say(_forecast(problem, config, methods))
     if config.search.num_calibrated and not problem.host.is_simulated:
         problem = calibrated(problem, config.search.num_calibrated, seed=config.seed, say=progress.say)
     simulator = Simulator(problem)
@@ -108,8 +110,6 @@ def train(
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
-        methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
-        progress.say(_forecast(config, methods, single_s, is_measured=evaluator.is_measured))
         options = {name: {"config": config.learn} if name == LEARNED else {} for name in methods}
         keeper = _Keeper(run, evaluator, tracker)
         if evaluator.is_measured:
@@ -206,15 +206,18 @@ def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
     return Entry(name, simulator.plan(found.devices), found.evaluations)
 
 
-def _forecast(config: TrainConfig, methods: tuple[str, ...], single_s: float, *, is_measured: bool) -> str:
-    """How long all of it takes, before it begins."""
-    sharing = "in turn" if is_measured else "side by side"
-    split = f"{' and '.join(methods)} {sharing}" if len(methods) > 1 else methods[0]
-    table_s = 0.0
-    if is_measured and np.isfinite(single_s):
-        table_s = (config.search.table_rounds + 3) * single_s * (len(HEURISTICS) + len(methods) + 2)
-    total = format_clock(config.budget_s + table_s)
-    return f"about {total} from here: {format_clock(config.budget_s)} of search, {split}, then the final table"
+def _forecast(problem: Problem, config: TrainConfig, methods: tuple[str, ...]) -> str:
+    """How long all of it takes, before any of it begins."""
+    budget = format_clock(config.budget_s)
+    if problem.host.is_simulated:
+        return f"{budget} of search: {' and '.join(methods)}{' side by side' * (len(methods) > 1)}"
+    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
+    calibration_s = config.search.num_calibrated * CALIBRATION_STEPS * step_s
+    rows = len(HEURISTICS) + len(methods) + 2  # plain PyTorch and the reference among them
+    table_s = (config.search.table_rounds + RaceProtocol().warmup) * rows * step_s
+    parts = f"{budget} of search ({' and '.join(methods)}{' in turn' * (len(methods) > 1)})"
+    total = format_clock(config.budget_s + calibration_s + table_s)
+    return f"about {total} from here: calibration {format_clock(calibration_s)}, {parts}, table {format_clock(table_s)}"
 
 
 def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:
