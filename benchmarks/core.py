@@ -101,10 +101,11 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     )
     text.append("|---|---|---|---|---|---|\n")
     text += [f"| {m} | {b or ''} | {r} | {g} | {s} | {n} |\n" for m, b, r, g, s, n in summary(rows)]
+    known_starts = ", ".join(f"`{name}`" for name in LEARNED)
     unseen = [row for row in rows if row["problem"].partition("/")[0] not in LEARNED_ON]
     text.append(
-        f"\n`anneal`, `evolve` and `portfolio` start from weights chosen on {', '.join(LEARNED_ON)} on these\n"
-        "hosts. On the problems of the other workloads alone:\n\n"
+        f"\nOf these, {known_starts} start from weights chosen on {', '.join(LEARNED_ON)}\n"
+        "on these hosts. On the problems of the other workloads alone:\n\n"
         "| method | evaluations | ratio to best known | ratio to bound |\n|---|---|---|---|\n"
     )
     text += [f"| {m} | {b} | {r} | {g} |\n" for m, b, r, g, *_ in summary(unseen) if m in LEARNED and b]
