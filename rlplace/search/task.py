@@ -205,9 +205,14 @@ class Task:
         return self.score(self.problem.grouping.expand(np.atleast_2d(groups)))
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
-        """Measurements of placements (B, N) on the host; only as many as the budget allows."""
-        placements = np.atleast_2d(placements)[: self.measurements_left]
-        if self.host is None or not len(placements):
+        """Measurements of placements (B, N) on the host; only as many as the budget allows.
+
+        A host whose time ran out since `measurements_left` was asked still answers: a batch is run or not, never cut.
+        """
+        if self.host is None:
+            return []
+        placements = np.atleast_2d(placements)[: max(0, self.budget.measurements - self.measurements)]
+        if not len(placements):
             return []
         self.measurements += len(placements)
         return self.host.measure(placements)

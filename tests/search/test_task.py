@@ -74,6 +74,8 @@ def test_a_host_whose_time_is_up_is_not_asked() -> None:
     task = Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 0, 0]), Budget(measurements=5), host=Host(batches=1))
     task.measure(rows([0, 0, 0]))
     assert task.measurements_left == 0
+    late = rows([0, 0, 0], [0, 1, 1])  # chosen while it was open: who asked for two gets two
+    assert len(task.measure(late)) == 2
     assert Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 0, 0]), Budget(measurements=5)).measurements_left == 0
 
 
