@@ -17,6 +17,7 @@ from tyro.extras import SubcommandApp
 from rlplace import __version__
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
+from rlplace.cli.doctor import doctor
 from rlplace.cli.export import export
 from rlplace.cli.fidelity import fidelity
 from rlplace.cli.graph import graph
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "hosts": hosts,
     "workloads": workloads,
     "graph": graph,
+    "doctor": doctor,
 }
 
 AGAIN_S = 0.05

@@ -1,1 +1,4 @@
-"""What a run is made of: its folder, its tracking, the problem that it is about, and the simulator's calibration."""
+"""What a run is made of: its folder, its tracking, the problem that it is about, and the simulator's calibration.
+
+And `doctor`: whether runs will work here.
+"""
