@@ -108,9 +108,14 @@ class PlacerPPO(PPO):
         self.set_random_seed(self.seed)
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """Seeds everything that this learner draws; with None, nothing."""
-        super().set_random_seed(seed)
+        """Seeds everything that this learner draws; with None, nothing.
+
+        The global generators of Python, NumPy and PyTorch, which Stable-Baselines3 seeds too, belong to the user.
+        """
         if seed is not None:
+            self.action_space.seed(seed)
+            if self.env is not None:
+                self.env.seed(seed)
             self.policy.generator.manual_seed(seed)
             self.rollout_buffer.rng = np.random.default_rng(seed)
 

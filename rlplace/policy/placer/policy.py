@@ -82,7 +82,7 @@ class PlacerPolicy(ActorCriticPolicy):
         self._graph_features = features
         self.architecture = architecture or PlacerArchitecture()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
             super().__init__(
                 observation_space, action_space, lr_schedule, features_extractor_class=CombinedExtractor, **kwargs
             )

@@ -111,7 +111,9 @@ def tune(task: Task, leader: GreedyPlacement, *, until: float) -> tuple[NDArray[
     import cma
 
     greedy, grouping = leader.greedy, leader.greedy.grouping
-    options = {"seed": int(task.generator.integers(1, 2**31)), "verbose": -9, "popsize": POPULATION}
+    draws = np.random.RandomState(int(task.generator.integers(1, 2**31)))
+    # by default it seeds NumPy's global generator and draws from that, which belongs to the user and to all threads
+    options = {"seed": math.nan, "randn": draws.randn, "verbose": -9, "popsize": POPULATION}
     best, best_s = leader.devices, leader.step_s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # cma warns of flat losses, which groups' devices make often

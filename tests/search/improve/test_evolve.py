@@ -39,6 +39,20 @@ def test_tuned_weights_beat_the_first_ones() -> None:
     assert step_s == task.best_s == simulator.step_times(devices[None])[0]
 
 
+def test_tuning_neither_minds_nor_moves_the_global_generator() -> None:
+    problem = layered_problem()
+
+    def tuned(seed: int) -> tuple[float, float]:
+        np.random.seed(seed)
+        task = Task(problem, Simulator(problem, threads=1), Budget(evaluations=200))
+        return tune(task, leader(task), until=1.0)[1], float(np.random.random())
+
+    (first_s, first), (second_s, second) = tuned(1), tuned(2)
+    assert first_s == second_s
+    assert first == np.random.RandomState(1).random()
+    assert second == np.random.RandomState(2).random()
+
+
 def test_variations_beat_the_first_weights_and_are_the_same_for_every_seed() -> None:
     problem = layered_problem()
     found = []
