@@ -224,7 +224,21 @@ class Task:
 
 
 class Scoring:
-    """A task's scoring as a `StepTimer` and `Measurer`: every placement that is timed counts as one of the task's."""
+    """A task's scoring as a `StepTimer`: every placement that is timed counts as one of the task's."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of (B, N) placements, as `Task.score`."""
+        return self._task.score(placements)
+
+
+class Simulating:
+    """A task's scoring as a `Measurer`: every placement counts once, also one that does not fit into memory.
+
+    A `Measurer` that is a `StepTimer` too would be asked again, by `measure`, why a step time is infinite.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -233,10 +247,6 @@ class Scoring:
     def problem(self) -> Problem:
         """The task's problem."""
         return self._task.problem
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B,) seconds of (B, N) placements, as `Task.score`."""
-        return self._task.score(placements)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One measurement a placement, of its step time alone; one that is infinite does not fit into memory."""

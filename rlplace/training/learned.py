@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlplace.env.rewards import make_reward
 from rlplace.env.scoring import Scorer
+from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.config import LearnConfig
 from rlplace.policy.protocols import Learner, Policy
 from rlplace.policy.registry import LEARNERS, POLICIES
@@ -17,7 +18,7 @@ from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.warm_starts import try_all
-from rlplace.search.task import Measuring, Scoring, Task
+from rlplace.search.task import Measuring, Simulating, Task
 
 SCREENED = 8
 """Samples simulated for each one that is measured."""
@@ -25,6 +26,7 @@ MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""
 
 
+@one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
 def solve(task: Task, config: LearnConfig | None = None) -> Policy:
     """Places by a policy and by search that learn from each other; returns the policy.
 
@@ -78,7 +80,7 @@ class Agent:
         self._learner: Learner = LEARNERS[config.learner](self.policy, config, seed)
         self._baseline_s = float(problem.costs.op_time_s.mean(axis=1).sum()) or 1.0
         reward = make_reward(config.reward, self._baseline_s)
-        self._scorer = Scorer(Scoring(task), reward, deterministic=True)
+        self._scorer = Scorer(Simulating(task), reward, deterministic=True)
         self._imitation_s = 0.0
         self._host_scorer = None
         if task.host is not None:
@@ -102,7 +104,7 @@ class Agent:
         task, idle, begin = self._task, 0, self._task.spent
         while task.spent < until and not task.is_spent and idle < MOST_IDLE:
             before = task.evaluations
-            rows = self.policy.sample(int(max(2, min(self._config.num_samples, task.evaluations_left))))
+            rows = self.policy.sample(int(min(self._config.num_samples, task.evaluations_left)))
             scores = self._scorer.score(rows)
             progress = (task.spent - begin) / max(until - begin, 1e-12)
             figures = self._learner.update(rows, scores.reward, progress=min(progress, 1.0))
@@ -123,6 +125,8 @@ class Agent:
             proposed = grouping.expand(self._propose(count - len(promising)))
             batch = np.concatenate((promising.reshape(-1, proposed.shape[1]), proposed))
             scores = self._host_scorer.score_placements(batch)
+            if not len(scores.placements):  # the host's time ended while the batch was made
+                return
             rows = np.stack([majority_devices(task.problem, devices) for devices in scores.placements])
             task.tell(self._learner.update(rows, scores.reward, progress=1.0))
 

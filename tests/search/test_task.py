@@ -9,9 +9,11 @@ import pytest
 from fake_measurer import CountingMeasurer, TimingMeasurer, chain_problem
 from numpy.typing import NDArray
 
+from rlplace.env.rewards import make_reward
+from rlplace.env.scoring import Scorer
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.search.registry import METHODS, Method, find, register_method
-from rlplace.search.task import Budget, Measuring, Scoring, Task
+from rlplace.search.task import Budget, Measuring, Simulating, Task
 
 PROBLEM = chain_problem(3)
 
@@ -57,17 +59,23 @@ def test_the_observer_sees_what_counted_and_nothing_else() -> None:
     assert notes.figures == [{"loss": 0.5}]
 
 
-def test_scoring_and_measuring_are_measurers_that_count() -> None:
+def test_simulating_and_measuring_are_measurers_that_count() -> None:
     host = Host(batches=9)
     timer = TimingMeasurer(PROBLEM, wanted=[0, 1, 1], failing=[1, 0, 0])
     task = Task(PROBLEM, timer, Budget(evaluations=9, measurements=3), host=host)
-    statuses = [m.status for m in Scoring(task).measure(rows([0, 1, 1], [1, 0, 0]))]
+    statuses = [m.status for m in Simulating(task).measure(rows([0, 1, 1], [1, 0, 0]))]
     assert (statuses, task.evaluations) == (["ok", "oom"], 2)
     assert [m.step_time_s for m in Measuring(task).measure(rows([0, 1, 1], [0, 0, 0]))] == [1.0, 3.0]
     assert task.measurements_left == 1
     assert len(task.measure(rows([0, 1, 1], [0, 0, 0]))) == 1
     assert task.measure(rows([0, 1, 1])) == []
     assert task.measurements == 3
+
+
+def test_a_placement_that_does_not_fit_counts_once_where_it_is_rewarded() -> None:
+    task = Task(PROBLEM, TimingMeasurer(PROBLEM, wanted=[0, 1, 1], failing=[1, 0, 0]), Budget(evaluations=9))
+    scores = Scorer(Simulating(task), make_reward("log_speedup", 1.0), deterministic=True).score(rows([1, 0, 0]))
+    assert (scores.status, task.evaluations) == (("oom",), 1)
 
 
 def test_a_host_whose_time_is_up_is_not_asked() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
+import torch
 from fake_measurer import CountingMeasurer, TimingMeasurer, chain_problem
 from numpy.typing import NDArray
 from search_problems import fork_problem, tight_problem
@@ -77,6 +80,17 @@ class Host(CountingMeasurer):
         return np.zeros((0, 4), dtype=np.int32)
 
 
+class ClosingHost(Host):
+    """A host that closes between the second batch's being asked for and its being run."""
+
+    asked = 0
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        self.asked += 1
+        return self.asked < 5  # asked at first, before a batch is made, and when it is run
+
+
 class Indifferent:
     """A simulator that cannot tell placements apart."""
 
@@ -91,6 +105,41 @@ def test_measured_step_times_teach_what_the_simulator_does_not_know() -> None:
     assert task.measurements == 150
     assert policy.mode().tolist() == [1, 1, 1, 1]
     assert all(len(batch) <= 6 for batch in host.batches)
+
+
+def test_a_host_that_closes_while_a_batch_is_made_ends_the_measuring() -> None:
+    host = ClosingHost(chain_problem(4), wanted=[1, 1, 1, 1])
+    task = Task(host.problem, Indifferent(), Budget(evaluations=16, measurements=150), host=host, seed=0)
+    solve(task, LearnConfig(num_samples=8, num_measured=6))
+    assert (len(host.batches), host.asked) == (1, 5)
+
+
+def test_it_learns_with_one_thread_whatever_the_caller_has() -> None:
+    threads: set[int] = set()
+
+    class Watching(Indifferent):
+        def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+            threads.add(torch.get_num_threads())
+            return super().step_times(placements)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        find(fork_problem(0), "learned", Watching(), Budget(evaluations=30))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads == {1}
+
+
+def test_it_leaves_the_generators_of_others_alone() -> None:
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    problem = fork_problem(0)
+    find(problem, "learned", Simulator(problem), Budget(evaluations=60))
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 def test_what_search_left_over_is_measured_and_learned_from_too() -> None:
