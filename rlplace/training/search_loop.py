@@ -26,6 +26,8 @@ FINAL_SHARE = 0.15
 """Share of a method's time in which its best measured placements are told apart."""
 BATCH = 6
 """Placements a race, where the method does not measure by itself."""
+LEAST_KEPT, MOST_KEPT = 64, 512
+"""Simulated placements that are kept to be measured: as many as may be run, within reason."""
 STEPS = 6.5
 """Steps that measuring a placement takes, about: a warm-up, up to five rounds, its share of the reference's."""
 SHOW_EVERY_S = 0.1
@@ -138,7 +140,7 @@ class _Loop:
         on_best: Callable[[Plan, float], None],
         clock: Clock,
     ) -> None:
-        self.candidates = Candidates()
+        self.candidates = Candidates(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)))
         self._evaluator, self._progress, self._tracker = evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._single_s, self._on_best = single_s, on_best

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import make_progress
@@ -25,8 +26,8 @@ PROBLEM = chain_problem(4)
 class FakeHost:
     """An `Evaluator` whose truth is the number of ops that are not where `wanted` has them; a race takes 2 s."""
 
-    def __init__(self, wanted: list[int], *, fails: bool = False) -> None:
-        self.problem, self.simulator = PROBLEM, Simulator(PROBLEM, threads=1)
+    def __init__(self, wanted: list[int], *, fails: bool = False, problem: Problem = PROBLEM) -> None:
+        self.problem, self.simulator = problem, Simulator(problem, threads=1)
         self.wanted, self.fails, self.now_s = np.array(wanted), fails, 0.0
         self.races: list[tuple[RaceProtocol, list[list[int]]]] = []
 
@@ -85,6 +86,14 @@ def test_the_host_decides_among_what_the_simulator_liked() -> None:
     assert protocol == FINAL
     assert len(finalists) == 4
     assert [0, 0, 1, 1] in finalists
+
+
+def test_a_large_budget_measures_more_than_the_usual_number_of_candidates() -> None:
+    generator = np.random.default_rng(0)
+    problem = chain_problem(12)
+    host = FakeHost([0] * 12, problem=problem)
+    rows = np.unique(generator.integers(0, 2, (500, 12)), axis=0)[:200]
+    assert run(host, rows.tolist(), LoopBudget(1000.0, 0.5, measurements=150)).num_measured == 150
 
 
 def test_only_as_many_are_measured_as_the_budget_says() -> None:
