@@ -38,6 +38,8 @@ HEURISTICS = (
 """Methods that need a handful of evaluations each, the quickest first."""
 HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
+LEAST_S = 1e-3
+"""Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
 _CHUNK = 256
 
 
@@ -54,7 +56,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
     for solve in HEURISTICS:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
             break
-        part = Task(task.problem, Scoring(task), Budget(task.evaluations_left, task.seconds_left))
+        part = Task(task.problem, Scoring(task), Budget(task.evaluations_left, task.seconds_left or LEAST_S))
         try:
             solve(part)
         except (MissingExtra, RunnerError):
