@@ -63,8 +63,8 @@ class CompareConfig:
             raise InvalidValue("seeds", self.seeds, "at least 1", where="compare")
         if self.evaluations is not None and self.evaluations < 1:
             raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
-        if self.seconds is not None and not self.seconds > 0:
-            raise InvalidValue("seconds", self.seconds, "more than 0", where="compare")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise InvalidValue("seconds", self.seconds, "more than 0, and finite", where="compare")
 
     @property
     def total_s(self) -> float:

@@ -13,7 +13,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.training import train
+from rlplace.training import TrainConfig, train
 
 
 def place(
@@ -43,9 +43,10 @@ def place(
         grouping: the rule that groups are made by.
         constraints: pins, exclusions and what stays together.
     """
+    config = TrainConfig(budget_s=budget_s, seed=seed)  # refused before anything is measured
     graph = capture(model, inputs, loss_fn, optimizer, targets=targets)
     problem = Problem.profile(
         graph, Host.detect() if host is None else host, grouping=grouping, constraints=constraints
     )
-    result = train(problem, budget_s=budget_s, seed=seed)
+    result = train(problem, config)
     return PlacedModel(graph, problem.host, result.placement.plan, seed=seed)

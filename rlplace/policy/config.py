@@ -65,6 +65,8 @@ class PPOConfig:
         for name in ("learning_rate", "clip_range", "max_grad_norm", "flips"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(name, getattr(self, name), "more than 0", where="PPO")
+        if self.batch_size is not None and self.batch_size < 2:  # their advantages are told apart by their spread
+            raise InvalidValue("batch_size", self.batch_size, "at least 2", where="PPO")
 
 
 @dataclass(frozen=True)
@@ -124,3 +126,6 @@ class LearnConfig:
             raise InvalidValue("share", self.share, "0..1", where="learn")
         if self.init not in INITS:
             raise UnknownName("init", self.init, INITS)
+        if self.init == "none" and not self.share:
+            hint = "Without a start and without samples there is nothing to search from."
+            raise InvalidValue("share", self.share, "more than 0 where init is none", where="learn", hint=hint)

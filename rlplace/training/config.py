@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,8 @@ class TrainConfig:
     """How the method `learned` learns."""
 
     def __post_init__(self) -> None:
-        if not self.budget_s > 0:
-            raise InvalidValue("budget_s", self.budget_s, "more than 0", where="train")
+        if not 0 < self.budget_s < math.inf:
+            raise InvalidValue("budget_s", self.budget_s, "more than 0, and finite", where="train")
         if self.num_groups < 1:
             raise InvalidValue("num_groups", self.num_groups, "at least 1", where="train")
         check_seed(self.seed)

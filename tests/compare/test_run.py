@@ -168,6 +168,7 @@ def test_a_pinned_group_stays_where_it_may_be() -> None:
         ({"methods": ("anneall",)}, "anneall"),
         ({"evaluations": 0}, "evaluations"),
         ({"seconds": 0.0}, "seconds"),
+        ({"seconds": math.inf}, "finite"),
         ({"seeds": 0}, "seeds"),
     ],
 )

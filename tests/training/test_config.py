@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.config import LearnConfig, PPOConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 from rlplace.training.run import check_names
 
@@ -18,6 +18,7 @@ from rlplace.training.run import check_names
     [
         ({"track": "onlin"}, UnknownName, "online"),
         ({"budget_s": -1.0}, InvalidValue, "budget_s"),
+        ({"budget_s": float("inf")}, InvalidValue, "finite"),
         ({"num_groups": 0}, InvalidValue, "num_groups"),
         ({"seed": -1}, InvalidValue, "seed"),
     ],
@@ -31,6 +32,13 @@ def test_mistakes_are_named(options: dict[str, object], error: type[Exception], 
 def test_mistakes_of_the_search_are_named(options: dict[str, float]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(options))):
         SearchConfig(**options)  # type: ignore[arg-type]
+
+
+def test_learning_that_could_not_begin_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="share"):
+        LearnConfig(init="none", share=0.0)
+    with pytest.raises(InvalidValue, match="batch_size"):
+        PPOConfig(batch_size=1)
 
 
 @pytest.mark.parametrize(
