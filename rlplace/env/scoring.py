@@ -66,10 +66,7 @@ class Scorer:
         return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
 
     def score_placements(self, placements: NDArray[np.integer]) -> Scores:
-        """Outcomes of `placements` (B, N), devices of ops, in order; not kept, whatever the measurer.
-
-        A host whose time ends may leave out the last ones: they are left out of the scores too.
-        """
+        """Outcomes of `placements` (B, N), devices of ops, in order; not kept, whatever the measurer."""
         rows = np.ascontiguousarray(placements, dtype=np.int32)
         barred = np.zeros(len(rows), dtype=np.bool_)
         if self.problem.allowed is not None:
@@ -84,10 +81,7 @@ class Scorer:
         new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
         if new:
             fresh = sorted(new.values())
-            outcomes.update(zip((keys[row] for row in fresh), self._measure(placements[fresh]), strict=is_kept))
-        if not is_kept:
-            placements = placements[[key in outcomes for key in keys]]
-            keys = [key for key in keys if key in outcomes]
+            outcomes.update(zip((keys[row] for row in fresh), self._measure(placements[fresh]), strict=True))
         found = [outcomes[key] for key in keys]
         while len(self._known) > CACHE_ENTRIES:
             del self._known[next(iter(self._known))]

@@ -100,9 +100,12 @@ class Agent:
         self._imitation_s = self._task.elapsed_s - before_s
 
     def learn(self, *, until: float) -> None:
-        """Samples, scores and updates until a share of the budget is spent, or nothing new comes up any more."""
+        """Samples, scores and updates until a share of the budget is spent, or nothing new comes up any more.
+
+        A task that has seen no placement yet gets a batch however little time there is.
+        """
         task, idle, begin = self._task, 0, self._task.spent
-        while task.spent < until and not task.is_spent and idle < MOST_IDLE:
+        while idle < MOST_IDLE and (not task.evaluations or (task.spent < until and not task.is_spent)):
             before = task.evaluations
             rows = self.policy.sample(int(min(self._config.num_samples, task.evaluations_left)))
             scores = self._scorer.score(rows)
@@ -125,8 +128,6 @@ class Agent:
             proposed = grouping.expand(self._propose(count - len(promising)))
             batch = np.concatenate((promising.reshape(-1, proposed.shape[1]), proposed))
             scores = self._host_scorer.score_placements(batch)
-            if not len(scores.placements):  # the host's time ended while the batch was made
-                return
             rows = np.stack([majority_devices(task.problem, devices) for devices in scores.placements])
             task.tell(self._learner.update(rows, scores.reward, progress=1.0))
 

@@ -81,14 +81,14 @@ class Host(CountingMeasurer):
 
 
 class ClosingHost(Host):
-    """A host that closes between the second batch's being asked for and its being run."""
+    """A host that closes once it was asked, before the second batch, whether it is open."""
 
     asked = 0
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
         self.asked += 1
-        return self.asked < 5  # asked at first, before a batch is made, and when it is run
+        return self.asked <= 3  # at first, and before each of two batches
 
 
 class Indifferent:
@@ -107,11 +107,17 @@ def test_measured_step_times_teach_what_the_simulator_does_not_know() -> None:
     assert all(len(batch) <= 6 for batch in host.batches)
 
 
-def test_a_host_that_closes_while_a_batch_is_made_ends_the_measuring() -> None:
+def test_a_host_that_closes_while_a_batch_is_made_still_runs_it() -> None:
     host = ClosingHost(chain_problem(4), wanted=[1, 1, 1, 1])
     task = Task(host.problem, Indifferent(), Budget(evaluations=16, measurements=150), host=host, seed=0)
     solve(task, LearnConfig(num_samples=8, num_measured=6))
-    assert (len(host.batches), host.asked) == (1, 5)
+    assert (len(host.batches), host.asked) == (2, 4)
+
+
+def test_a_policy_alone_proposes_something_however_little_time_there_is() -> None:
+    problem = fork_problem(0)
+    config = LearnConfig(init="none", share=1.0)
+    assert find(problem, "learned", Simulator(problem), Budget(seconds=1e-9), config=config).devices is not None
 
 
 def test_it_learns_with_one_thread_whatever_the_caller_has() -> None:
