@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from rlplace.measure.placement import Placement, check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.placed_step import PlacedStep
 from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.threads import keep_freed_memory
+from rlplace.measure.run.threads import keep_freed_memory, usable_cores
 from rlplace.measure.run.workers import Crew
 
 
@@ -111,7 +111,7 @@ def to_step(
         model: the one that `graph` was captured from.
         graph: with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host; by default the one of `auto`, `cores` and `cores` with gangs that the placement was made for.
+        host: that host; by default the one that the placement was made for: `auto`, or any `cores:...`.
         seed: of random ops.
 
     Raises:
@@ -130,8 +130,16 @@ def matching_host(placement: Placement) -> Host:
     Raises:
         FingerprintMismatch: there is none.
     """
-    auto = detect_host("auto")
-    for host in (auto, detect_host("cores"), detect_host("cores", gangs=True)):
+    for host in _hosts_here(len(placement.device_names)):
         if host.fingerprint == placement.host_fingerprint:
             return host
-    raise FingerprintMismatch("host", placement.host_fingerprint, auto.fingerprint)
+    raise FingerprintMismatch("host", placement.host_fingerprint, detect_host("auto").fingerprint)
+
+
+def _hosts_here(num_devices: int) -> Iterator[Host]:
+    """Hosts of this machine with so many devices that a word names: `auto`, any `cores:...`, with a gang or not."""
+    yield detect_host("auto")
+    for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
+        for cores_per_device in range(1, len(usable_cores()) // max(num_single, 1) + 1):
+            if num_single > 0:
+                yield detect_host("cores", num_single, cores_per_device, gangs=gangs)

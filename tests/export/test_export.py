@@ -16,9 +16,11 @@ from torch import nn
 import rlplace
 from rlplace.cli.main import main
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
-from rlplace.export import check_export, script
+from rlplace.export import check_export, matching_host, script
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement, Problem, Simulator
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.plan import Plan
 from rlplace.search.rules import baselines
 
 TINY = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
@@ -141,6 +143,20 @@ def test_place_does_it_all_in_one_call() -> None:
     step = rlplace.place(model, x, square, "sgd", budget_s=1.0)
     assert float(step(x)) == pytest.approx(square(model(x)).item(), rel=1e-5)
     step.close()
+
+
+@pytest.mark.parametrize("word", ["auto", "cores:3", "cores:2x4", "cores:1x8"])
+@pytest.mark.parametrize("gangs", [False, True])
+def test_the_host_of_a_placement_is_found_again_however_its_cores_were_shared_out(
+    word: str, gangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    host = resolve_host(word, gangs=gangs)
+    names = tuple(device.name for device in host.devices)
+    plan = Plan(*(np.zeros(0, dtype=np.int32) for _ in range(4)))
+    assert matching_host(Placement(plan, "graph", host.fingerprint, names)) == host
+    with pytest.raises(FingerprintMismatch, match="another"):
+        matching_host(Placement(plan, "graph", "another", names))
 
 
 def test_the_script_is_short_and_valid() -> None:
