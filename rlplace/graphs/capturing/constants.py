@@ -121,9 +121,9 @@ class ConstantCheck(TorchFunctionMode):
             line = self._lines.get(_storage(value), "")
             what = f"`{name}`" if name else "a tensor"
             raise CaptureError(
-                f"the loss depends on {what} {tuple(value.shape)}, which requires a gradient and is no parameter of the "
-                f"model{f', at {line}' if line else ''}. It would never be updated. Hint: make it a parameter of the "
-                f"model (in a submodule, whose result `forward` returns), or freeze it where it is a constant "
+                f"the loss depends on {what} {tuple(value.shape)}, which requires a gradient and is no parameter of "
+                f"the model{f', at {line}' if line else ''}. It would never be updated. Hint: make it a parameter of "
+                f"the model (in a submodule, whose result `forward` returns), or freeze it where it is a constant "
                 f"(`requires_grad_(False)`).",
                 source=line,
             )
