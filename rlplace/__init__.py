@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "capture": "rlplace.graphs",
     "OpGraph": "rlplace.graphs",
+    "OptimizerSpec": "rlplace.graphs",
     "Constraints": "rlplace.graphs",
     "Grouping": "rlplace.graphs",
     "group_ops": "rlplace.graphs",

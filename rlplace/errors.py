@@ -22,14 +22,15 @@ class UserError(RlplaceError):
 class UnknownName(UserError):
     """A name that nothing answers to; carries `kind`, `name`, `known` and the `nearest` known names."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
         self.kind = kind
         self.name = name
         self.known = tuple(sorted(known))
         self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
-        hint = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
+        guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
         known_names = f" Known: {', '.join(self.known)}." if self.known else " There is none that could be meant."
-        super().__init__(f"unknown {kind} {name!r}: {hint}{known_names}")
+        suffix = f" {hint}" if hint else ""
+        super().__init__(f"unknown {kind} {name!r}: {guess}{known_names}{suffix}")
 
 
 class InvalidValue(UserError):

@@ -96,6 +96,10 @@ class OpGraph:
             object.__setattr__(self, name, array)
         self._validate()
 
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        return f"OpGraph({self.num_ops} ops, {self.num_tensors} tensors, {self.num_edges} edges)"
+
     @property
     def num_ops(self) -> int:
         return len(self.names)

@@ -51,6 +51,11 @@ class Problem:
         if self.allowed is not None:
             self._check_allowed(self.allowed, (n, d))
 
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        of = f"{self.grouping.num_groups} groups on {self.host.name} ({self.host.num_devices} devices)"
+        return f"Problem({self.graph!r}, {of}, {self.costs.source} costs)"
+
     @cached_property
     def group_allowed(self) -> NDArray[np.bool_]:
         """(G, D) bool: devices where all the ops of a group may run; every group has at least one."""

@@ -24,7 +24,7 @@ class SearchConfig:
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
-    """Placements measured before the search, to calibrate the simulator on; 0 leaves it as profiled."""
+    """Placements measured before the search, to calibrate the simulator on (6 at least); 0 leaves it as profiled."""
     table_rounds: int = 25
     """Rounds of the final table."""
 

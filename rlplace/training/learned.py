@@ -48,7 +48,9 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
         others = [(start, start_s)]
         agent.imitate(begin)
         if try_all(task, share=0.5) and task.best_devices is not None:  # few enough: nothing is left to be found
-            begin, begin_s = task.best_devices, task.best_s
+            agent.imitate(task.best_devices)
+            agent.measure()
+            return agent.policy
     agent.learn(until=task.spent + config.share * (1.0 - task.spent))
     if task.best_devices is not None:
         if begin is None:
@@ -123,6 +125,7 @@ class Agent:
         if self._host_scorer is None or task.host is None or not task.measurements_left:
             return
         self._learner.forget()
+        has_choice = bool((task.problem.group_allowed.sum(axis=1) > 1).any())
         while (count := min(self._config.num_measured, task.measurements_left)) > 0:
             promising = task.host.promising(count - count // 2)
             proposed = grouping.expand(self._propose(count - len(promising)))
@@ -130,6 +133,8 @@ class Agent:
             scores = self._host_scorer.score_placements(batch)
             rows = np.stack([majority_devices(task.problem, devices) for devices in scores.placements])
             task.tell(self._learner.update(rows, scores.reward, progress=1.0))
+            if not has_choice:  # one device, or pins for every group: once is enough
+                break
 
     def _propose(self, count: int) -> NDArray[np.int32]:
         """(<= count, G): the mode and samples of the policy, the best of several by simulation."""

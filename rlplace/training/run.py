@@ -22,7 +22,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.policy.registry import LEARNERS, POLICIES
 from rlplace.report import save_timeline_png, write_chrome_trace
-from rlplace.report.format import format_clock
+from rlplace.report.format import format_clock, format_seconds
 from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.folder import RunFolder
@@ -59,6 +59,11 @@ class TrainResult:
     table: Table
     timeline: Timeline
     is_measured: bool
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every op of the placement and the timeline."""
+        how = "measured" if self.is_measured else "simulated"
+        return f"TrainResult(best {self.table.best!r}, {format_seconds(self.step_time_s)} a step, {how})"
 
     @property
     def step_time_s(self) -> float:

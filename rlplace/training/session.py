@@ -82,6 +82,10 @@ def run_training(
         progress.close()
         _show(result, folder, is_quiet=is_quiet)
         return result.table.to_dict()
+    except KeyboardInterrupt:
+        if run.has("placement.json"):
+            progress.say(f"stopped; the best placement so far is {run.path('placement.json')}")
+        raise
     finally:
         progress.close()
         tracker.finish(is_complete=is_complete)

@@ -113,7 +113,8 @@ def _parse_single(text: str) -> WorkloadSpec:
             raise InvalidValue("workload", text, f"{name!r} alone", hint="A function takes no size and no options.")
         return WorkloadSpec(name)
     if name not in CONFIGS:
-        raise UnknownName("workload", name, [*CONFIGS, MULTI])
+        hint = "A function of yours is package.module:function, a graph file its path."
+        raise UnknownName("workload", name, [*CONFIGS, MULTI], hint=hint)
     items = [item.strip() for item in rest.split(",")] if at else []
     size: Size | None = None
     if items and "=" not in items[0]:

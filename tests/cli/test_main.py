@@ -28,6 +28,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["train", "inception_v4"], ["unknown workload", "'inception_v3'"]),
+        (["train", "mymodel"], ["unknown workload", "package.module:function"]),
         (["train", "nmt@unitz=5"], ["unitz", "units"]),
         (["train", "nmt@units=many"], ["units", "many"]),
         (["train", "nmt", "--host", "8xV100-dgx"], ["unknown host", "8xV100-dgx1"]),

@@ -28,6 +28,13 @@ def barred_problem() -> Problem:
     )
 
 
+def test_it_prints_as_one_line() -> None:
+    problem = barred_problem()
+    graph = "OpGraph(3 ops, 3 tensors, 2 edges)"
+    assert repr(problem.graph) == graph
+    assert repr(problem) == f"Problem({graph}, 3 groups on {problem.host.name} (3 devices), estimated costs)"
+
+
 def test_the_next_allowed_device_is_taken() -> None:
     rows = np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2]])
     assert barred_problem().nearest_groups(rows).tolist() == [[0, 1, 0], [2, 1, 1], [2, 1, 2]]

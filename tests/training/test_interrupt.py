@@ -51,5 +51,6 @@ def test_ctrl_c_keeps_the_best_placement_so_far(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
+    assert f"the best placement so far is {folder / 'placement.json'}" in err
     assert load_placement(folder / "placement.json").method in ("single", "random", "learned")
     assert (folder / "config.json").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,15 @@ def test_a_policy_that_is_sure_of_itself_ends_the_search() -> None:
     task = Task(measurer.problem, measurer, Budget(evaluations=10_000), seed=0)
     solve(task, LearnConfig(init="none", share=1.0))
     assert (task.best_s, task.evaluations) == (1.0, 4)
+
+
+def test_where_all_placements_were_tried_nothing_is_annealed() -> None:
+    measurer = TimingMeasurer(chain_problem(2), wanted=[0, 1])
+    task = Task(measurer.problem, measurer, Budget(evaluations=10_000), seed=0)
+    policy = solve(task, LearnConfig())
+    assert task.best_s == 1.0
+    assert policy.mode().tolist() == [0, 1]  # it was taught all the same
+    assert task.evaluations < 1_000  # list schedules are tuned first
 
 
 class Host(CountingMeasurer):
@@ -156,3 +166,12 @@ def test_what_search_left_over_is_measured_and_learned_from_too() -> None:
     policy = solve(task, LearnConfig(num_samples=8, num_measured=6))
     assert asked[0] == 3  # half of a batch
     assert policy.mode().tolist() == [1, 0, 1, 0]
+
+
+def test_a_placement_without_a_choice_is_measured_once() -> None:
+    problem = chain_problem(4)
+    pinned = replace(problem, allowed=np.array([[False, True]] * 4))
+    host = Host(pinned, wanted=[1, 1, 1, 1])
+    task = Task(pinned, Indifferent(), Budget(evaluations=32, measurements=60), host=host, seed=0)
+    solve(task, LearnConfig(num_samples=8, num_measured=6))
+    assert [batch.tolist() for batch in host.batches] == [[[1, 1, 1, 1]]]

@@ -57,6 +57,8 @@ def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path:
 
 def test_any_method_can_be_trained_and_portfolio_stands_beside_it() -> None:
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="genetic"))
+    assert repr(result).startswith(f"TrainResult(best {result.table.best!r}, ")
+    assert repr(result).endswith(" a step, simulated)")
     assert [row["method"] for row in result.table.rows][-3:] == ["genetic", "portfolio", "eager"]
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="portfolio"))
     assert [row["method"] for row in result.table.rows][-2:] == ["portfolio", "eager"]

@@ -107,6 +107,27 @@ class ConstantCheck(TorchFunctionMode):
                 )
             self._require_held(value, node)
 
+    def check_gradients(self, loss: Tensor) -> None:
+        """Judges the tensors that the gradient of the loss reaches besides the model's parameters.
+
+        Raises:
+            CaptureError: one of them requires a gradient (a temperature in the loss, a layer in a list), and would stay
+                as it is without a word.
+        """
+        for value in _leaves_of_gradient(loss):
+            if isinstance(value, FakeTensor) or _storage(value) in self._trainable:  # the latter is left to `check`
+                continue
+            name = self._parameter_name(value)
+            line = self._lines.get(_storage(value), "")
+            what = f"`{name}`" if name else "a tensor"
+            raise CaptureError(
+                f"the loss depends on {what} {tuple(value.shape)}, which requires a gradient and is no parameter of "
+                f"the model{f', at {line}' if line else ''}. It would never be updated. Hint: make it a parameter of "
+                f"the model (in a submodule, whose result `forward` returns), or freeze it where it is a constant "
+                f"(`requires_grad_(False)`).",
+                source=line,
+            )
+
     def _require_held(self, value: Tensor, node: torch.fx.Node | None = None, *, is_read: bool = False) -> None:
         """Refuses a tensor that no module holds, or whose values, read as numbers now, change from step to step."""
         storage, changes = _storage(value), memory(value) in self._changing
@@ -134,6 +155,14 @@ class ConstantCheck(TorchFunctionMode):
 
     def _name(self, is_it: Callable[[object], bool]) -> str:
         return next((name for name, value in self._reached() if is_it(value)), "")
+
+    def _parameter_name(self, value: Tensor) -> str:
+        for path, found in (("loss_fn", self._loss_fn), *self._reached()):
+            if isinstance(found, nn.Module):
+                for name, parameter in found.named_parameters():
+                    if parameter is value:
+                        return f"{path}.{name}"
+        return self._name(lambda other: other is value)
 
     def _at(self, value: Tensor, node: torch.fx.Node) -> str:
         line = self._lines.get(_storage(value))
@@ -175,6 +204,20 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from _leaves(value)
         else:
             yield value
+
+
+def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:
+    """Tensors in which a backward from `loss` would leave a gradient."""
+    left: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (value := getattr(node, "variable", None)) is not None:
+            yield value
+        left.extend(following for following, _ in node.next_functions)
 
 
 def _modules(model: nn.Module, loss_fn: object) -> Iterator[nn.Module]:

@@ -103,6 +103,7 @@ def trace_step(
         if not is_training:
             return [*_flatten_result(result, captured), *replaced.values()]
         loss = _check_loss(result)
+        constants.check_gradients(loss)
         setup_stacktrace_preservation_hooks([loss.grad_fn])  # type: ignore[list-item]
         gradients = torch.autograd.grad(loss, flat[: len(trainable)], allow_unused=True)
         check_dense(tuple(trainable), gradients)

@@ -214,6 +214,45 @@ def test_a_parameter_that_the_loss_reads_behind_the_models_back_would_lose_its_g
     assert graph.names.count("weight") == 1
 
 
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, output: Tensor) -> Tensor:
+        return mean_square(output * self.temperature)
+
+
+def test_a_parameter_of_the_loss_would_never_be_updated() -> None:
+    model, loss_fn = nn.Linear(4, 6, dtype=torch.float64), Tempered()
+    refused = refusal(loss_fn, model)
+    assert "`loss_fn.temperature` (), which" in str(refused)
+    assert "requires_grad_(False)" in str(refused)
+    assert "self.temperature" in refused.source
+    assert "`criterion.temperature`" in str(refusal(lambda output, criterion=loss_fn: criterion(output), model))
+    capture(model, random(3, 4), loss_fn.requires_grad_(False), "sgd")
+
+
+def test_a_layer_that_is_not_registered_would_never_be_updated() -> None:
+    hidden = [nn.Linear(6, 6, dtype=torch.float64)]
+    model = Function(lambda y: hidden[0](y))
+    model.layers = hidden
+    assert "is no parameter of the model" in str(refusal(mean_square, model))
+
+
+def test_a_teacher_that_gets_no_gradient_is_a_constant() -> None:
+    model, teacher = (nn.Linear(4, 6, dtype=torch.float64) for _ in range(2))
+    x = random(3, 4)
+
+    def loss_fn(output: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(x)
+        return mean_square(output - wanted) + mean_square(output - teacher(x).detach())
+
+    step = run_graph(capture(model, x, loss_fn, "sgd"))
+    torch.testing.assert_close(step.result, loss_fn(model(x)).detach())
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
