@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except UserError as error:
-        print(f"rlplace: error: {error}", file=sys.stderr)
+        print(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))), file=sys.stderr)
         return 2
     except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
         print(f"rlplace: failed: {str(error) or type(error).__name__}", file=sys.stderr)

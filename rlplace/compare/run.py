@@ -221,7 +221,10 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
 def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget: Budget) -> Row:
     if found.devices is None and found.evaluations == 0:
         is_late = found.plan_s >= budget.seconds
-        why = "its time was up before its first placement" if is_late else "pins and exclusions leave it no placement"
+        is_free = simulator.problem.allowed is None
+        why = "it tried no placement" if is_free else "pins and exclusions leave it no placement"
+        if is_late:
+            why = "its time was up before its first placement"
         return Row(
             name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why, proved_s=found.lower_bound_s
         )

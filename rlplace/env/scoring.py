@@ -60,8 +60,12 @@ class Scorer:
         return self.measurer.problem
 
     def score(self, group_devices: NDArray[np.integer]) -> Scores:
-        """Outcomes of `group_devices` (B, G), devices of groups, in order."""
-        rows = np.ascontiguousarray(group_devices, dtype=np.int32)
+        """Outcomes of `group_devices` (B, G), devices of groups, in order.
+
+        Raises:
+            InvalidValue: wrong length, no integers, or a device out of range.
+        """
+        rows = np.ascontiguousarray(self.problem.check_groups(group_devices))
         barred = np.asarray(~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1))
         return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,20 +195,27 @@ class Problem:
         leaders = members[firsts][place]
         return members[leaders != members], leaders[leaders != members]
 
+    def check_groups(
+        self, group_devices: NDArray[np.integer], *, where: str = "placement of groups"
+    ) -> NDArray[np.int32]:
+        """`group_devices` (..., G) as int32, checked; groups may be where pins bar them.
+
+        Args:
+            group_devices: devices of groups.
+            where: who made them, for messages.
+
+        Raises:
+            InvalidValue: wrong length, no integers, or a device out of range.
+        """
+        return self._in_range(group_devices, self.grouping.num_groups, "group", where).astype(np.int32, copy=False)
+
     def check_placement(self, devices: NDArray[np.int32]) -> NDArray[np.int32]:
         """`devices` (..., N) as int32, checked.
 
         Raises:
-            InvalidValue: wrong length, a device out of range, or a co-location rule broken.
+            InvalidValue: wrong length, no integers, a device out of range, or a co-location rule broken.
         """
-        devices = np.asarray(devices)
-        if devices.shape[-1:] != (self.graph.num_ops,):
-            raise InvalidValue(
-                "length", devices.shape, f"{self.graph.num_ops} devices, one for each op", where="placement"
-            )
-        if devices.size and (devices.min() < 0 or devices.max() >= self.host.num_devices):
-            bad = int(devices.min()) if devices.min() < 0 else int(devices.max())
-            raise InvalidValue("device", bad, f"0..{self.host.num_devices - 1}", where="placement")
+        devices = self._in_range(devices, self.graph.num_ops, "op", "placement")
         members, leaders = self._together
         wrong = devices[..., members] != devices[..., leaders]
         if np.any(wrong):
@@ -233,6 +241,18 @@ class Problem:
                     where="placement",
                 )
         return np.ascontiguousarray(devices, dtype=np.int32)
+
+    def _in_range(self, devices: NDArray[Any], length: int, one: str, where: str) -> NDArray[Any]:
+        """`devices` (..., length) as an array of integers that name devices of the host."""
+        devices = np.asarray(devices)
+        if devices.shape[-1:] != (length,):
+            raise InvalidValue("length", devices.shape, f"{length} devices, one for each {one}", where=where)
+        if not np.issubdtype(devices.dtype, np.integer):
+            raise InvalidValue("dtype", str(devices.dtype), "integers, indices of devices", where=where)
+        if devices.size and (devices.min() < 0 or devices.max() >= self.host.num_devices):
+            bad = int(devices.min()) if devices.min() < 0 else int(devices.max())
+            raise InvalidValue("device", bad, f"0..{self.host.num_devices - 1}", where=where)
+        return devices
 
     def _check_allowed(self, allowed: NDArray[np.bool_], shape: tuple[int, int]) -> None:
         table = np.ascontiguousarray(allowed, dtype=np.bool_)

@@ -38,10 +38,18 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     about_path = path.with_suffix(".json")
     about = read_json(about_path)
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
-        raise FileProblem(about_path, f"not a policy of schema {SCHEMA} and kind {kind!r}.")
+        raise FileProblem(about_path, _another(about, kind))
     try:
         return about, load(path.read_bytes())
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
         raise FileProblem(path, f"not the weights of {about_path.name}: {error}.") from error
+
+
+def _another(about: object, kind: str) -> str:
+    wrong = f"not a policy of schema {SCHEMA} and kind {kind!r}"
+    actual = about.get("kind") if isinstance(about, dict) else None
+    if not isinstance(actual, str) or actual == kind:
+        return f"{wrong}."
+    return f"{wrong}, but of kind {actual!r}: `load_checkpoint(path, {actual!r})` reads what its `save` kept."

@@ -43,6 +43,10 @@ LEARNERS: Registry[MakeLearner] = Registry("learner", {"ppo": make_ppo, "clone":
 def _placer(policy: Policy, learner: str) -> PlacerPolicy:
     if not isinstance(policy, PlacerPolicy):
         raise InvalidValue(
-            "policy", type(policy).__name__, "`placer`, whose logits it needs", where=f"learner {learner}"
+            "policy",
+            type(policy).__name__,
+            "`placer`, whose logits it needs",
+            where=f"learner {learner}",
+            hint="Choose another learner with it.",
         )
     return policy

@@ -49,7 +49,11 @@ class Method:
         if isinstance(solve, str):
             module, _, function = solve.partition(":")
             solve = cast(Callable[..., Saveable | None], getattr(importlib.import_module(module), function))
-        return solve(task, **options)
+        try:
+            return solve(task, **options)
+        except Exception as error:
+            error.add_note(f"It happened in method {self.name!r}.")
+            raise
 
 
 _BUILT_IN = (

@@ -201,8 +201,12 @@ class Task:
         return times
 
     def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
-        """`score` of devices of groups, (B, G) or (G,)."""
-        return self.score(self.problem.grouping.expand(np.atleast_2d(groups)))
+        """`score` of devices of groups, (B, G) or (G,).
+
+        Raises:
+            InvalidValue: as `score`; wrong length, no integers, or a device out of range.
+        """
+        return self.score(self.problem.grouping.expand(np.atleast_2d(self.problem.check_groups(groups))))
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """Measurements of placements (B, N) on the host; only as many as the budget allows.

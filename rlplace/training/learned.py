@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rlplace.env.rewards import make_reward
 from rlplace.env.scoring import Scorer
 from rlplace.measure.run.threads import one_thread_here
+from rlplace.policy.checks import checked_learner, checked_policy
 from rlplace.policy.config import LearnConfig
-from rlplace.policy.protocols import Learner, Policy
-from rlplace.policy.registry import LEARNERS, POLICIES
+from rlplace.policy.protocols import Policy
 from rlplace.search.groups import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.evolve import tuned_start
@@ -78,8 +78,9 @@ class Agent:
     def __init__(self, task: Task, config: LearnConfig) -> None:
         seed = int(task.generator.integers(2**31))
         self._task, self._config, problem = task, config, task.problem
-        self.policy: Policy = POLICIES[config.policy](problem, config, seed)
-        self._learner: Learner = LEARNERS[config.learner](self.policy, config, seed)
+        self._policy = checked_policy(problem, config, seed)
+        self.policy = self._policy.policy
+        self._learner = checked_learner(self.policy, config, seed)
         self._baseline_s = float(problem.costs.op_time_s.mean(axis=1).sum()) or 1.0
         reward = make_reward(config.reward, self._baseline_s)
         self._scorer = Scorer(Simulating(task), reward, deterministic=True)
@@ -99,6 +100,7 @@ class Agent:
         """Teaches the policy a placement of ops, (N,)."""
         before_s = self._task.elapsed_s
         self._learner.imitate(majority_devices(self._task.problem, devices))
+        self._policy.check_guess()
         self._imitation_s = self._task.elapsed_s - before_s
 
     def learn(self, *, until: float) -> None:
@@ -109,12 +111,13 @@ class Agent:
         task, idle, begin = self._task, 0, self._task.spent
         while idle < MOST_IDLE and (not task.evaluations or (task.spent < until and not task.is_spent)):
             before = task.evaluations
-            rows = self.policy.sample(int(min(self._config.num_samples, task.evaluations_left)))
+            rows = self._policy.sample(int(min(self._config.num_samples, task.evaluations_left)))
             scores = self._scorer.score(rows)
             progress = (task.spent - begin) / max(until - begin, 1e-12)
             figures = self._learner.update(rows, scores.reward, progress=min(progress, 1.0))
             task.tell(figures)
             idle = idle + 1 if task.evaluations == before else 0
+        self._policy.check_guess()
 
     def measure(self) -> None:
         """Has placements measured and learns from them, until the task's measurements or its host's time end.
@@ -138,7 +141,7 @@ class Agent:
 
     def _propose(self, count: int) -> NDArray[np.int32]:
         """(<= count, G): the mode and samples of the policy, the best of several by simulation."""
-        rows = np.concatenate((self.policy.mode()[None], self.policy.sample(max(count, 1) * SCREENED)))
+        rows = np.concatenate((self._policy.mode()[None], self._policy.sample(max(count, 1) * SCREENED)))
         rows = rows[np.sort(np.unique(rows, axis=0, return_index=True)[1])]  # in the order of the draws
         simulated_s = self._task.timer.step_times(self._task.problem.grouping.expand(rows))
         return rows[np.argsort(simulated_s, kind="stable")[:count]]

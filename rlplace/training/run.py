@@ -244,7 +244,9 @@ def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerStep | None, st
 
 
 def _entry(method: str, found: LoopResult) -> Entry:
-    why = "" if found.plan is not None else "found no feasible placement"
+    why = ""
+    if found.plan is None:
+        why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
     return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why=why)
 
 

@@ -119,6 +119,12 @@ def test_a_method_that_scored_nothing_was_too_slow_and_is_not_out_of_memory(monk
     assert "time was up" in random.why
 
 
+def test_a_method_that_tried_nothing_is_not_said_to_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_random", lambda task: None)
+    _, random = compare(two_chains(), CompareConfig(("single", "random"), evaluations=10)).rows
+    assert (random.status, random.why) == ("skipped", "it tried no placement")
+
+
 def test_one_device_is_skipped_where_pins_leave_none() -> None:
     pinned = barred(fork_problem(0), {0: (0,), 3: (1,)})
     (single,) = compare(pinned, CompareConfig(("single",), evaluations=400)).rows

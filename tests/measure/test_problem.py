@@ -41,6 +41,31 @@ def test_the_next_allowed_device_is_taken() -> None:
     assert barred_problem().nearest_groups(rows[1]).tolist() == [2, 1, 1]
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int32])
+def test_groups_of_any_integers_are_taken_as_int32(dtype: type[np.integer]) -> None:
+    checked = barred_problem().check_groups(np.array([[1, 1, 1], [2, 0, 2]], dtype=dtype))
+    assert checked.dtype == np.int32
+    assert checked.tolist() == [[1, 1, 1], [2, 0, 2]]  # barred or not: what that means is the caller's
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ([0, 1], r"placement: length is \(2,\), expected 3 devices, one for each"),
+        ([0, 1, 3], r"placement: device is 3, expected 0\.\.2"),
+        ([0, -1, 0], r"placement: device is -1, expected 0\.\.2"),
+        ([0.0, 1.0, 0.5], "placement: dtype is 'float64', expected integers"),
+        ([0.0, 1.0, np.nan], "placement: dtype is 'float64', expected integers"),
+    ],
+)
+def test_what_is_no_placement_is_refused(devices: list[float], words: str) -> None:
+    problem = barred_problem()
+    with pytest.raises(InvalidValue, match=words):
+        problem.check_placement(np.array(devices))
+    with pytest.raises(InvalidValue, match=words.replace("placement:", "placement of groups:")):
+        problem.check_groups(np.array(devices))
+
+
 def test_draws_are_uniform_over_allowed_devices() -> None:
     drawn = barred_problem().draw_groups(np.random.default_rng(0), 6000)
     shares = [np.bincount(drawn[:, group], minlength=3) / 6000 for group in range(3)]

@@ -7,6 +7,7 @@ from fake_measurer import chain_problem
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.policy import PlacerArchitecture, imitate, load_policy, make_policy
+from rlplace.policy.checkpoint import load_checkpoint, save_checkpoint
 
 ARCHITECTURE = PlacerArchitecture(hidden=8, num_layers=1)
 
@@ -65,6 +66,14 @@ def test_a_description_that_does_not_fit_is_refused(saved, change):
     about_path.write_text(json.dumps(json.loads(about_path.read_text()) | change))
     with pytest.raises(UserError, match=r"policy\.(json|safetensors)"):
         load_policy(saved[1])
+
+
+def test_another_kind_is_named_with_what_reads_it(tmp_path):
+    path = tmp_path / "policy.safetensors"
+    save_checkpoint(path, {"schema": 1, "kind": "table"}, {"table_GD": torch.zeros(3, 2)})
+    with pytest.raises(FileProblem, match=r"kind 'placer', but of kind 'table': `load_checkpoint\(path, 'table'\)`"):
+        load_policy(path)
+    assert load_checkpoint(path, "table")[1]["table_GD"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x80\x04pickle", b"\xff" * 64])

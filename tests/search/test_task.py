@@ -116,3 +116,10 @@ def test_a_registered_method_is_found_like_any_other() -> None:
         METHODS.unregister("all-on-one")
     with pytest.raises(UnknownName, match="portfolio"):
         find(PROBLEM, "portfoli", TimingMeasurer(PROBLEM, [0, 0, 0]))
+
+
+def test_a_mistake_in_a_method_is_told_with_its_name() -> None:
+    method = Method("too-short", lambda task: task.score_groups(np.zeros((1, 2), dtype=np.int32)), "search", "a test")
+    with pytest.raises(InvalidValue, match=r"length is \(1, 2\), expected 3 devices") as caught:
+        method.run(Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 0, 0])))
+    assert caught.value.__notes__ == ["It happened in method 'too-short'."]

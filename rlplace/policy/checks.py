@@ -1,0 +1,126 @@
+"""Policies and learners by name, each asked through a check: they may be another package's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.problem import Problem
+from rlplace.policy.config import LearnConfig
+from rlplace.policy.protocols import Learner, Policy
+from rlplace.policy.registry import LEARNERS, POLICIES
+
+HOW_TO = "docs/extending.md says what each of them does."
+
+
+class CheckedPolicy:
+    """What a policy proposes, refused by the policy's name where it is no placement of the problem's groups.
+
+    Attributes:
+        policy: who is asked.
+    """
+
+    def __init__(self, policy: Policy, name: str, problem: Problem) -> None:
+        self.policy = policy
+        self._name, self._problem = name, problem
+
+    def sample(self, num_samples: int) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn.
+
+        Raises:
+            InvalidValue: another shape, no integers, or devices that the host does not have.
+        """
+        return self._checked(self.policy.sample(num_samples), "sample", num_samples)
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the policy's best guess.
+
+        Raises:
+            InvalidValue: another shape, no integers, or devices that the host does not have.
+        """
+        return self._checked(self.policy.mode(), "mode")
+
+    def check_guess(self) -> None:
+        """Refuses a policy that has no log-probability for its own best guess, as after a step along a NaN gradient.
+
+        Raises:
+            InvalidValue: of `mode` or `log_prob`.
+        """
+        guess = self.mode()
+        with torch.no_grad():
+            log_prob = torch.as_tensor(self.policy.log_prob(guess[None]))
+        where = f"policy {self._name!r}: log_prob"
+        if log_prob.shape != (1,):
+            raise InvalidValue("shape", tuple(log_prob.shape), "(1,) for one placement", where=where)
+        if bool(torch.isnan(log_prob)):
+            hint = "Its weights may have become NaN: look at the learner's loss and learning rate."
+            raise InvalidValue("value", log_prob.item(), "a number, for the policy's own mode", where=where, hint=hint)
+
+    def _checked(self, devices: NDArray[Any], function: str, *batch: int) -> NDArray[np.int32]:
+        shape = (*batch, self._problem.grouping.num_groups)
+        where = f"policy {self._name!r}: {function}"
+        if np.shape(devices) != shape:
+            raise InvalidValue("shape", np.shape(devices), f"{shape}, a device for each group", where=where)
+        return self._problem.check_groups(devices, where=where)
+
+
+class CheckedLearner:
+    """A learner, refused by its name where what it returns cannot be tracked."""
+
+    def __init__(self, learner: Learner, name: str) -> None:
+        self._learner, self._name = learner, name
+        self.imitate, self.forget = learner.imitate, learner.forget
+
+    def update(
+        self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
+    ) -> Mapping[str, float]:
+        """Figures of the learner's update.
+
+        Raises:
+            InvalidValue: they are no mapping.
+        """
+        figures: object = self._learner.update(group_devices, rewards, progress=progress)
+        if not isinstance(figures, Mapping):
+            expected = "figures by name, {} where there are none"
+            raise InvalidValue("value", figures, expected, where=f"learner {self._name!r}: update")
+        return figures
+
+
+def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedPolicy:
+    """The policy that `config` names, made for `problem`.
+
+    Raises:
+        UnknownName: there is none of that name.
+        InvalidValue: what was made is no policy, or one for another number of groups or devices.
+    """
+    policy = POLICIES[config.policy](problem, config, seed)
+    _check_members(policy, "policy", config.policy, ("num_groups", "num_devices", "sample", "log_prob", "mode", "save"))
+    sizes = (policy.num_groups, policy.num_devices)
+    if sizes != problem.group_allowed.shape:
+        expected = f"{problem.group_allowed.shape}, the problem's"
+        raise InvalidValue("(num_groups, num_devices)", sizes, expected, where=f"policy {config.policy!r}")
+    return CheckedPolicy(policy, config.policy, problem)
+
+
+def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLearner:
+    """The learner that `config` names, made for `policy`.
+
+    Raises:
+        UnknownName: there is none of that name.
+        InvalidValue: it cannot teach this policy, or what was made is no learner.
+    """
+    learner = LEARNERS[config.learner](policy, config, seed)
+    _check_members(learner, "learner", config.learner, ("imitate", "update", "forget"))
+    return CheckedLearner(learner, config.learner)
+
+
+def _check_members(made: object, kind: str, name: str, members: tuple[str, ...]) -> None:
+    missing = [member for member in members if not hasattr(made, member)]
+    if missing:
+        actual = f"{type(made).__name__} without {', '.join(missing)}"
+        raise InvalidValue("type", actual, f"a {kind}", where=f"{kind} {name!r}", hint=HOW_TO)
