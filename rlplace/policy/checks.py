@@ -33,7 +33,7 @@ class CheckedPolicy:
         """(num_samples, G) devices of groups, drawn.
 
         Raises:
-            InvalidValue: another shape, no integers, or devices that the host does not have.
+            InvalidValue: another shape, no integers, or devices that are not there or that pins bar.
         """
         return self._checked(self.policy.sample(num_samples), "sample", num_samples)
 
@@ -41,7 +41,7 @@ class CheckedPolicy:
         """(G,) the policy's best guess.
 
         Raises:
-            InvalidValue: another shape, no integers, or devices that the host does not have.
+            InvalidValue: another shape, no integers, or devices that are not there or that pins bar.
         """
         return self._checked(self.policy.mode(), "mode")
 
@@ -66,7 +66,16 @@ class CheckedPolicy:
         where = f"policy {self._name!r}: {function}"
         if np.shape(devices) != shape:
             raise InvalidValue("shape", np.shape(devices), f"{shape}, a device for each group", where=where)
-        return self._problem.check_groups(devices, where=where)
+        checked = self._problem.check_groups(devices, where=where)
+        allowed = self._problem.group_allowed
+        barred = ~allowed[np.arange(shape[-1]), checked].reshape(-1, shape[-1])
+        if barred.any():
+            row, group = np.argwhere(barred)[0].tolist()
+            found = checked.reshape(barred.shape)[row, group]
+            hint = "`problem.group_allowed` says where each group may be: give other devices no probability."
+            expected = f"one of {np.flatnonzero(allowed[group]).tolist()}, where pins and exclusions allow it"
+            raise InvalidValue("device", f"{found} for group {group}", expected, where=where, hint=hint)
+        return checked
 
 
 class CheckedLearner:

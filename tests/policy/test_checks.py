@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fake_measurer import TimingMeasurer, chain_problem
+from search_problems import barred
 
 from rlplace.errors import InvalidValue
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig
@@ -99,6 +100,14 @@ def test_samples_that_are_no_placements(register: Register, answer: Any, words: 
     config = register(changed("sample", answer), IdleLearner({}))
     with pytest.raises(InvalidValue, match=f"policy 'mine': sample: {words}"):
         solve(task(), config)
+
+
+def test_a_device_that_pins_bar() -> None:
+    pinned = barred(chain_problem(3), {1: (1,)})
+    policy = CheckedPolicy(changed("sample", np.array([[0, 1, 0], [0, 0, 0]])), "mine", pinned)
+    with pytest.raises(InvalidValue, match=r"sample: device is '0 for group 1', expected one of \[1\], "):
+        policy.sample(2)
+    assert CheckedPolicy(changed("mode", np.array([0, 1, 0])), "mine", pinned).mode().tolist() == [0, 1, 0]
 
 
 def test_weights_that_became_nan(register: Register) -> None:
