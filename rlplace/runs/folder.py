@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import PARTIAL_ENDING, read_json, write_bytes_atomic, write_json_atomic, write_text_atomic
+from rlplace.files import PARTIAL_ENDING, read_json, write_json_atomic, write_text_atomic
 from rlplace.runs.lock import LOCK_FILE, FolderLock
 
 RUN_FILES = (
@@ -149,16 +149,6 @@ class RunFolder:
         """
         path = self.path(name)
         write_text_atomic(path, text)
-        return path
-
-    def write_bytes(self, name: str, data: bytes) -> Path:
-        """Writes `data` and returns where.
-
-        Raises:
-            FileProblem: the file cannot be written.
-        """
-        path = self.path(name)
-        write_bytes_atomic(path, data)
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:

@@ -31,9 +31,10 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
     """Places by a policy and by search that learn from each other; returns the policy.
 
     The policy imitates what the portfolio's cheap part finds (heuristics, tuned list schedules), samples for a share of
-    the budget and learns from every sample; annealing refines the best placement of both, and the policy learns what
-    came of it, as in expert iteration (Anthony et al. 2017, arXiv:1705.08439). Where the task has a host, the policy
-    goes on there: it proposes placements to be measured and learns from their measured step times.
+    the budget and learns from every sample; annealing goes on from the start that it imitated and, where it branches
+    (graphs whose ops repeat), from the best sample too, and the policy learns what came of it, as in expert iteration
+    (Anthony et al. 2017, arXiv:1705.08439). Where the task has a host, the policy goes on there: it proposes placements
+    to be measured and learns from their measured step times.
 
     Args:
         task: scores and counts.

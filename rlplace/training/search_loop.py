@@ -45,7 +45,7 @@ class LoopResult:
     Attributes:
         plan: the best placement; None if there was none.
         num_scored: placements simulated.
-        num_measured: distinct requests to run a placement, the last race aside.
+        num_measured: placements run, each as often as it was, the last race aside.
         learned: what the method learned, if it learns.
     """
 

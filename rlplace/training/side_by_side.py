@@ -58,6 +58,8 @@ def search_side_by_side(
         for name in methods
     }
 
+    planner = Simulator(problem, threads=1)
+
     def run(name: str) -> Saveable | None:
         with one_thread_here():
             return METHODS[name].run(tasks[name], **methods[name])
@@ -85,12 +87,12 @@ def search_side_by_side(
             tell()
             leader = min(tasks, key=lambda name: tasks[name].best_s)
             if (devices := tasks[leader].best_devices) is not None:
-                on_best(leader, Simulator(problem).plan(devices), tasks[leader].best_s)
-    return {name: _result(problem, tasks[name], futures[name].result()) for name in methods}
+                on_best(leader, planner.plan(devices), tasks[leader].best_s)
+    return {name: _result(planner, tasks[name], futures[name].result()) for name in methods}
 
 
-def _result(problem: Problem, task: Task, learned: Saveable | None) -> LoopResult:
-    plan = None if task.best_devices is None else Simulator(problem).plan(task.best_devices)
+def _result(planner: Simulator, task: Task, learned: Saveable | None) -> LoopResult:
+    plan = None if task.best_devices is None else planner.plan(task.best_devices)
     return LoopResult(plan, task.evaluations, 0, learned)
 
 

@@ -68,7 +68,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(FileProblem, match="Input/output error"):
         folder.write_json("result.json", {"rows": [1]})
     with pytest.raises(FileProblem, match="Input/output error"):
-        folder.write_bytes("timeline.png", b"png")
+        folder.write_text("step.py", "pass")
     assert folder.read_json("result.json") == {"rows": []}
     folder.close()
     assert os.listdir(tmp_path) == ["result.json"]
