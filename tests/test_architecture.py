@@ -13,7 +13,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "files", "jit", "decode", "registry", "seeds"}
+GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},
@@ -94,6 +94,12 @@ def test_there_are_no_circles_but_those_that_are_named() -> None:
         assert graph.has_edge(*edge), f"{edge} is no longer needed"
         graph.remove_edge(*edge)
     assert list(nx.simple_cycles(graph)) == []
+
+
+def test_torch_cuda_is_behind_one_module() -> None:
+    """The doctor aside: it looks at a `torch` that it is given, also at one that cannot be imported."""
+    users = {name for name, path in MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}
+    assert {name for name in users if not name.startswith("rlplace.runs.doctor.")} == {"rlplace.cuda"}
 
 
 def packages() -> list[Path]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from rlplace import cuda
 from rlplace.compare.replicas import ReplicaTeam, simulated_replicas, with_batch_share
 from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RlplaceError
@@ -123,14 +124,14 @@ class _CudaGraphStep:
     def __init__(self, problem: Problem) -> None:
         self._step = EagerStep(problem.graph, problem.host, is_capturable=True)  # the graph writes into its tensors
         try:
-            self._graph = self._step.as_cuda_graph()
+            self._replay = self._step.as_cuda_graph()
         except RuntimeError as error:
             raise _CannotRun(f"cannot be captured as a CUDA graph: {error}") from error
 
     def __call__(self) -> float:
         begin = time.perf_counter()
-        self._graph.replay()
-        torch.cuda.synchronize()
+        self._replay()
+        cuda.await_all()
         return time.perf_counter() - begin
 
 

@@ -196,6 +196,7 @@ def _replica(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    from rlplace import cuda
     from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
 
     is_cuda = device.backend == "cuda"
@@ -205,7 +206,7 @@ def _replica(
         torch.set_num_threads(max(len(device.cores), 1))
         place = torch.device(device.name if is_cuda else "cpu")
         if is_cuda:
-            torch.cuda.set_device(place)  # else every replica's first allocations, and NCCL's, are on GPU 0
+            cuda.use(place)  # else every replica's first allocations, and NCCL's, are on GPU 0
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
@@ -228,7 +229,7 @@ def _replica(
         while pipe.recv() == "step":
             _step(model, inputs, work.loss_fn if is_training else None, targets, optimizer)
             if is_cuda:
-                torch.cuda.synchronize()
+                cuda.await_all()
             pipe.send("done")
         dist.destroy_process_group()
     except EOFError:  # the parent is gone

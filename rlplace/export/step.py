@@ -67,11 +67,13 @@ class PlacedModel:
             self._residents.set_tensor(op, int(self._plan.devices[op]), tensor)
         self._step.run(self.num_steps)
         self.num_steps += 1
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+        with self._residents.settled():
+            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters and buffers, by dotted name."""
-        return {name: self._resident(name).detach().clone() for name in self._state}
+        with self._residents.settled():
+            return {name: self._resident(name).detach().clone() for name in self._state}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; names that are left out stay.
@@ -89,7 +91,7 @@ class PlacedModel:
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`."""
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        with torch.no_grad():
+        with torch.no_grad(), self._residents.settled():
             for name in self._state:
                 named[name].copy_(self._resident(name))
 

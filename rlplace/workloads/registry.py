@@ -97,12 +97,14 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
 def _seeded(seed: int) -> Iterator[None]:
     import torch
 
+    from rlplace import cuda
+
     # `torch.manual_seed` would queue a reseed of GPUs that are not in use yet, and outlive the fork.
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = list(range(cuda.num_gpus())) if cuda.is_started() else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         if devices:
-            torch.cuda.manual_seed_all(seed)
+            cuda.seed_all(seed)
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -97,11 +97,11 @@ def test_a_cuda_graph_keeps_the_tensors_that_it_writes_into(monkeypatch: pytest.
     """On a GPU a graph holds addresses; here the step that owns the tensors must outlive its capture."""
     steps: list[weakref.ref[EagerStep]] = []
 
-    def as_cuda_graph(self: EagerStep) -> SimpleNamespace:
+    def as_cuda_graph(self: EagerStep) -> Callable[[], None]:
         steps.append(weakref.ref(self))
         assert self._optimizer is not None
         assert all(group["capturable"] for group in self._optimizer.param_groups)
-        return SimpleNamespace(replay=lambda: None)
+        return lambda: None
 
     monkeypatch.setattr(EagerStep, "as_cuda_graph", as_cuda_graph)
     step = module._CudaGraphStep(on_cores(parse_workload(TINY)))

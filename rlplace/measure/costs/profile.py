@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlplace import cuda
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.channels import make_channel
 from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.residents import Residents, torch_device
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.streams import torch_device
 from rlplace.measure.run.threads import keep_freed_memory
 from rlplace.measure.run.workers import Crew
 
@@ -144,8 +146,12 @@ def _line(seconds: list[float]) -> tuple[float, float]:
 
 def _transfer_s(size: int, source: Device, destination: Device, repeats: int) -> float:
     """Median seconds of one transfer of `size` bytes."""
-    there, back = make_channel(source, destination), make_channel(destination, source)
-    original = torch.ones(size, dtype=torch.uint8, device=torch_device(source))
+    crew = Crew((source, destination))
+    there = make_channel(source, destination, crew.streams.copies(source, destination))
+    back = make_channel(destination, source, crew.streams.copies(destination, source))
+    place = torch_device(source)
+    with cuda.settled(place):
+        original = torch.ones(size, dtype=torch.uint8, device=place)
     samples: list[float] = []
 
     def throw(_: int) -> None:
@@ -153,9 +159,9 @@ def _transfer_s(size: int, source: Device, destination: Device, repeats: int) ->
             begin = time.perf_counter()
             there.send(original)
             back.wait_ready()
-            returned = back.take()
-            if returned.is_cuda:
-                torch.cuda.current_stream(returned.device).synchronize()
+            back.take()
+            if place.type == "cuda":
+                cuda.await_stream(cuda.current_stream(place))
             samples.append((time.perf_counter() - begin) / 2)
 
     def catch(_: int) -> None:
@@ -167,7 +173,6 @@ def _transfer_s(size: int, source: Device, destination: Device, repeats: int) ->
         there.abort()
         back.abort()
 
-    crew = Crew((source, destination))
     try:
         crew.run([throw, catch], 0, on_error=give_up, deadline_s=600.0)
     finally:

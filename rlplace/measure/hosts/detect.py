@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-import torch
-
+from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.run.threads import usable_cores
@@ -40,7 +39,7 @@ def detect_host(
     Raises:
         InvalidValue: more cores asked for than there are.
     """
-    if kind == "auto" and torch.cuda.is_available():
+    if kind == "auto" and cuda.num_gpus():
         return _gpu_host(with_cpu=with_cpu)
     return _core_host(num_devices, cores_per_device or 1, gangs=gangs)
 
@@ -108,14 +107,15 @@ def _core_device(
 
 def _gpu_host(*, with_cpu: bool) -> Host:
     devices = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
+    for index in range(cuda.num_gpus()):
+        gpu = cuda.gpu(index)
         devices.append(
             Device(
                 name=f"cuda:{index}",
-                kind=properties.name,
+                kind=gpu.name,
                 backend="cuda",
-                memory_bytes=int(properties.total_memory),
+                memory_bytes=gpu.memory_bytes,
+                context_bytes=gpu.memory_bytes - gpu.free_bytes,
                 memory_granularity_bytes=512,
                 dispatcher="interpreter",
             )

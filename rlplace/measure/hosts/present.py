@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.run.threads import usable_cores
 
 HINT = "Use a host of this machine (`auto`, `cores`); to simulate this one, set `backend: simulated` on its devices."
-
-_CUDA = re.compile(r"cuda:(?P<index>[0-9]{1,4})\Z")
 
 
 def check_present(host: Host) -> None:
@@ -35,11 +31,10 @@ def check_present(host: Host) -> None:
 
 
 def _check_gpu(device: Device, host_name: str) -> None:
-    import torch
+    from rlplace import cuda
 
-    count = torch.cuda.device_count()
-    match = _CUDA.match(device.name)
-    if match is None or int(match["index"]) >= count:
+    count, parsed = cuda.num_gpus(), cuda.parse_name(device.name)
+    if parsed is None or parsed[0] >= count:
         seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
         raise InvalidValue(
             "device", device.name, f"a CUDA device of this machine ({seen})", where=f"host {host_name!r}", hint=HINT

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from rlplace import cuda
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run.clocks import cuda_event
+from rlplace.measure.run.streams import CopyStreams, torch_device
 
 
 class Channel(Protocol):
@@ -32,31 +33,23 @@ class Channel(Protocol):
 def make_channel(
     source: Device,
     destination: Device,
+    streams: CopyStreams | None = None,
     *,
     is_copy: bool = True,
     is_traced: bool = False,
-    stream: torch.cuda.Stream | None = None,
 ) -> Channel:
     """The channel that fits two devices.
 
     Args:
         source: sends.
         destination: receives.
+        streams: of copies between the two, where one is a GPU.
         is_copy: False hands the tensor itself over: both see the same memory.
         is_traced: a copy by a GPU keeps the events of its beginning and end.
-        stream: of copies by a GPU, from `copy_stream`: those on one stream run in order. By default one of its own.
     """
-    if "cuda" not in (source.backend, destination.backend):
+    if streams is None:
         return CpuChannel(is_copy=is_copy)
-    return CudaChannel(source, destination, stream or copy_stream(source, destination), is_traced=is_traced)
-
-
-def copy_stream(source: Device, destination: Device) -> torch.cuda.Stream:
-    """A stream for copies between two devices, one of them a GPU: on the destination where that is one.
-
-    It comes from the pool of high priority, where no compute stream comes from.
-    """
-    return _stream(destination if destination.backend == "cuda" else source)
+    return CudaChannel(source, destination, streams, is_traced=is_traced)
 
 
 class CpuChannel:
@@ -69,6 +62,7 @@ class CpuChannel:
     def __init__(self, *, is_copy: bool) -> None:
         self._is_copy = is_copy
         self._slot: torch.Tensor | None = None
+        self._is_aborted = False
         self._ready, self._copied = threading.Lock(), threading.Lock()
         self._ready.acquire()
         self._copied.acquire()
@@ -78,6 +72,9 @@ class CpuChannel:
 
     def send(self, tensor: torch.Tensor) -> None:
         self._slot = tensor
+        if self._is_aborted:  # looked at after the slot was filled, as `abort` clears it after it said so
+            self._slot = None
+            return
         self._ready.release()
 
     def take(self) -> torch.Tensor:
@@ -87,6 +84,7 @@ class CpuChannel:
         return tensor.clone() if self._is_copy else tensor
 
     def abort(self) -> None:
+        self._is_aborted = True
         self._slot = None
         release_all((self._ready, self._copied))
 
@@ -94,25 +92,24 @@ class CpuChannel:
 class CudaChannel:
     """A copy on a stream of its own: it waits for the producer by an event and holds up neither device's compute.
 
+    What a GPU copies from or to the host is pinned there: from pageable memory the call would wait for the copy.
+
     Attributes:
         device: whose events `began` and `arrived` are.
         began: recorded when a traced copy may begin: its stream is free and the tensor is there.
         arrived: recorded when the copy is done.
     """
 
-    def __init__(
-        self, source: Device, destination: Device, stream: torch.cuda.Stream, *, is_traced: bool = False
-    ) -> None:
-        self._source, self._destination = torch.device(_place(source)), torch.device(_place(destination))
-        self._stream = stream
-        # between GPUs PyTorch copies on the source's current stream and makes the destination's wait for it
-        is_between = source.backend == destination.backend == "cuda"
-        self._outgoing = _stream(source) if is_between else None
+    def __init__(self, source: Device, destination: Device, streams: CopyStreams, *, is_traced: bool = False) -> None:
+        self._source, self._destination = torch_device(source), torch_device(destination)
+        self._streams = streams
         self._slot: torch.Tensor | None = None
-        self._produced = cuda_event() if source.backend == "cuda" else None
+        self._staging: torch.Tensor | None = None  # of a copy from the host; its last one is done before the next step
+        self._produced = cuda.event() if source.backend == "cuda" else None
         self.device = destination if destination.backend == "cuda" else source
-        self.began = cuda_event(is_timed=True) if is_traced else None
-        self.arrived = cuda_event(is_timed=is_traced)
+        self.began = cuda.event(is_timed=True) if is_traced else None
+        self.arrived = cuda.event(is_timed=is_traced)
+        self._is_aborted = False
         self._ready, self._copied = threading.Lock(), threading.Lock()
         self._ready.acquire()
         self._copied.acquire()
@@ -120,52 +117,73 @@ class CudaChannel:
 
     def send(self, tensor: torch.Tensor) -> None:
         self._slot = tensor
+        if self._is_aborted:  # looked at after the slot was filled, as `abort` clears it after it said so
+            self._slot = None
+            return
         if self._produced is not None:
-            self._produced.record(torch.cuda.current_stream(self._source))
+            cuda.record(self._produced, cuda.current_stream(self._source))
         self._ready.release()
 
     def take(self) -> torch.Tensor:
         tensor = self._slot
         assert tensor is not None, "nothing was sent"
         self._slot = None
-        with torch.cuda.stream(self._outgoing), torch.cuda.stream(self._stream):
-            if self._produced is not None:
-                self._stream.wait_event(self._produced)
-                tensor.record_stream(self._outgoing or self._stream)
-            if self.began is not None:
-                self.began.record(self._stream)
-            copy = tensor.to(self._destination, non_blocking=self._destination.type == "cuda")
-            self.arrived.record(self._stream)
-        if self._destination.type == "cuda":
-            compute = torch.cuda.current_stream(self._destination)
-            compute.wait_event(self.arrived)
-            copy.record_stream(compute)
-        else:
-            self.arrived.synchronize()
+        if self._source.type == "cpu":
+            return self._from_host(tensor)
+        with contextlib.ExitStack() as launching:
+            if self._streams.outgoing is not None:
+                launching.enter_context(cuda.using(self._streams.outgoing))
+            launching.enter_context(cuda.using(self._streams.incoming))
+            assert self._produced is not None
+            cuda.wait(self._streams.incoming, self._produced)
+            cuda.keep_for(tensor, self._streams.reading)
+            self._mark(self.began)
+            copy = cuda.copy(tensor, self._destination) if self._destination.type == "cuda" else _pinned_copy(tensor)
+            self._mark(self.arrived)
+        if self._destination.type == "cpu":
+            cuda.await_event(self.arrived)
+            return copy
+        return self._received(copy)
+
+    def _from_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._staging is None:
+            self._staging = cuda.pinned_like(tensor)
+        self._staging.copy_(tensor)
+        with cuda.using(self._streams.incoming):
+            self._mark(self.began)
+            copy = cuda.copy(self._staging, self._destination)
+            self._mark(self.arrived)
+        return self._received(copy)
+
+    def _received(self, copy: torch.Tensor) -> torch.Tensor:
+        compute = cuda.current_stream(self._destination)
+        cuda.wait(compute, self.arrived)
+        cuda.keep_for(copy, compute)
         return copy
+
+    def _mark(self, event: cuda.Event | None) -> None:
+        if event is not None:
+            cuda.record(event, self._streams.incoming)
 
     def acknowledge(self) -> None:
         self._copied.release()
 
     def wait_copied(self) -> bool:
         self._copied.acquire()
-        if self._source.type == "cuda":
-            torch.cuda.current_stream(self._source).wait_event(self.arrived)
-        else:
-            self.arrived.synchronize()
+        if self._produced is not None and not self._is_aborted:
+            cuda.wait(cuda.current_stream(self._source), self.arrived)
         return True
 
     def abort(self) -> None:
+        self._is_aborted = True
         self._slot = None
         release_all((self._ready, self._copied))
 
 
-def _place(device: Device) -> str:
-    return device.name if device.backend == "cuda" else "cpu"
-
-
-def _stream(device: Device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(torch.device(device.name), priority=-1)  # type: ignore[no-untyped-call]
+def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    copy = cuda.pinned_like(tensor)
+    cuda.copy_into(copy, tensor)
+    return copy
 
 
 def release_all(locks: Iterable[threading.Lock]) -> None:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rlplace import cuda
+
 
 class Clock(Protocol):
     """Traced code calls `mark` at the beginning and end of every item; `seconds` tells afterwards when that was."""
@@ -39,26 +41,21 @@ class CudaClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._base = cuda_event(is_timed=True)
+        self._base = cuda.event(is_timed=True)
         self._base_s = 0.0
         self.mark = self._record
 
     def start(self) -> None:
-        self._base.record(torch.cuda.current_stream(self._device))
-        self._base.synchronize()
+        cuda.record(self._base, cuda.current_stream(self._device))
+        cuda.await_event(self._base)
         self._base_s = time.perf_counter()
 
-    def _record(self) -> torch.cuda.Event:
-        event = cuda_event(is_timed=True)
-        event.record(torch.cuda.current_stream(self._device))
+    def _record(self) -> cuda.Event:
+        event = cuda.event(is_timed=True)
+        cuda.record(event, cuda.current_stream(self._device))
         return event
 
-    def seconds(self, mark: torch.cuda.Event) -> float:
+    def seconds(self, mark: cuda.Event) -> float:
         """Seconds on `time.perf_counter` at which the device passed `mark`; waits for it."""
-        mark.synchronize()
-        return self._base_s + float(self._base.elapsed_time(mark)) / 1e3
-
-
-def cuda_event(*, is_timed: bool = False) -> torch.cuda.Event:
-    """A CUDA event, on the device that first records it."""
-    return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]
+        cuda.await_event(mark)
+        return self._base_s + cuda.elapsed_s(self._base, mark)

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
@@ -114,7 +115,7 @@ class EagerStep:
             raise RunnerError(f"the eager step failed: {errors[0]}") from errors[0]
         return seconds
 
-    def as_cuda_graph(self) -> torch.cuda.CUDAGraph:
+    def as_cuda_graph(self) -> Callable[[], None]:
         """The whole step, captured once; replaying it is a step, for as long as this object lives.
 
         The graph holds addresses of this step's parameters, gradients and optimizer state, not the tensors themselves.
@@ -122,16 +123,7 @@ class EagerStep:
         Raises:
             RuntimeError: the step does something that a CUDA graph cannot hold.
         """
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # allocations and lazy states must be there before the capture
-            for _ in range(3):
-                self._step(is_synchronised=False)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step(is_synchronised=False)
-        return graph
+        return cuda.capture_graph(lambda: self._step(is_synchronised=False))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by dotted name."""
@@ -150,4 +142,4 @@ class EagerStep:
                 self._optimizer.step()
             self.loss = loss.detach()
         if self._is_cuda and is_synchronised:
-            torch.cuda.synchronize()
+            cuda.await_all()

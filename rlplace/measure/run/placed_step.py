@@ -9,19 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils import _pytree as pytree
 
+from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, Ref, Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.channels import Channel, CudaChannel, copy_stream, make_channel, release_all
+from rlplace.measure.run.channels import Channel, CudaChannel, make_channel, release_all
 from rlplace.measure.run.clocks import Clock, CudaClock, HostClock
 from rlplace.measure.run.codegen import StepCode, generate
-from rlplace.measure.run.residents import Residents, torch_device
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.streams import torch_device
 from rlplace.measure.run.workers import Crew, Job
 from rlplace.measure.timeline import Timeline
 
@@ -62,7 +63,6 @@ class PlacedStep:
             for device in host.devices
         ]
         self._routes = {(route.source, route.destination): route for route in host.routes}
-        self._streams: dict[tuple[str, str], torch.cuda.Stream] = {}
         self._started_s = 0.0
         self._load()
 
@@ -169,15 +169,13 @@ class PlacedStep:
         plan, host = self.plan, self._host
         source = host.devices[int(plan.devices[self._graph.tensor_op[plan.transfer_tensor[transfer]]])]
         destination = host.devices[int(plan.transfer_destination[transfer])]
-        pair = source.name, destination.name
-        if "cuda" in (source.backend, destination.backend) and pair not in self._streams:
-            self._streams[pair] = copy_stream(source, destination)
+        is_copy = bool(self._routes[source.name, destination.name].links)
         return make_channel(
             source,
             destination,
-            is_copy=bool(self._routes[pair].links),
+            self._crew.streams.copies(source, destination),
+            is_copy=is_copy,
             is_traced=self._is_traced,
-            stream=self._streams.get(pair),
         )
 
     def _abort(self) -> None:
@@ -264,7 +262,7 @@ class PlacedStep:
         target, seed = call.target, self._seed
 
         def run(step: int, *args: Any, **kwargs: Any) -> Any:
-            generator = torch.default_generator if place.type == "cpu" else torch.cuda.default_generators[place.index]
+            generator = cuda.generator(place)
             with _random_lock:  # the generator belongs to the whole process: others must not notice
                 before = generator.get_state()
                 generator.manual_seed(_mix(seed, op, step))

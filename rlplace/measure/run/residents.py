@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import Updater, UpdateState
 from rlplace.graphs.program import Update
-from rlplace.measure.hosts.host import Device, Host
-
-
-def torch_device(device: Device) -> torch.device:
-    """The PyTorch device behind a `Device`; every CPU core is `cpu`."""
-    return torch.device(device.name if device.backend == "cuda" else "cpu")
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.streams import torch_device
 
 
 class Residents:
@@ -26,7 +26,9 @@ class Residents:
 
     def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
         self._graph = graph
-        self._host = host
+        # cores share one memory; parts of a GPU keep what is theirs apart
+        self._homes = [device.name if device.backend == "cuda" else "cpu" for device in host.devices]
+        self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
         self._program = require_program(graph)
         self._seed = seed
         self._tensors: dict[tuple[int, str], torch.Tensor] = {}
@@ -34,11 +36,11 @@ class Residents:
 
     def tensor(self, op: int, device: int) -> torch.Tensor:
         """The tensor of source op `op` on `device`."""
-        place = torch_device(self._host.devices[device])
-        key = (op, str(place))
+        key = (op, self._homes[device])
         if key not in self._tensors:
-            self._tensors[key] = self._original(op).to(place, copy=True)
-            _settle(place)
+            place = self._places[key[1]]
+            with cuda.settled(place):
+                self._tensors[key] = self._original(op).to(place, copy=True)
         return self._tensors[key]
 
     def updater(self, op: int, device: int) -> Updater:
@@ -47,23 +49,31 @@ class Residents:
         assert isinstance(call, Update)
         assert self._program.optimizer is not None
         parameter = self.tensor(int(self._graph.tensor_op[call.parameter.id]), device)
-        key = (op, str(parameter.device))
+        key = (op, self._homes[device])
         if key not in self._states:
-            self._states[key] = UpdateState(self._program.optimizer, parameter)
-            _settle(parameter.device)
+            with cuda.settled(self._places[key[1]]):
+                self._states[key] = UpdateState(self._program.optimizer, parameter)
         return self._states[key].updater(parameter)
 
     def reset(self) -> None:
         """What steps change is as it was at capture, and optimizers before their first step."""
         changed = set(self._graph.tensor_op[self._graph.mutation_tensor].tolist())
-        with torch.no_grad():
-            for (op, _), tensor in self._tensors.items():
-                if op in changed:
-                    tensor.copy_(self._original(op))
-        for state in self._states.values():
-            state.reset()
-        for device in self._host.devices:
-            _settle(torch_device(device))
+        for home, place in self._places.items():
+            with torch.no_grad(), cuda.settled(place):
+                for (op, where), tensor in self._tensors.items():
+                    if op in changed and where == home:
+                        tensor.copy_(self._original(op))
+                for (_, where), state in self._states.items():
+                    if where == home:
+                        state.reset()
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """What the calling thread launches on the host's GPUs while active is done afterwards."""
+        with contextlib.ExitStack() as places:
+            for place in self._places.values():
+                places.enter_context(cuda.settled(place))
+            yield
 
     def set_tensor(self, op: int, device: int, value: torch.Tensor) -> None:
         """Overwrites the value of source op `op` on `device`, in place.
@@ -80,9 +90,8 @@ class Residents:
                 where="step input",
                 hint="A placed step takes the shapes that it was captured with.",
             )
-        with torch.no_grad():
+        with torch.no_grad(), cuda.settled(self._places[self._homes[device]]):
             resident.copy_(value)
-        _settle(resident.device)
 
     def _original(self, op: int) -> torch.Tensor:
         value = self._program.sources[op].value
@@ -92,9 +101,3 @@ class Residents:
         if value.dtype.is_floating_point:
             return (torch.randn(tuple(value.shape), generator=generator) * 0.02).to(value.dtype)
         return torch.zeros(tuple(value.shape), dtype=value.dtype)
-
-
-def _settle(place: torch.device) -> None:
-    """Waits for what the calling thread launched there: the streams of a placed step would not."""
-    if place.type == "cuda":
-        torch.cuda.current_stream(place).synchronize()

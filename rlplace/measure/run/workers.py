@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run.residents import torch_device
+from rlplace.measure.run.streams import Streams
 from rlplace.measure.run.threads import pin_current_thread, set_intra_op_threads
 
 Job = Callable[[int], None]
@@ -29,8 +30,9 @@ class Worker:
         is_busy: whether it was given a job whose end nobody has seen.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, streams: Streams) -> None:
         self.device = device
+        self._streams = streams
         self.is_busy = False
         self._job: Job | None = None
         self._report: Report | None = None
@@ -68,8 +70,9 @@ class Worker:
     def _loop(self) -> None:
         with contextlib.ExitStack() as settings:
             unfit: BaseException | None = None
+            stream: cuda.Stream | None = None
             try:
-                settings.enter_context(_settled(self.device))
+                stream = settings.enter_context(_settled(self.device, self._streams))
             except BaseException as error:  # a core that this process may not use, a GPU that is gone: every job fails
                 unfit = error
             while True:
@@ -81,8 +84,8 @@ class Worker:
                     if unfit is not None:
                         raise unfit
                     job(self._step)
-                    if self.device.backend == "cuda":
-                        torch.cuda.current_stream(torch_device(self.device)).synchronize()
+                    if stream is not None:
+                        cuda.await_stream(stream)
                 except BaseException as error:
                     report(error)
                 finally:
@@ -91,10 +94,16 @@ class Worker:
 
 
 class Crew:
-    """The workers of all devices of a host, working through one step together."""
+    """The workers of all devices of a host, working through one step together.
+
+    Attributes:
+        workers: one a device.
+        streams: of its GPUs.
+    """
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
-        self.workers = [Worker(device) for device in devices]
+        self.streams = Streams()
+        self.workers = [Worker(device, self.streams) for device in devices]
         self._is_stopped = False
 
     def run(self, jobs: list[Job], step: int, *, on_error: Callable[[], None], deadline_s: float) -> None:
@@ -129,6 +138,8 @@ class Crew:
             raise
         finally:
             self._leave_behind([worker for worker in running if not worker.wait(GRACE_S)])
+            if failure.cause is not None:  # what was launched goes on, in memory that is about to be set anew
+                self.streams.settle(GRACE_S)
         if isinstance(failure.cause, _Late):
             raise TimeoutError(str(failure.cause))
         if failure.cause is not None:
@@ -138,7 +149,7 @@ class Crew:
         """Threads stuck in native code cannot be ended: go on with fresh ones."""
         for worker in stuck:
             worker.stop()
-            self.workers[self.workers.index(worker)] = Worker(worker.device)
+            self.workers[self.workers.index(worker)] = Worker(worker.device, self.streams)
 
     def stop(self) -> None:
         """Ends all threads."""
@@ -167,15 +178,14 @@ class _Failure:
 
 
 @contextlib.contextmanager
-def _settled(device: Device) -> Iterator[None]:
-    """While active, the calling thread runs ops as `device` does."""
+def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
+    """While active, the calling thread runs ops as `device` does; gives the stream that a GPU's run on."""
     pin_current_thread(device.cores)
     with torch.inference_mode():
         if device.backend == "cuda":
-            place = torch_device(device)
-            torch.cuda.set_device(place)
-            with torch.cuda.stream(torch.cuda.Stream(place)):  # type: ignore[no-untyped-call]
-                yield
+            stream = streams.renew_compute(device)
+            with cuda.using(stream):
+                yield stream
         else:
             set_intra_op_threads(max(len(device.cores), 1))
-            yield
+            yield None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 
+from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts import detect
 from rlplace.measure.hosts.detect import detect_host
@@ -16,10 +14,8 @@ from rlplace.measure.run.threads import usable_cores
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, cores: tuple[int, ...] = (0, 1), num_gpus: int = 0) -> None:
     monkeypatch.setattr(detect, "usable_cores", lambda: cores)
-    properties = SimpleNamespace(name="Some GPU", total_memory=8 << 30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(cuda, "num_gpus", lambda: num_gpus)
+    monkeypatch.setattr(cuda, "gpu", lambda index: cuda.Gpu("Some GPU", 8 << 30, 7 << 30))
 
 
 def names(host: Host) -> list[str]:
@@ -83,8 +79,8 @@ def test_gpus_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, num_gpus=2)
     host = Host.detect()
     assert names(host) == ["cuda:0", "cuda:1"]
-    assert {(d.kind, d.backend, d.memory_bytes, d.memory_pool) for d in host.devices} == {
-        ("Some GPU", "cuda", 8 << 30, "")
+    assert {(d.kind, d.backend, d.memory_bytes, d.memory_pool, d.context_bytes) for d in host.devices} == {
+        ("Some GPU", "cuda", 8 << 30, "", 1 << 30)
     }
     (route,) = [route for route in host.routes if (route.source, route.destination) == ("cuda:0", "cuda:1")]
     assert route.links == ("cuda:0 up", "cuda:1 down")

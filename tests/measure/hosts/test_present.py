@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from core_hosts import core_device, core_host
 from micrographs import fork_join
 
+from rlplace import cuda
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
@@ -29,12 +29,12 @@ def gpus(*names: str) -> Host:
 
 @pytest.fixture
 def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(cuda, "num_gpus", lambda: 1)
 
 
 @pytest.fixture
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(cuda, "num_gpus", lambda: 0)
 
 
 def test_what_is_here_or_simulated_is_taken() -> None:

@@ -12,6 +12,7 @@ from core_hosts import core_device
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.run.channels import CpuChannel, CudaChannel, make_channel
 from rlplace.measure.run.clocks import CudaClock
+from rlplace.measure.run.streams import Streams
 
 
 def test_a_copy_is_a_tensor_of_its_own() -> None:
@@ -101,7 +102,7 @@ def test_a_gpu_copies_on_its_own_stream_and_tells_when(to_gpu: bool) -> None:
     source, destination = (core, GPU) if to_gpu else (GPU, core)
     clock = CudaClock(torch.device("cuda:0"))
     clock.start()
-    channel = make_channel(source, destination, is_traced=True)
+    channel = make_channel(source, destination, Streams().copies(source, destination), is_traced=True)
     assert isinstance(channel, CudaChannel)
     original = torch.arange(5.0, device="cpu" if to_gpu else "cuda")
     for _ in range(2):

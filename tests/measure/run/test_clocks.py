@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlplace import cuda
 from rlplace.measure.run.clocks import CudaClock, HostClock
 
 
@@ -42,8 +43,8 @@ class Event:
 
 
 def test_a_gpu_marks_events_that_are_resolved_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(cuda, "event", lambda *, is_timed=False: Event(enable_timing=is_timed))
+    monkeypatch.setattr(cuda, "current_stream", lambda device: f"stream of {device}")
     host_s = iter([50.0, 70.0])
     monkeypatch.setattr("rlplace.measure.run.clocks.time.perf_counter", lambda: next(host_s))
     clock = CudaClock(torch.device("cuda:1"))

@@ -14,7 +14,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run.residents import Residents, torch_device
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.streams import torch_device
 
 
 def linear() -> tuple[nn.Linear, OpGraph]:
@@ -24,7 +25,8 @@ def linear() -> tuple[nn.Linear, OpGraph]:
 
 def test_devices_and_pytorch_devices() -> None:
     assert {torch_device(device) for device in core_host(2, has_gang=True).devices} == {torch.device("cpu")}
-    assert torch_device(Device("cuda:1", "gpu", "cuda", memory_bytes=1)) == torch.device("cuda", 1)
+    for name in ("cuda:1", "cuda:1/0", "cuda:1/3"):
+        assert torch_device(Device(name, "gpu", "cuda", memory_bytes=1)) == torch.device("cuda", 1)
 
 
 def test_the_users_tensors_are_copied_once_and_never_touched() -> None:
