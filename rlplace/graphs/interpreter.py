@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.optimizers import UpdateState
+from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Call, Program, Ref, Update, map_refs
 
 
@@ -56,7 +56,7 @@ def run_graph(graph: OpGraph) -> StepResult:
                 gradients[name] = read(call.gradient).clone()
                 assert program.optimizer is not None
                 parameter = read(call.parameter)
-                UpdateState(program.optimizer, parameter).updater(parameter)(gradients[name])
+                updater([UpdateState(program.optimizer, parameter)], [parameter])(gradients[name])
                 continue
             _store(call, call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs)), values)
     state = {

@@ -1,8 +1,8 @@
-"""Optimizers as in-place updates, one parameter at a time, as PyTorch's fused kernels compute them."""
+"""Optimizers as in-place updates of one parameter or several, as PyTorch's fused kernels compute them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,8 +18,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 
 STATES_PER_PARAMETER = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
-Updater = Callable[[torch.Tensor], None]
-"""Takes a gradient of the parameter's shape and updates the parameter and its own state in place."""
+Updater = Callable[..., None]
+"""Takes a gradient of each parameter's shape and updates the parameters and their own states in place."""
 
 
 def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
@@ -53,6 +53,7 @@ class UpdateState:
     Attributes:
         moments: tensors of the parameter's shape, zero at the start.
         step: Adam's step counter, a float32 scalar, or None.
+        is_first: whether no step was made yet: momentum then starts with the gradient itself.
     """
 
     def __init__(self, spec: OptimizerSpec, parameter: torch.Tensor) -> None:
@@ -60,7 +61,7 @@ class UpdateState:
         self.moments = [torch.zeros_like(parameter) for _ in range(STATES_PER_PARAMETER[spec.name])]
         is_adam = spec.name in ("adam", "adamw")
         self.step = torch.zeros((), dtype=torch.float32, device=parameter.device) if is_adam else None
-        self._is_first = True
+        self.is_first = True
 
     def reset(self) -> None:
         """Back to the state before the first step."""
@@ -68,59 +69,83 @@ class UpdateState:
             moment.zero_()
         if self.step is not None:
             self.step.zero_()
-        self._is_first = True
+        self.is_first = True
 
-    def updater(self, parameter: torch.Tensor) -> Updater:
-        """A function of the gradient that updates `parameter` and this state in place."""
-        spec, strides = self.spec, parameter.stride()
 
-        def laid_out(gradient: torch.Tensor) -> torch.Tensor:
-            """The gradient in the parameter's layout: fused kernels walk raw memory, whatever the strides."""
-            return gradient if gradient.stride() == strides else torch.empty_like(parameter).copy_(gradient)
+def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
+    """A function of the gradients that updates `parameters` and their states in place, all by one fused call.
 
-        if self.step is not None:
-            fused = torch._fused_adamw_ if spec.name == "adamw" else torch._fused_adam_
-            parameters, firsts, seconds, steps = [parameter], [self.moments[0]], [self.moments[1]], [self.step]
-            beta1, beta2 = spec.betas
+    Args:
+        states: one a parameter, all of one optimizer.
+        parameters: of one dtype and device.
+    """
+    return _adam(states, parameters) if states[0].step is not None else _sgd(states, parameters)
 
-            def adam(gradient: torch.Tensor) -> None:
-                torch._foreach_add_(steps, 1)
-                fused(
-                    parameters,
-                    [laid_out(gradient)],
-                    firsts,
-                    seconds,
-                    [],
-                    steps,
-                    lr=spec.lr,
-                    beta1=beta1,
-                    beta2=beta2,
-                    weight_decay=spec.weight_decay,
-                    eps=spec.eps,
-                    amsgrad=False,
-                    maximize=False,
-                )
 
-            return adam
+def _adam(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
+    spec = states[0].spec
+    fused = torch._fused_adamw_ if spec.name == "adamw" else torch._fused_adam_
+    parameters, steps = list(parameters), [state.step for state in states if state.step is not None]
+    firsts, seconds = ([state.moments[k] for state in states] for k in (0, 1))
+    beta1, beta2 = spec.betas
+    laid_out = _layouts(parameters)
 
-        parameters, momenta = [parameter], list(self.moments)
+    def adam(*gradients: torch.Tensor) -> None:
+        torch._foreach_add_(steps, 1)
+        fused(
+            parameters,
+            laid_out(gradients),
+            firsts,
+            seconds,
+            [],
+            steps,
+            lr=spec.lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=spec.weight_decay,
+            eps=spec.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
-        def sgd(gradient: torch.Tensor) -> None:
-            torch._fused_sgd_(
-                parameters,
-                [laid_out(gradient)],
-                momenta,
-                weight_decay=spec.weight_decay,
-                momentum=spec.momentum,
-                lr=spec.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=self._is_first,
-            )
-            self._is_first = False
+    return adam
 
-        return sgd
+
+def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
+    spec = states[0].spec
+    parameters, momenta = list(parameters), [moment for state in states for moment in state.moments]
+    laid_out = _layouts(parameters)
+
+    def sgd(*gradients: torch.Tensor) -> None:
+        torch._fused_sgd_(
+            parameters,
+            laid_out(gradients),
+            momenta,
+            weight_decay=spec.weight_decay,
+            momentum=spec.momentum,
+            lr=spec.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=states[0].is_first,
+        )
+        for state in states:
+            state.is_first = False
+
+    return sgd
+
+
+def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """Gradients in their parameters' layouts: fused kernels walk raw memory, whatever the strides."""
+    strides = [parameter.stride() for parameter in parameters]
+
+    def laid_out(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            gradient if gradient.stride() == stride else torch.empty_like(parameter).copy_(gradient)
+            for gradient, stride, parameter in zip(gradients, strides, parameters, strict=True)
+        ]
+
+    return laid_out
 
 
 def torch_optimizer(

@@ -7,7 +7,7 @@ import torch
 from small_models import random
 
 from rlplace.errors import UnknownName
-from rlplace.graphs.optimizers import OPTIMIZERS, UpdateState, resolve_optimizer, state_bytes, torch_optimizer
+from rlplace.graphs.optimizers import OPTIMIZERS, UpdateState, resolve_optimizer, state_bytes, torch_optimizer, updater
 from rlplace.graphs.program import OptimizerSpec
 
 SPECS = {
@@ -31,7 +31,7 @@ def test_updates_equal_torch_optim_whatever_the_memory_layout(name: str, layout:
     spec, gradient = SPECS[name], GRADIENTS[layout]
     start = random(6, 4).t() if is_transposed else random(4, 6)
     parameter, expected = start.clone(), torch.nn.Parameter(start.clone())
-    update = UpdateState(spec, parameter).updater(parameter)
+    update = updater([UpdateState(spec, parameter)], [parameter])
     optimizer = torch_optimizer(spec, [expected])
     for factor in (1.0, -2.0, 3.0):
         update(gradient * factor if layout == "contiguous" else gradient)
@@ -40,11 +40,25 @@ def test_updates_equal_torch_optim_whatever_the_memory_layout(name: str, layout:
         assert torch.equal(parameter, expected)
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_several_parameters_at_once_are_updated_as_one_by_one(name: str) -> None:
+    spec, shapes = SPECS[name], [(4, 6), (3,), (), (2, 3, 2)]
+    alone, together = ([random(*shape) for shape in shapes] for _ in range(2))
+    one_by_one = [updater([UpdateState(spec, parameter)], [parameter]) for parameter in alone]
+    all_at_once = updater([UpdateState(spec, parameter) for parameter in together], together)
+    for step in range(3):
+        gradients = [random(*shape, seed=step + 1) for shape in shapes]
+        for update, gradient in zip(one_by_one, gradients, strict=True):
+            update(gradient)
+        all_at_once(*gradients)
+        assert all(map(torch.equal, alone, together))
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_reset_forgets_every_step(name: str) -> None:
     parameter = random(3)
     state = UpdateState(OPTIMIZERS[name], parameter)
-    update = state.updater(parameter)
+    update = updater([state], [parameter])
 
     def two_steps() -> torch.Tensor:
         parameter.copy_(random(3))
@@ -61,8 +75,8 @@ def test_two_updaters_share_one_state() -> None:
     """Plans over the same devices bind the same parameter and its state again."""
     parameter = random(3)
     state = UpdateState(OPTIMIZERS["adam"], parameter)
-    state.updater(parameter)(random(3))
-    state.updater(parameter)(random(3))
+    updater([state], [parameter])(random(3))
+    updater([state], [parameter])(random(3))
     assert state.step is not None
     assert float(state.step) == 2.0
 

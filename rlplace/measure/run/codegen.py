@@ -13,15 +13,16 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, Program, Ref, Update, View, refs_in
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
+from rlplace.measure.run.update_runs import Run, update_runs
 
 
 @dataclass(frozen=True)
 class StepCode:
     """Generated code of one plan.
 
-    In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of op 3, `c2` constant 2, `k4`
-    channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`), `s6` signal 6 (`s6_set`,
-    `s6_wait`), `O` the results; in traced code `clock`, `B` and `E` record when each item began and ended.
+    In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
+    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`), `s6` signal 6
+    (`s6_set`, `s6_wait`), `O` the results; in traced code `clock`, `B` and `E` record when each item began and ended.
 
     Attributes:
         sources: by device: a module that defines `run(step)`.
@@ -32,6 +33,7 @@ class StepCode:
         releases: ... and the item after whose end it is freed.
         acknowledged: transfers whose original is overwritten later in the step.
         is_handover: by transfer: the tensor itself goes over, no copy.
+        update_runs: by device: updates that one call does, where the last of them stands.
         num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
     """
 
@@ -43,6 +45,7 @@ class StepCode:
     releases: tuple[tuple[tuple[int, int], ...], ...]
     acknowledged: frozenset[int]
     is_handover: tuple[bool, ...]
+    update_runs: tuple[tuple[Run, ...], ...]
     num_signals: int
 
 
@@ -66,6 +69,8 @@ class _Generator:
         self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
         self.program: Program = require_program(graph)
         self.num_signals = 0
+        self.runs: dict[int, Run] = {}  # by its last update
+        self.last_of_run: dict[int, int] = {}
         self.sets: dict[int, list[int]] = defaultdict(list)  # item -> signals that it sets when it is done
         self.waits: dict[int, list[int]] = defaultdict(list)  # item -> signals that it waits for
         self.constants: dict[str, Any] = {}
@@ -99,6 +104,9 @@ class _Generator:
         for item in self.plan.sequence.tolist():
             items[device_of[item] if item < n else destination[item - n]].append(item)
         self._add_signals()
+        runs = [update_runs(self.graph, self.program, each, self.waits, self.sets) for each in items]
+        self.runs = {updates[-1]: updates for each in runs for updates in each}
+        self.last_of_run = {op: updates[-1] for updates in self.runs.values() for op in updates}
         parts = [self._device_source(device, program) for device, program in enumerate(items)]
         return StepCode(
             sources=tuple(part[0] for part in parts),
@@ -109,6 +117,7 @@ class _Generator:
             releases=tuple(part[3] for part in parts),
             acknowledged=self.acknowledged,
             is_handover=self.is_handover,
+            update_runs=tuple(runs),
             num_signals=self.num_signals,
         )
 
@@ -135,7 +144,7 @@ class _Generator:
         last_use = self._last_uses(device, items)
         dying: dict[int, list[int]] = defaultdict(list)
         for tensor, item in last_use.items():
-            dying[item].append(tensor)
+            dying[self.last_of_run.get(item, item)].append(tensor)
         lines: list[str] = []
         owners: list[int] = []  # the item of each line
         views_of: dict[int, list[int]] = defaultdict(list)  # base tensor -> views alive on this device
@@ -166,7 +175,7 @@ class _Generator:
                 call = program.calls[item]
                 body, produced = self._op_lines(item, call, views_of)
                 lines += [f"k{k}_copied()" for tensor in self.mutated[item] for k in self.outgoing[tensor]]
-            lines += [f"B[{item}] = clock()", *body, f"E[{item}] = clock()"] if self.is_traced else body
+            lines += self._timed(item, body) if self.is_traced else body
             lines += [f"s{signal}_set()" for signal in self.sets[item]]
             allocations += [(item, tensor) for tensor in produced]
             lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self.outgoing[tensor]]
@@ -191,6 +200,13 @@ class _Generator:
         owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
         return source, tuple(owners), tuple(allocations), tuple(releases)
 
+    def _timed(self, item: int, body: list[str]) -> list[str]:
+        """The code of an item between its marks; a run of updates is marked as one, for its first and its last."""
+        if item in self.last_of_run and item not in self.runs:
+            return body
+        first = self.runs[item][0] if item in self.runs else item
+        return [f"B[{first}] = clock()", *body, f"E[{item}] = clock()"]
+
     def _last_uses(self, device: int, items: list[int]) -> dict[int, int]:
         """Tensor to the last item on the device that touches it; results are never dropped."""
         n, graph = self.graph.num_ops, self.graph
@@ -213,7 +229,10 @@ class _Generator:
     ) -> tuple[list[str], tuple[int, ...]]:
         if isinstance(call, Update):
             lines = self._view_lines([call.gradient], views_of)
-            return [*lines, f"u{op}({self._name(call.gradient)})"], ()
+            if op in self.runs:
+                gradients = [self.program.calls[each].gradient for each in self.runs[op]]  # type: ignore[union-attr]
+                lines.append(f"u{op}({', '.join(map(self._name, gradients))})")
+            return lines, ()
         lines = self._view_lines(refs_in((call.args, call.kwargs)), views_of)
         kwargs = dict(call.kwargs)
         arguments = ["step"] if call.is_random else []

@@ -23,6 +23,7 @@ from rlplace.measure.run.clocks import Clock, CudaClock, HostClock
 from rlplace.measure.run.codegen import StepCode, generate
 from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.streams import torch_device
+from rlplace.measure.run.update_runs import Run
 from rlplace.measure.run.workers import Crew, Job
 from rlplace.measure.timeline import Timeline
 
@@ -96,6 +97,8 @@ class PlacedStep:
             for item in items:
                 if item not in self._program.sources:
                     begin[item], end[item] = self._span_s(item, self._clocks[device])
+            for updates in self._code.update_runs[device]:
+                self._share_run(updates, begin, end)
         source = plan.devices[self._graph.tensor_op[plan.transfer_tensor]]
         times, devices, allocated = self._memory(begin, end)
         return Timeline(
@@ -121,6 +124,14 @@ class PlacedStep:
             marks = channel.began, channel.arrived  # the copy itself, on its own stream
             clock = self._clocks[self._host.device_index[channel.device.name]]
         return clock.seconds(marks[0]) - self._started_s, clock.seconds(marks[1]) - self._started_s
+
+    def _share_run(self, updates: Run, begin: Any, end: Any) -> None:
+        """Gives each of some updates that were one call its share of the time, by the bytes that it moves."""
+        ops = list(updates)
+        moved = np.cumsum(np.maximum(self._graph.bytes_moved[ops], 1.0))
+        first_s, last_s = begin[ops[0]], end[ops[-1]]
+        end[ops] = first_s + (last_s - first_s) * moved / moved[-1]
+        begin[ops[1:]] = end[ops[:-1]]
 
     def _memory(self, begin: Any, end: Any) -> tuple[Any, Any, Any]:
         """Allocated bytes of each device over the step: residents, then every tensor from its making to its `del`."""
@@ -234,10 +245,10 @@ class PlacedStep:
                 names[f"t{int(graph.output_offsets[item])}"] = residents.tensor(item, device)
                 continue
             call = program.calls[item]
-            if isinstance(call, Update):
-                names[f"u{item}"] = residents.updater(item, device)
-            else:
+            if not isinstance(call, Update):
                 names[f"f{item}"] = self._seeded(item, call, device) if call.is_random else _direct(call.target)
+        for run_of in self._code.update_runs[device]:
+            names[f"u{run_of[-1]}"] = residents.updater(run_of, device)
         for transfer, channel in enumerate(self._channels):
             for method in ("send", "take"):
                 names[f"k{transfer}_{method}"] = getattr(channel, method)

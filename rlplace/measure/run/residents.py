@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -12,7 +12,7 @@ from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.optimizers import Updater, UpdateState
+from rlplace.graphs.optimizers import Updater, UpdateState, updater
 from rlplace.graphs.program import Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.streams import torch_device
@@ -43,17 +43,21 @@ class Residents:
                 self._tensors[key] = self._original(op).to(place, copy=True)
         return self._tensors[key]
 
-    def updater(self, op: int, device: int) -> Updater:
-        """The function that update op `op` runs on `device`: it takes the gradient."""
-        call = self._program.calls[op]
-        assert isinstance(call, Update)
+    def updater(self, ops: Sequence[int], device: int) -> Updater:
+        """The function that does the updates `ops` on `device`: it takes their gradients."""
+        parameters, states = [], []
         assert self._program.optimizer is not None
-        parameter = self.tensor(int(self._graph.tensor_op[call.parameter.id]), device)
-        key = (op, self._homes[device])
-        if key not in self._states:
-            with cuda.settled(self._places[key[1]]):
-                self._states[key] = UpdateState(self._program.optimizer, parameter)
-        return self._states[key].updater(parameter)
+        for op in ops:
+            call = self._program.calls[op]
+            assert isinstance(call, Update)
+            parameter = self.tensor(int(self._graph.tensor_op[call.parameter.id]), device)
+            key = (op, self._homes[device])
+            if key not in self._states:
+                with cuda.settled(self._places[key[1]]):
+                    self._states[key] = UpdateState(self._program.optimizer, parameter)
+            parameters.append(parameter)
+            states.append(self._states[key])
+        return updater(states, parameters)
 
     def reset(self) -> None:
         """What steps change is as it was at capture, and optimizers before their first step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 
 import numpy as np
@@ -58,11 +59,10 @@ def test_everything_on_one_device_needs_no_channel() -> None:
         "del v4, t7",
         "v5 = g5(t8)",
         "v7 = g7(v5)",
-        "u10(v7)",
+        "v6 = g6(t9, [3])",
+        "u11(v7, v6)",
         "del v0",
         "del v5, v7, t8",
-        "v6 = g6(t9, [3])",
-        "u11(v6)",
         "del v6, t9",
         "v8 = g8(t5)",
         "O[0] = v8",
@@ -112,7 +112,7 @@ def test_a_step_over_two_devices() -> None:
 
 def test_an_update_waits_until_its_parameter_has_been_copied() -> None:
     lines = lines_of(code_of(SPLIT), 0)
-    assert lines.index("k0_copied()") < lines.index("u10(v7)") < lines.index("k1_copied()") < lines.index("u11(v6)")
+    assert lines.index("k0_copied()") < lines.index("k1_copied()") < lines.index("u11(v7, v6)")
     assert not {"k2_copied()", "k3_copied()"} & set(lines)
 
 
@@ -128,10 +128,15 @@ def test_traced_code_marks_every_item_and_nothing_else() -> None:
         lines = lines_of(code, device)
         plain = [line for line in lines if not line.startswith(("B[", "E["))]
         assert plain == lines_of(code_of(SPLIT), device)
-        marked = [int(line[2 : line.index("]")]) for line in lines if line.startswith("B[")]
-        assert marked == [item for item in code.items[device] if item > 2]
-        for item in marked:
-            begin, end = lines.index(f"B[{item}] = clock()"), lines.index(f"E[{item}] = clock()")
+        begun, ended = (
+            [int(re.split(r"[][]", line)[1]) for line in lines if line[:2] == mark] for mark in ("B[", "E[")
+        )
+        runs = code.update_runs[device]
+        assert begun == [item for item in code.items[device] if item > 2 and all(item not in run[1:] for run in runs)]
+        assert ended == [item for item in code.items[device] if item > 2 and all(item not in run[:-1] for run in runs)]
+        for first, last in zip(begun, ended, strict=True):
+            assert first == last or (first, last) in [(run[0], run[-1]) for run in runs]
+            begin, end = lines.index(f"B[{first}] = clock()"), lines.index(f"E[{last}] = clock()")
             between = lines[begin + 1 : end]
             assert between
             assert not any("_wait" in line or "_copied" in line or "_send" in line for line in between)

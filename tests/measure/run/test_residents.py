@@ -38,7 +38,7 @@ def test_the_users_tensors_are_copied_once_and_never_touched() -> None:
     assert not weight.requires_grad
     assert residents.tensor(graph.names.index("weight"), 1) is weight, "cores share one memory"
     before = model.weight.detach().clone()
-    residents.updater(graph.names.index("update_weight"), 0)(torch.ones(2, 4))
+    residents.updater([graph.names.index("update_weight")], 0)(torch.ones(2, 4))
     assert torch.equal(model.weight, before)
     assert not torch.equal(weight, before)
 
@@ -48,7 +48,7 @@ def test_reset_restores_what_steps_change_and_nothing_else() -> None:
     graph = capture(case.model, case.inputs, case.loss_fn, "adam")
     residents = Residents(graph, core_host())
     tensors = {name: residents.tensor(graph.names.index(name), 0) for name in ("linear.weight", "input_0", "input_1")}
-    update = residents.updater(graph.names.index("update_linear.weight"), 0)
+    update = residents.updater([graph.names.index("update_linear.weight")], 0)
 
     def change() -> torch.Tensor:
         update(random(6, 4))
