@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from rlplace.graphs.attention import fused_attention
 
 
 @contextlib.contextmanager
 def portable(model: nn.Module) -> Iterator[None]:
-    """Attention and recurrent layers come apart; nothing is left to oneDNN; no layer reads a number from a tensor."""
+    """Attention is one op of ours, recurrent layers come apart; nothing is left to oneDNN; no layer reads a number."""
     was_enabled = torch._C._get_mkldnn_enabled()
     averaging = [module for module in model.modules() if isinstance(module, _BatchNorm) and _averages(module)]
     torch._C._set_mkldnn_enabled(False)
     try:
         for module in averaging:
             vars(module)["forward"] = _cumulative_norm(module)
-        with sdpa_kernel(SDPBackend.MATH):
+        with fused_attention():
             yield
     finally:
         for module in averaging:
