@@ -72,7 +72,7 @@ def _cases() -> dict[str, AttentionCase]:
         "boolean mask, expanded": AttentionCase(q, k, v, boolean(2, 1, 1, 7).expand(2, 4, 5, 7)),
         "float mask": AttentionCase(q, k, v, floats),
         "float mask of heads": AttentionCase(q, k, v, floats.expand(4, 5, 7).contiguous()),
-        "float mask of keys": AttentionCase(q, k, v, floats[0]),
+        "float mask of keys": AttentionCase(q, k, v, floats[:1]),
         "float mask of queries": AttentionCase(q, k, v, floats[:, :1]),
         "float mask with -inf": AttentionCase(q, k, v, floats.masked_fill(floats > 1, -math.inf)),
         "a query that sees no key": AttentionCase(q, k, v, blind),

@@ -81,7 +81,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
     A boolean mask becomes 0 where it is true and -inf elsewhere, in `dtype`; another stays as it is.
     """
-    if mask.dim() not in (2, 4):
+    if mask.dim() == 3:
         mask = mask.unsqueeze(0)
     for dim, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
         if stride == 0 and size > 1:

@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode, has_torch_function
 
 from rlplace.graphs.attention.ops import attention, attention_backward
 
-_eager = functional.scaled_dot_product_attention
+_eager = torch.ops.aten.scaled_dot_product_attention.default
+_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU", "AutogradPrivateUse1")
+"""Where PyTorch's dispatcher asks us: behind autocast, and before attention comes apart."""
+
+
+class _Override:
+    """Our kernel for `aten::scaled_dot_product_attention`, registered as long as anybody captures."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._library: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+                for key in _KEYS:
+                    self._library.impl("scaled_dot_product_attention", _attend, key)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._library._destroy()
+
+
+_override = _Override()
 
 
 @contextlib.contextmanager
 def fused_attention() -> Iterator[None]:
     """Attention becomes `rlplace::attention`; with dropout, or a mask that learns, it comes apart by its definition.
 
-    The mode sees every caller but PyTorch's own layers, whose functions run with modes off: those call the name in
-    `torch.nn.functional`.
+    It is the dispatcher that is told, so that every caller is covered: PyTorch's own layers, functions imported by
+    name, and a forward that runs again within a backward. Other threads get the same results by the same ops meanwhile.
     """
-    before = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = _fused
-    try:
-        with sdpa_kernel(SDPBackend.MATH), FusedAttention():
-            yield
-    finally:
-        functional.scaled_dot_product_attention = before
-
-
-class FusedAttention(TorchFunctionMode):
-    """Answers calls of `scaled_dot_product_attention` by the fused ops."""
-
-    def __torch_function__(
-        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return (_attend if func is _eager else func)(*args, **(kwargs or {}))
-
-
-def _fused(*args: Any, **kwargs: Any) -> Tensor:
-    """Stands for `scaled_dot_product_attention` in `torch.nn.functional`; modes, where there are any, see the call."""
-    return (_eager if has_torch_function(args) else _attend)(*args, **kwargs)
+    with sdpa_kernel(SDPBackend.MATH), _override:
+        yield
 
 
 def _attend(
@@ -60,25 +68,23 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As `scaled_dot_product_attention`; what cannot be fused goes to PyTorch, which also refuses what is wrong."""
-    dtype = _computed_in(query)
     can_fuse = (
         dropout_p == 0
         and not (is_causal and attn_mask is not None)
+        and query.is_floating_point()
+        and query.dtype == key.dtype == value.dtype
         and _fit(query, key, value, enable_gqa=enable_gqa)
-        and dtype.is_floating_point
-        and dtype == _computed_in(key) == _computed_in(value)
-        and (attn_mask is None or _masks(attn_mask, query, key, dtype))
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, (query, key, value)))
+        and (attn_mask is None or _masks(attn_mask, query, key))
     )
     if not can_fuse:
-        return _eager(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if attn_mask is not None:
-        attn_mask = attn_mask.to(_computed_in(attn_mask))
+        apart: Tensor = _eager.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return apart
     is_single = query.dim() == 3
     if is_single:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    out: Tensor = _Attention.apply(query, key, value, attn_mask, bool(is_causal), scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(query, key, value, attn_mask, is_causal, scale)  # type: ignore[no-untyped-call]
     return out.squeeze(0) if is_single else out
 
 
@@ -93,22 +99,14 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool
     return heads == key_heads or (enable_gqa and dims == 4 and heads % key_heads == 0)
 
 
-def _masks(mask: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -> bool:
+def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     """Whether a mask needs no gradient and is one that the ops can read."""
     full = (*query.shape[:-1], key.shape[-2])
-    if (mask.requires_grad and torch.is_grad_enabled()) or not 1 <= mask.dim() <= len(full):
+    if (mask.requires_grad and torch.is_grad_enabled()) or not 2 <= mask.dim() <= len(full):
         return False
-    if _computed_in(mask) not in (torch.bool, torch.float32, dtype):
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         return False
     return all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(full), strict=False))
-
-
-def _computed_in(x: Tensor) -> torch.dtype:
-    """The dtype that attention reads `x` in: autocast's, where it is on and changes it."""
-    kind = x.device.type
-    if x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return x.dtype
 
 
 class _Attention(torch.autograd.Function):

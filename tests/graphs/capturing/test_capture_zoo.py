@@ -107,7 +107,7 @@ ZOO: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "clip": clip,
 }
 
-LEAST_SHARE_BELOW_THE_ROOT = {"clip": 0.85}  # its two towers are joined in the root's own `forward`
+LEAST_SHARE_BELOW_THE_ROOT = {"clip": 0.8}  # its two towers are joined in the root's own `forward`
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -121,8 +121,12 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def only_here(graph: OpGraph) -> list[str]:
-    words = ("attention", "cpu", "mkldnn", "onednn")
+    words = ("aten._scaled", "aten.scaled", "cpu", "mkldnn", "onednn")
     return [target for target in graph.targets if any(word in target for word in words)]
+
+
+ATTENTIONS = {"resnet50": 0, "bert": 2, "gpt2": 2, "t5": 2, "vit": 2, "llama": 2, "mixtral": 2, "whisper": 6, "clip": 4}
+"""Calls of attention; self-attention of T5 adds a bias which learns, and so comes apart."""
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -132,6 +136,8 @@ def test_a_training_step_equals_eager(name: str) -> None:
     without_dropout(model)
     graph = capture(model, inputs, lambda output: output.loss, "adam")
     assert only_here(graph) == []
+    assert graph.targets.count("rlplace.attention.default") == ATTENTIONS[name]
+    assert graph.targets.count("rlplace.attention_backward.default") == ATTENTIONS[name]
     runs = ~graph.is_source
     below_root = np.mean([bool(module) for module, is_run in zip(graph.modules, runs, strict=True) if is_run])
     assert below_root >= LEAST_SHARE_BELOW_THE_ROOT.get(name, 0.95)
