@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlplace.graphs.attention.ops import attention, attention_backward
 from rlplace.graphs.capturing.op_work import call_facts, signature, tensor_bytes
 
 aten = torch.ops.aten
@@ -26,6 +27,17 @@ def test_bytes_of_a_tensor_count_its_elements_not_its_memory() -> None:
 def test_a_matrix_product_multiplies_and_adds() -> None:
     # (2, 3) x (3, 5): 2 * 2 * 3 * 5 operations; 6 + 15 + 10 floats
     assert facts(aten.mm.default, torch.zeros(2, 3), torch.zeros(3, 5)) == (60.0, 124.0)
+
+
+def test_attention_and_its_backward() -> None:
+    query, key = torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 5, 4)  # two query heads read one key head
+    products = 2.0 * 2 * 3 * 5 * 4
+    rest = (None, True, None)
+    # two products; queries 24, keys 20, values 20, output 24 and logarithms 6 floats
+    assert facts(attention, query, key, key.clone(), *rest) == (2 * products, 4.0 * 94)
+    # five products; gradient 24 and all of those, and three gradients, 24 + 20 + 20
+    saved = (query, key, key.clone(), torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3))
+    assert facts(attention_backward, torch.zeros(1, 2, 3, 4), *saved, *rest) == (5 * products, 4.0 * 182)
 
 
 def test_a_convolution_and_its_backward() -> None:

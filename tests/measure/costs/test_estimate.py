@@ -158,6 +158,8 @@ def test_figures_that_no_op_needs_may_be_missing() -> None:
     [
         ("aten.addmm.default", "matmul"),
         ("aten.bmm.default", "matmul"),
+        ("rlplace.attention.default", "attention"),
+        ("rlplace.attention_backward.default", "attention"),
         ("aten.convolution.default", "convolution"),
         ("aten.conv2d.default", "convolution"),
         ("aten.mkldnn_rnn_layer.default", "matmul"),

@@ -100,6 +100,24 @@ def test_a_workload_over_two_devices_trains_like_eager(name: str, crew: Crew) ->
     assert_close(placed, run_eager(case, "adam"), 1e-6)
 
 
+def test_fused_attention_over_two_devices_trains_like_eager(crew: Crew) -> None:
+    """Its forward and its backward on different devices, too."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    case = Case(model, random(3, 5, 8), mean_square)
+    graph = capture(case.model, case.inputs, case.loss_fn, "adam")
+    expected = run_eager(case, "adam")
+    forwards = [op for op in range(graph.num_ops) if graph.targets[op] == "rlplace.attention.default"]
+    assert len(forwards) == 2
+    devices = np.zeros(graph.num_ops, dtype=np.int32)
+    devices[forwards] = 1
+    for plan in (
+        naive_plan(graph, devices),
+        *(naive_plan(graph, random_devices(graph, 2, np.random.default_rng(seed))) for seed in range(2)),
+    ):
+        assert_close(run_placed(graph, HOST, plan, crew)[0], expected, 1e-6)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_placement_does_not_change_dropout(seed: int, crew: Crew) -> None:
     model, x = Dropouts(0.5), random(16, 4)
