@@ -45,7 +45,8 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
 
     A figure that the user registered (`register_cost`) goes first. Else FLOPs of matrix products, convolutions and
     attention are those of the formulas in `torch.utils.flop_counter` (PyTorch's own, and those of `graphs.attention`),
-    of any other op one operation for each element of its larger side; bytes moved are each distinct input and output once.
+    of any other op one operation for each element of its larger side; bytes moved are each distinct input and output
+    once.
 
     Args:
         target: the overload.
