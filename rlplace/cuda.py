@@ -18,6 +18,9 @@ import torch
 Stream = torch.cuda.Stream
 Event = torch.cuda.Event
 
+UNLIMITED = 1 << 62
+"""What lifts the limit of `limit_memory`."""
+
 _NAME = re.compile(r"cuda:(?P<index>[0-9]{1,4})(?:/(?P<part>[0-9]{1,4}))?\Z")
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed"),
@@ -189,7 +192,7 @@ def hold_back(stream: Stream, cycles: int) -> None:
 
 
 def limit_memory(place: torch.device, num_bytes: int) -> None:
-    """Beyond so many bytes, allocations of this process on a GPU fail as out of memory."""
+    """Beyond so many bytes, allocations of this process on a GPU fail as out of memory; `UNLIMITED` lifts that."""
     total_bytes = torch.cuda.get_device_properties(place).total_memory
     torch.cuda.set_per_process_memory_fraction(min(num_bytes / total_bytes, 1.0), place)
 

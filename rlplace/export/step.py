@@ -43,6 +43,7 @@ class PlacedModel:
         self._residents = Residents(graph, host, seed=seed)
         self._crew = Crew(host.devices)
         self._step = PlacedStep(graph, host, plan, self._residents, self._crew, seed=seed)
+        self._step.load()
         sources = self._program.sources.items()
         self._inputs = [op for op, source in sorted(sources) if source.kind in ("input", "target")]
         self._state = {source.key: op for op, source in sources if source.kind in ("parameter", "buffer")}

@@ -22,7 +22,8 @@ class StepCode:
 
     In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
     constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`), `s6` signal 6
-    (`s6_set`, `s6_wait`), `O` the results; in traced code `clock`, `B` and `E` record when each item began and ended.
+    (`s6_set`, `s6_wait`), `O` the results; in traced code `clock`, `B` and `E` record when each item began and ended,
+    and `hold` holds a GPU back.
 
     Attributes:
         sources: by device: a module that defines `run(step)`.
@@ -49,7 +50,7 @@ class StepCode:
     num_signals: int
 
 
-def generate(graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool = False) -> StepCode:
+def generate(graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool = False, hold_every: int = 0) -> StepCode:
     """The code that executes `plan`.
 
     Args:
@@ -57,16 +58,18 @@ def generate(graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool = False)
         host: the host that `plan` was made for.
         plan: what is to run.
         is_traced: record the times of every op and transfer.
+        hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
 
     Raises:
         InvalidValue: the graph has no program.
     """
-    return _Generator(graph, host, plan, is_traced=is_traced).run()
+    return _Generator(graph, host, plan, is_traced=is_traced, hold_every=hold_every).run()
 
 
 class _Generator:
-    def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool) -> None:
+    def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool, hold_every: int) -> None:
         self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
+        self.hold_every = hold_every
         self.program: Program = require_program(graph)
         self.num_signals = 0
         self.runs: dict[int, Run] = {}  # by its last update
@@ -157,9 +160,14 @@ class _Generator:
                 tensor = int(graph.output_offsets[op])
                 lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
         owners += [-1] * len(lines)
+        is_held = self.hold_every > 0 and self.host.devices[device].backend == "cuda"
+        num_run = 0
         for item in items:
             if item < n and item in program.sources:
                 continue
+            if is_held and num_run % self.hold_every == 0:
+                lines.append("hold()")
+            num_run += 1
             produced: tuple[int, ...] = ()
             lines += [f"s{signal}_wait()" for signal in self.waits[item]]
             if item >= n:

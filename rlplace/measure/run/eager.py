@@ -17,6 +17,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.failures import advice
 from rlplace.measure.run.threads import set_intra_op_threads, usable_cores
 from rlplace.measure.run.workers import Worker
 
@@ -96,7 +97,7 @@ class EagerStep:
             self._step()
             return time.perf_counter() - begin
         except (RuntimeError, TypeError, ValueError) as error:
-            raise RunnerError(f"the eager step failed: {error}") from error
+            raise RunnerError(f"the eager step failed: {error}{advice(error)}") from error
         finally:
             set_intra_op_threads(before)
 
@@ -112,7 +113,7 @@ class EagerStep:
             raise TimeoutError(f"the eager step did not end within {LONGEST_S:g} s")
         seconds = time.perf_counter() - begin
         if errors:
-            raise RunnerError(f"the eager step failed: {errors[0]}") from errors[0]
+            raise RunnerError(f"the eager step failed: {errors[0]}{advice(errors[0])}") from errors[0]
         return seconds
 
     def as_cuda_graph(self) -> Callable[[], None]:

@@ -5,33 +5,37 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import RunnerError
+from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Call, Ref, Update
+from rlplace.graphs.program import Ref, Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
+from rlplace.measure.run.allocated import allocated_bytes
 from rlplace.measure.run.channels import Channel, CudaChannel, make_channel, release_all
 from rlplace.measure.run.clocks import Clock, CudaClock, HostClock
 from rlplace.measure.run.codegen import StepCode, generate
-from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.failures import advice, is_late
+from rlplace.measure.run.random_ops import seeded
+from rlplace.measure.run.residents import Resident, Residents
 from rlplace.measure.run.streams import torch_device
 from rlplace.measure.run.update_runs import Run
 from rlplace.measure.run.workers import Crew, Job
 from rlplace.measure.timeline import Timeline
 
-_random_lock = threading.Lock()
-
 
 class PlacedStep:
     """One step of a graph, run as `plan` says.
+
+    It is loaded when it first runs, or by `load`: then it holds its residents, channels and code. `unload` lets go of
+    them, so that other plans have the memory; the step can be loaded again.
 
     Args:
         graph: with its program.
@@ -41,6 +45,14 @@ class PlacedStep:
         crew: the host's threads.
         seed: of random ops; each draws from (seed, op, step), whatever the placement.
         is_traced: record the times of ops and transfers (see `timeline`).
+        hold_every: if above 0, a GPU is held back for `hold_cycles` at the start and every so many ops, so that
+            launches run ahead of it: for tracing, never for step times.
+
+    Attributes:
+        plan: what runs.
+        needs: its residents.
+        launch_s: by device: seconds in which the last step's part was launched; of traced steps.
+        hold_cycles: clock cycles of the GPU.
     """
 
     def __init__(
@@ -53,19 +65,71 @@ class PlacedStep:
         *,
         seed: int = 0,
         is_traced: bool = False,
+        hold_every: int = 0,
     ) -> None:
         self.plan = plan
         self._graph, self._host, self._residents, self._crew = graph, host, residents, crew
         self._seed, self._is_traced = seed, is_traced
         self._program = require_program(graph)
-        self._code: StepCode = generate(graph, host, plan, is_traced=is_traced)
+        self._code: StepCode = generate(graph, host, plan, is_traced=is_traced, hold_every=hold_every)
         self._clocks: list[Clock] = [
             CudaClock(torch_device(device)) if is_traced and device.backend == "cuda" else HostClock()
             for device in host.devices
         ]
         self._routes = {(route.source, route.destination): route for route in host.routes}
+        self.needs = frozenset(self._needs())
+        self.launch_s = [0.0] * host.num_devices
+        self.hold_cycles = 0
         self._started_s = 0.0
-        self._load()
+        self._compiled = [
+            compile(source, _file_name(device), "exec") for device, source in enumerate(self._code.sources)
+        ]
+        self._namespaces: list[dict[str, Any]] = []
+        self._jobs: list[Job] = []
+        self._channels: list[Channel] = []
+        self._signals: list[threading.Lock] = []
+        self._begin: list[Any] = []
+        self._end: list[Any] = []
+        self._results: list[Any] = []
+        self._is_loaded = self._is_broken = False
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it can run as it is; a step that failed is to be loaded anew."""
+        return self._is_loaded and not self._is_broken
+
+    def load(self) -> None:
+        """Makes its channels and what of its residents is not there yet, and binds the code to them.
+
+        Raises:
+            RunnerError: a device has no memory for them; nothing is held then.
+        """
+        self.unload()  # the channels of a failed step are in no known state, and a thread left behind may use them
+        items = self._graph.num_ops + self.plan.num_transfers
+        self._begin, self._end = [0.0] * items, [0.0] * items
+        self._results = [None] * len(self._program.result_refs)
+        try:
+            self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
+            self._signals = [threading.Lock() for _ in range(self._code.num_signals)]
+            for signal in self._signals:  # a lock that starts locked: released by the one side, taken by the other
+                signal.acquire()
+            self._jobs = [self._bind(device) for device in range(self._host.num_devices)]
+        except BaseException as error:
+            self.unload()
+            traceback.clear_frames(error.__traceback__)  # they hold tensors
+            if isinstance(error, RlplaceError) or not isinstance(error, Exception):
+                raise
+            what = f"{type(error).__name__}: {error}{advice(error)}"
+            raise RunnerError(f"the step could not be loaded: {what}") from error
+        self._is_loaded = True
+
+    def unload(self) -> None:
+        """Lets go of residents, channels and results; the last timeline and `result` are gone with them."""
+        for names in self._namespaces:  # a function and the names that it runs with hold each other
+            names.clear()
+        self._namespaces, self._jobs, self._channels, self._signals = [], [], [], []
+        self._begin, self._end, self._results = [], [], []
+        self._is_loaded = self._is_broken = False
 
     def run(self, step: int = 0, *, deadline_s: float = 600.0) -> float:
         """Seconds that one step took, from start to the end of its last op.
@@ -74,8 +138,8 @@ class PlacedStep:
             RunnerError: an op failed; says which and why.
             TimeoutError: the step did not end within `deadline_s`.
         """
-        if self._is_broken:  # its channels are in no known state, and a thread left behind may still use them
-            self._load()
+        if not self.is_loaded:
+            self.load()
         self._started_s = time.perf_counter()
         try:
             self._crew.run(self._jobs, step, on_error=self._abort, deadline_s=deadline_s)
@@ -85,12 +149,22 @@ class PlacedStep:
 
     @property
     def result(self) -> Any:
-        """What the last step returned: the loss, or the model's output."""
+        """What the last step returned: the loss, or the model's output.
+
+        Raises:
+            RunnerError: the step is not loaded.
+        """
+        self._require_loaded()
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
     def timeline(self) -> Timeline:
-        """Start and end of every op and transfer of the last step; the step must be traced."""
+        """Start and end of every op and transfer of the last step; the step must be traced.
+
+        Raises:
+            RunnerError: the step is not loaded.
+        """
+        self._require_loaded()
         n, plan = self._graph.num_ops, self.plan
         begin, end = np.zeros(n + plan.num_transfers), np.zeros(n + plan.num_transfers)
         for device, items in enumerate(self._code.items):
@@ -100,7 +174,7 @@ class PlacedStep:
             for updates in self._code.update_runs[device]:
                 self._share_run(updates, begin, end)
         source = plan.devices[self._graph.tensor_op[plan.transfer_tensor]]
-        times, devices, allocated = self._memory(begin, end)
+        times, devices, allocated = allocated_bytes(self._graph, self._host, plan, self._code, begin, end)
         return Timeline(
             op_device=plan.devices,
             op_start_s=begin[:n],
@@ -132,49 +206,6 @@ class PlacedStep:
         first_s, last_s = begin[ops[0]], end[ops[-1]]
         end[ops] = first_s + (last_s - first_s) * moved / moved[-1]
         begin[ops[1:]] = end[ops[:-1]]
-
-    def _memory(self, begin: Any, end: Any) -> tuple[Any, Any, Any]:
-        """Allocated bytes of each device over the step: residents, then every tensor from its making to its `del`."""
-        graph, host = self._graph, self._host
-        resident = np.array([device.context_bytes for device in host.devices], dtype=np.int64)
-        for op in range(graph.num_ops):
-            kept = int(graph.state_bytes[op]) + (int(graph.output_bytes[op]) if op in self._program.sources else 0)
-            resident[self.plan.devices[op]] += _rounded(
-                kept, host.devices[self.plan.devices[op]].memory_granularity_bytes
-            )
-        events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
-        for device, described in enumerate(host.devices):
-            for item, tensor in self._code.allocations[device]:
-                size = _rounded(int(graph.tensor_bytes[tensor]), described.memory_granularity_bytes)
-                events.append((float(begin[item]), 1, device, size))
-            for item, tensor in self._code.releases[device]:
-                size = _rounded(int(graph.tensor_bytes[tensor]), described.memory_granularity_bytes)
-                is_here = int(self.plan.devices[graph.tensor_op[tensor]]) == device
-                lent_s = self._lent_until_s(tensor, end) if is_here else 0.0
-                events.append((max(float(end[item]), lent_s), 0, device, -size))
-        events.sort()
-        level = np.zeros(host.num_devices, dtype=np.int64)
-        times, devices, levels = [], [], []
-        for moment_s, _, device, change in events:
-            level[device] += change
-            times.append(moment_s)
-            devices.append(device)
-            levels.append(int(level[device]))
-        return np.array(times), np.array(devices, dtype=np.int32), np.array(levels, dtype=np.int64)
-
-    def _lent_until_s(self, tensor: int, end: Any) -> float:
-        """When the last other device is done with the original: it has its copy, or its last reader has ended."""
-        graph, plan = self._graph, self.plan
-        lent_s = 0.0
-        for transfer in np.flatnonzero(plan.transfer_tensor == tensor):
-            lent_s = max(lent_s, float(end[graph.num_ops + transfer]))
-            if not self._code.is_handover[transfer]:
-                continue
-            offsets, ops = graph.readers
-            readers = ops[offsets[tensor] : offsets[tensor + 1]]
-            there = readers[plan.devices[readers] == plan.transfer_destination[transfer]]
-            lent_s = max(lent_s, float(end[there].max(initial=0.0)))
-        return lent_s
 
     def _channel(self, transfer: int) -> Channel:
         plan, host = self.plan, self._host
@@ -209,28 +240,31 @@ class PlacedStep:
                 op = item if item < n else int(self._graph.tensor_op[tensor])
                 what = "op" if item < n else "the transfer of op"
                 name, place = self._graph.names[op], self._host.devices[device].name
-                error = RunnerError(f"{what} {name!r} ({self._graph.targets[op]}) on {place}: {error}", op=name)
+                where = f"reported at {what}" if is_late(cause) else what
+                error = RunnerError(f"{where} {name!r} ({self._graph.targets[op]}) on {place}: {error}", op=name)
         traceback.clear_frames(cause.__traceback__)
-        return error
+        said = advice(cause)
+        return RunnerError(f"{error}{said}", op=error.op) if said else error
 
-    def _load(self) -> None:
-        """Channels, signals and code, made anew."""
-        items = self._graph.num_ops + self.plan.num_transfers
-        self._begin: list[Any] = [0.0] * items
-        self._end: list[Any] = [0.0] * items
-        self._results: list[Any] = [None] * len(self._program.result_refs)
-        self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
-        self._signals = [threading.Lock() for _ in range(self._code.num_signals)]
-        for signal in self._signals:  # a lock that starts locked: released by the one side, taken by the other
-            signal.acquire()
-        self._jobs = [self._bind(device) for device in range(self._host.num_devices)]
-        self._is_broken = False
+    def _require_loaded(self) -> None:
+        if not self._is_loaded:
+            raise RunnerError("the step is not loaded, so there is no last step to tell about: run it first")
+
+    def _needs(self) -> Iterator[Resident]:
+        for device, items in enumerate(self._code.items):
+            for item in items:
+                call = self._program.calls.get(item)
+                if item in self._program.sources or isinstance(call, Update):
+                    yield self._residents.at(item, device)
+                if isinstance(call, Update):
+                    yield self._residents.at(int(self._graph.tensor_op[call.parameter.id]), device)
 
     def _bind(self, device: int) -> Job:
         graph, program, residents = self._graph, self._program, self._residents
         clock = self._clocks[device]
         names: dict[str, Any] = {
             "clock": clock.mark,
+            "hold": lambda: self._hold_back(device),
             "B": self._begin,
             "E": self._end,
             "O": self._results,
@@ -246,7 +280,9 @@ class PlacedStep:
                 continue
             call = program.calls[item]
             if not isinstance(call, Update):
-                names[f"f{item}"] = self._seeded(item, call, device) if call.is_random else _direct(call.target)
+                place = torch_device(self._host.devices[device])
+                is_random, target = call.is_random, call.target
+                names[f"f{item}"] = seeded(target, place, seed=self._seed, op=item) if is_random else _direct(target)
         for run_of in self._code.update_runs[device]:
             names[f"u{run_of[-1]}"] = residents.updater(run_of, device)
         for transfer, channel in enumerate(self._channels):
@@ -257,32 +293,23 @@ class PlacedStep:
             names[f"k{transfer}_copied"] = channel.wait_copied
         for index, signal in enumerate(self._signals):
             names[f"s{index}_set"], names[f"s{index}_wait"] = signal.release, signal.acquire
-        exec(compile(self._code.sources[device], _file_name(device), "exec"), names)
+        self._namespaces.append(names)
+        exec(self._compiled[device], names)
         run: Job = names["run"]
         if not self._is_traced:
             return run
 
         def traced(step: int) -> None:
             clock.start()
+            begin_s = time.perf_counter()
             run(step)
+            self.launch_s[device] = time.perf_counter() - begin_s
 
         return traced
 
-    def _seeded(self, op: int, call: Call, device: int) -> Callable[..., Any]:
-        place = torch_device(self._host.devices[device])
-        target, seed = call.target, self._seed
-
-        def run(step: int, *args: Any, **kwargs: Any) -> Any:
-            generator = cuda.generator(place)
-            with _random_lock:  # the generator belongs to the whole process: others must not notice
-                before = generator.get_state()
-                generator.manual_seed(_mix(seed, op, step))
-                try:
-                    return target(*args, **kwargs)
-                finally:
-                    generator.set_state(before)
-
-        return run
+    def _hold_back(self, device: int) -> None:
+        if self.hold_cycles > 0:
+            cuda.hold_back(cuda.current_stream(torch_device(self._host.devices[device])), self.hold_cycles)
 
 
 def _file_name(device: int) -> str:
@@ -293,18 +320,3 @@ def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
     """The C++ entry of an ATen overload, without its Python wrapper."""
     direct: Callable[..., Any] = getattr(target, "_op", target)
     return direct
-
-
-def _mix(*values: int) -> int:
-    """A 63-bit hash of integers (splitmix64's finaliser, Steele et al. 2014)."""
-    state = 0
-    for value in values:
-        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1
-
-
-def _rounded(size: int, granularity: int) -> int:
-    return -(-size // granularity) * granularity

@@ -73,6 +73,7 @@ def race(
     *,
     deadline_s: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
+    is_fatal: Callable[[Exception], bool] = lambda _: False,
 ) -> list[Lane]:
     """The lanes of all contenders, after rounds in which each runs once beside one step of the reference.
 
@@ -85,6 +86,7 @@ def race(
         protocol: how long and when to drop.
         deadline_s: on `clock`; the race ends after the round in which it passes.
         clock: seconds.
+        is_fatal: whether an error ends the race for all, and is raised.
     """
     protocol = protocol or RaceProtocol()
     generator = np.random.default_rng(protocol.seed)
@@ -94,7 +96,7 @@ def race(
             reference()
     for timer, lane in zip(contenders, lanes, strict=True):
         for _ in range(protocol.warmup):
-            _run(timer, lane)
+            _run(timer, lane, is_fatal)
             if lane.error is not None or clock() > deadline_s:
                 break
     for done in range(protocol.max_rounds):
@@ -103,7 +105,7 @@ def race(
             break
         reference_s = max(reference(), SHORTEST_S) if reference is not None else 1.0
         for k in generator.permutation(running):
-            sample = _run(contenders[k], lanes[k])
+            sample = _run(contenders[k], lanes[k], is_fatal)
             if sample is not None:
                 lanes[k].samples_s.append(sample)
                 lanes[k].references_s.append(reference_s)
@@ -111,10 +113,12 @@ def race(
     return lanes
 
 
-def _run(timer: Timer, lane: Lane) -> float | None:
+def _run(timer: Timer, lane: Lane, is_fatal: Callable[[Exception], bool]) -> float | None:
     try:
         return max(timer(), SHORTEST_S)
     except Exception as error:
+        if is_fatal(error):
+            raise
         lane.error = error
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,11 +17,15 @@ from rlplace.graphs.program import Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.streams import torch_device
 
+Resident = tuple[int, str]
+"""What one op keeps in one memory: the op, and a GPU's device or `cpu`."""
+
 
 class Residents:
-    """Tensors of source ops and states of updates, each made where it is first asked for.
+    """Tensors of source ops and states of updates, each made where it is first asked for and there until `keep_only`.
 
-    Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched.
+    Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched. What
+    was dropped and is asked for again is as it was at capture: good enough to measure with, not to train with.
     """
 
     def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
@@ -31,12 +35,12 @@ class Residents:
         self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
         self._program = require_program(graph)
         self._seed = seed
-        self._tensors: dict[tuple[int, str], torch.Tensor] = {}
-        self._states: dict[tuple[int, str], UpdateState] = {}
+        self._tensors: dict[Resident, torch.Tensor] = {}
+        self._states: dict[Resident, UpdateState] = {}
 
     def tensor(self, op: int, device: int) -> torch.Tensor:
         """The tensor of source op `op` on `device`."""
-        key = (op, self._homes[device])
+        key = self.at(op, device)
         if key not in self._tensors:
             place = self._places[key[1]]
             with cuda.settled(place):
@@ -51,13 +55,37 @@ class Residents:
             call = self._program.calls[op]
             assert isinstance(call, Update)
             parameter = self.tensor(int(self._graph.tensor_op[call.parameter.id]), device)
-            key = (op, self._homes[device])
+            key = self.at(op, device)
             if key not in self._states:
                 with cuda.settled(self._places[key[1]]):
                     self._states[key] = UpdateState(self._program.optimizer, parameter)
             parameters.append(parameter)
             states.append(self._states[key])
         return updater(states, parameters)
+
+    @property
+    def made(self) -> frozenset[Resident]:
+        """What is there: source ops by their tensors, updates by their states."""
+        return frozenset((*self._tensors, *self._states))
+
+    def home(self, device: int) -> str:
+        """The memory of `device`: cores have one together."""
+        return self._homes[device]
+
+    def at(self, op: int, device: int) -> Resident:
+        """What `tensor` or `updater` of `op` keeps for `device`."""
+        return op, self._homes[device]
+
+    def keep_only(self, needed: Collection[Resident]) -> bool:
+        """Lets go of all that is not among `needed`; whether any of it was on a GPU.
+
+        Its memory is free once no loaded plan holds it either.
+        """
+        dropped = self.made.difference(needed)
+        for each in dropped:
+            self._tensors.pop(each, None)
+            self._states.pop(each, None)
+        return any(self._places[home].type == "cuda" for _, home in dropped)
 
     def reset(self) -> None:
         """What steps change is as it was at capture, and optimizers before their first step."""

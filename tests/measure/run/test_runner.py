@@ -20,6 +20,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run import runner as runner_module
@@ -36,6 +37,9 @@ class NaivePlanner:
 
     def plan(self, devices: NDArray[np.int32]) -> Plan:
         return naive_plan(self.graph, devices)
+
+    def retime(self, plan: Plan) -> Measurement:
+        return Measurement("ok", 1.0, peak_bytes=(0, 0))
 
 
 def problem_of(graph: OpGraph) -> Problem:
@@ -220,7 +224,7 @@ def test_a_plan_that_cannot_be_loaded_is_a_measurement(runner: HostRunner, monke
 
     monkeypatch.setattr(runner_module, "PlacedStep", broken)
     (measured,) = runner.measure_plans([plan])
-    assert (measured.status, measured.why) == ("error", "no room for parameters")
+    assert (measured.status, measured.why) == ("oom", "no room for parameters")
 
 
 def test_a_simulated_host_and_a_graph_file_cannot_be_measured() -> None:
