@@ -17,6 +17,8 @@ from rlplace.graphs.program import Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.streams import torch_device
 
+CPU = "cpu"
+"""The memory of every core."""
 Resident = tuple[int, str]
 """What one op keeps in one memory: the op, and a GPU's device or `cpu`."""
 
@@ -31,7 +33,7 @@ class Residents:
     def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
         self._graph = graph
         # cores share one memory; parts of a GPU keep what is theirs apart
-        self._homes = [device.name if device.backend == "cuda" else "cpu" for device in host.devices]
+        self._homes = [device.name if device.backend == "cuda" else CPU for device in host.devices]
         self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
         self._program = require_program(graph)
         self._seed = seed
@@ -85,7 +87,7 @@ class Residents:
         for each in dropped:
             self._tensors.pop(each, None)
             self._states.pop(each, None)
-        return any(self._places[home].type == "cuda" for _, home in dropped)
+        return any(home != CPU for _, home in dropped)
 
     def reset(self) -> None:
         """What steps change is as it was at capture, and optimizers before their first step."""

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 
+import fake_gpus
 import numpy as np
 import pytest
 import torch
@@ -140,6 +141,21 @@ def test_traced_code_marks_every_item_and_nothing_else() -> None:
             between = lines[begin + 1 : end]
             assert between
             assert not any("_wait" in line or "_copied" in line or "_send" in line for line in between)
+
+
+def test_gpus_are_held_back_at_the_start_and_every_few_ops_and_cores_never() -> None:
+    graph, gpus = linear_step(), fake_gpus.gpu_host(2, 1 << 30)
+    plan = naive_plan(graph, np.array(SPLIT, dtype=np.int32))
+    plain = generate(graph, gpus, plan, is_traced=True)
+    held = generate(graph, gpus, plan, is_traced=True, hold_every=2)
+    for device in range(2):
+        runs = [item for item in held.items[device] if item >= graph.num_ops or not graph.is_source[item]]
+        places = [k for k, line in enumerate(lines_of(held, device)) if line == "hold()"]
+        before = [held.line_items[device][k + 1] for k in places]  # a line more: the function's first
+        assert before == runs[::2]
+        assert [line for line in lines_of(held, device) if line != "hold()"] == lines_of(plain, device)
+    cores = generate(graph, core_host(2), plan, is_traced=True, hold_every=2)
+    assert "hold()" not in "".join(cores.sources)
 
 
 def test_a_hand_over_is_acknowledged_after_its_last_reader() -> None:

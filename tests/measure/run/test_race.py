@@ -108,6 +108,15 @@ def test_who_raises_stops_and_the_race_goes_on(after: int) -> None:
     assert len(lanes[1].samples_s) == 10
 
 
+@pytest.mark.parametrize("after", [0, 3])
+def test_what_is_fatal_ends_the_race_for_all(after: int) -> None:
+    machine, error = Machine(), ValueError("boom")
+    contenders = [failing(after, error), machine.timer("a", 1.0)]
+    with pytest.raises(ValueError, match="boom"):
+        race(contenders, None, PROTOCOL, is_fatal=lambda each: each is error)
+    assert len(race([failing(0, error)], None, PROTOCOL, is_fatal=lambda each: False)) == 1
+
+
 def test_when_all_have_failed_it_ends() -> None:
     machine = Machine()
     lanes = race([failing(0, ValueError())] * 2, machine.timer("reference", 1.0), PROTOCOL, clock=machine.clock)

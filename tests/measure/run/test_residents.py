@@ -64,6 +64,19 @@ def test_reset_restores_what_steps_change_and_nothing_else() -> None:
     assert torch.equal(change(), first), "the optimizer starts anew"
 
 
+def test_what_is_not_needed_is_dropped_and_made_anew_as_at_capture() -> None:
+    model, graph = linear()
+    residents = Residents(graph, core_host())
+    weight, bias, update = (graph.names.index(name) for name in ("weight", "bias", "update_weight"))
+    kept = residents.tensor(bias, 0)
+    residents.updater(update, 0)(torch.ones(2, 4))
+    assert residents.made == {(weight, "cpu"), (bias, "cpu"), (update, "cpu")}
+    assert residents.keep_only({residents.at(bias, 1), residents.at(update, 0)}) is False, "not on a GPU"
+    assert residents.made == {(bias, "cpu"), (update, "cpu")}
+    assert residents.tensor(bias, 0) is kept
+    assert torch.equal(residents.tensor(weight, 0), model.weight)
+
+
 def test_setting_a_tensor_keeps_its_memory() -> None:
     _, graph = linear()
     residents = Residents(graph, core_host())

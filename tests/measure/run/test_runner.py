@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from small_models import CASES
 from torch import Tensor, nn
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
@@ -192,6 +192,21 @@ def test_a_failing_op_is_a_measurement_and_the_others_are_measured(error: Except
         assert "op 'risky'" in failed.why
         assert fine.ok
         assert runner.measure(np.array(FAILS, dtype=np.int32))[0].ok, "it may work the next time"
+
+
+def test_a_lost_gpu_is_nobodys_measurement() -> None:
+    for runner in run_on(risky_graph()):
+        state["raises"] = RuntimeError("CUDA error: an illegal memory access was encountered")
+        try:
+            with pytest.raises(
+                RunnerError, match=r"reported at op 'risky' .* on cpu:1: RuntimeError: CUDA error"
+            ) as lost:
+                runner.measure(np.array([FAILS, FINE], dtype=np.int32))
+        finally:
+            state["raises"] = None
+        assert "start again" in str(lost.value)
+        assert "CUDA_LAUNCH_BLOCKING=1" in str(lost.value)
+        assert lost.value.op == "risky"
 
 
 def test_a_stuck_op_is_a_timeout_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
