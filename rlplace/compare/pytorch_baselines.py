@@ -64,8 +64,13 @@ def pytorch_baselines(
                         _timer(problem, spec, name, default_size, seed, say, stack),
                     )
                 )
-            except (RlplaceError, _CannotRun) as error:
-                entries.append((Row(name, 0, "skipped", is_placement=False, why=str(error)), None))
+            except Exception as error:
+                if cuda.is_out_of_memory(error):
+                    entries.append((Row(name, 0, "oom", is_placement=False, why=str(error)), None))
+                elif isinstance(error, RlplaceError | _CannotRun):
+                    entries.append((Row(name, 0, "skipped", is_placement=False, why=str(error)), None))
+                else:
+                    raise
         yield entries
 
 

@@ -111,7 +111,8 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit, or a device that this machine lacks.
         """
-        from rlplace.measure.costs.profile import profile_costs, profile_links
+        from rlplace.measure.costs.links import profile_links
+        from rlplace.measure.costs.profile import profile_costs
 
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
         (constraints or Constraints()).resolve(graph, *_names(host))

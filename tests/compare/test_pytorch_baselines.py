@@ -56,6 +56,20 @@ def test_every_row_of_a_real_host_runs_or_says_why(monkeypatch: pytest.MonkeyPat
     assert any("torch.compile" in line for line in said)
 
 
+def test_a_model_too_big_for_one_gpu_is_a_row_of_its_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse_workload(TINY)
+    problem = on_cores(spec)
+
+    def too_big(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(module, "EagerStep", too_big)
+    with pytorch_baselines(problem, spec, ("eager",), default_size="small", seed=0, say=lambda _: None) as entries:
+        ((row, timer),) = entries
+    assert (row.method, row.status, timer) == ("eager", "oom", None)
+    assert "9 GiB" in row.why
+
+
 def test_replicas_need_a_batch_and_devices() -> None:
     spec = parse_workload(TINY)
     name = ("data-parallel",)

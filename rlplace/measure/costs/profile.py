@@ -1,29 +1,37 @@
-"""`profile_costs` and `profile_links`: what ops and copies take on this machine, from real steps and real copies."""
+"""`profile_costs`: what ops take on this machine, from real steps."""
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlplace import cuda
+from rlplace.errors import RunnerError
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.host import Device, Host, Link
-from rlplace.measure.plan import Plan
-from rlplace.measure.run.channels import make_channel
+from rlplace.measure.costs.isolated import isolated_s
+from rlplace.measure.costs.layouts import layouts
+from rlplace.measure.costs.single_device import capacity_bytes, single_device_peak_bytes, single_device_plan
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.clocks import cycles_to_launch
+from rlplace.measure.run.memory_limits import limited_memory
 from rlplace.measure.run.placed_step import PlacedStep
 from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.streams import torch_device
 from rlplace.measure.run.threads import keep_freed_memory
 from rlplace.measure.run.workers import Crew
 
-SIZES_BYTES = (4096, 256 << 10, 4 << 20)
+HOLD_EVERY = 200
+"""Ops after which a GPU is held back again: with the marks of a trace they are fewer launches than its queue takes."""
+NUM_COMPARED = 64
+"""Signatures that are run alone where the whole step was traced as well, those that take longest."""
+LEAST_RATIO, MOST_RATIO = 0.5, 2.0
+"""What an op takes in a step, over what it takes alone, is between them: anything else is a disturbed measurement."""
+
+Say = Callable[[str], None]
 
 
 def profile_costs(
@@ -32,12 +40,17 @@ def profile_costs(
     *,
     num_steps: int = 12,
     warmup: int = 3,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Say | None = None,
 ) -> Costs:
     """Seconds of every op on every device, traced in place from real steps with everything on one device.
 
     An op's figure is its median over the steps; ops of one signature share the mean of theirs, which keeps their total.
-    Devices of one kind share figures.
+    Devices of one kind share figures. On a GPU, launches run ahead of it, so that what the host takes for them is in no
+    op's figure.
+
+    Where no device of a kind holds the whole step (by its simulated peak, or as it ran out of memory), each signature
+    is timed alone there, scaled by what the others take in a step over what they take alone: on a traced device of the
+    same backend, or 1.
 
     Args:
         graph: with its program.
@@ -45,24 +58,108 @@ def profile_costs(
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
         on_progress: told what is being profiled.
+
+    Raises:
+        InvalidValue: the graph has no program.
+        RunnerError: an op failed other than by its size.
     """
+    require_program(graph)
     keep_freed_memory()
     crew = Crew(host.devices)
-    residents = Residents(graph, host)
-    op_time_s = np.zeros((graph.num_ops, host.num_devices))
-    by_kind: dict[str, NDArray[np.float64]] = {}
     try:
-        for device, described in enumerate(host.devices):
-            if described.kind not in by_kind:
-                if on_progress is not None:
-                    on_progress(f"profiling {graph.num_ops} ops on {described.name} ({described.kind})")
-                residents.reset()
-                traced = _trace_device(graph, host, device, residents, crew, num_steps=num_steps, warmup=warmup)
-                by_kind[described.kind] = share_by_signature(graph.signatures, traced)
-            op_time_s[:, device] = by_kind[described.kind]
+        with limited_memory(host):
+            profiler = _Profiler(graph, host, crew, num_steps, warmup, on_progress or (lambda _: None))
+            by_kind = profiler.run()
     finally:
         crew.stop()
-    return Costs(op_time_s, "profiled")
+    return Costs(np.stack([by_kind[device.kind] for device in host.devices], axis=1), "profiled")
+
+
+class _Profiler:
+    """Profiles one device of each kind: those that hold the whole step first."""
+
+    def __init__(self, graph: OpGraph, host: Host, crew: Crew, num_steps: int, warmup: int, say: Say) -> None:
+        self._graph, self._host, self._crew, self._say = graph, host, crew, say
+        self._num_steps, self._warmup = num_steps, warmup
+        self._residents = Residents(graph, host)
+        self._traced: dict[int, NDArray[np.float64]] = {}  # by device
+
+    def run(self) -> dict[str, NDArray[np.float64]]:
+        """(N,) seconds by kind."""
+        by_kind: dict[str, NDArray[np.float64]] = {}
+        too_small = []
+        for kind in dict.fromkeys(device.kind for device in self._host.devices):
+            device, why = self._device_of(kind)
+            figures = None if why else self._trace(device)
+            if figures is None:
+                too_small.append((device, why or "the whole step ran out of its memory"))
+            else:
+                by_kind[kind] = self._traced[device] = figures
+        for device, why in too_small:
+            by_kind[self._host.devices[device].kind] = self._isolated(device, why)
+        return by_kind
+
+    def _device_of(self, kind: str) -> tuple[int, str]:
+        """The first device of a kind that holds the step, else the first and why it does not."""
+        devices = [index for index, device in enumerate(self._host.devices) if device.kind == kind]
+        peaks = [single_device_peak_bytes(self._graph, self._host, device) for device in devices]
+        for device, peak in zip(devices, peaks, strict=True):
+            if peak <= capacity_bytes(self._host, device):
+                return device, ""
+        return devices[0], f"the whole step needs {peaks[0]:,} bytes of its {capacity_bytes(self._host, devices[0]):,}"
+
+    def _trace(self, device: int) -> NDArray[np.float64] | None:
+        """(N,) seconds, or None where memory does not suffice."""
+        described = self._host.devices[device]
+        self._say(f"profiling {self._graph.num_ops} ops on {described.name} ({described.kind})")
+        try:
+            samples = _trace_device(
+                self._graph,
+                self._host,
+                device,
+                self._residents,
+                self._crew,
+                num_steps=self._num_steps,
+                warmup=self._warmup,
+            )
+        except RunnerError as error:
+            if not cuda.is_out_of_memory(error):
+                raise
+            return None
+        finally:
+            if self._residents.keep_only(()):
+                cuda.give_back_memory()
+        return share_by_signature(self._graph.signatures, samples)
+
+    def _isolated(self, device: int, why: str) -> NDArray[np.float64]:
+        """(N,) seconds of ops run alone."""
+        graph, described = self._graph, self._host.devices[device]
+        chosen = _first_of_each(graph, np.flatnonzero(~graph.is_source))
+        self._say(f"profiling {len(chosen)} kinds of ops one by one on {described.name} ({described.kind}): {why}")
+        known = layouts(graph)
+        alone_s = dict.fromkeys(graph.signatures, 0.0)
+        seconds = isolated_s(graph, self._host, device, self._crew, list(chosen.values()), known)
+        alone_s.update(zip(chosen, seconds.tolist(), strict=True))
+        own = np.array([alone_s[name] for name in graph.signatures])
+        other = next((d for d in self._traced if self._host.devices[d].backend == described.backend), None)
+        ratio = 1.0
+        if other is not None:
+            longest = np.argsort(-self._traced[other], kind="stable")
+            compared = dict(list(_first_of_each(graph, longest[~graph.is_source[longest]]).items())[:NUM_COMPARED])
+            beside_s = isolated_s(graph, self._host, other, self._crew, list(compared.values()), known)
+            in_step_s = self._traced[other][list(compared.values())]
+            ratio = float(np.clip(in_step_s.sum() / beside_s.sum(), LEAST_RATIO, MOST_RATIO))
+        if described.backend == "cuda":
+            cuda.give_back_memory()
+        return np.where(graph.is_source, 0.0, own * ratio)
+
+
+def _first_of_each(graph: OpGraph, ops: NDArray[np.integer]) -> dict[str, int]:
+    """By signature, the first op in `ops` that has it."""
+    first: dict[str, int] = {}
+    for op in ops.tolist():
+        first.setdefault(graph.signatures[op], op)
+    return first
 
 
 def share_by_signature(signatures: tuple[str, ...], samples_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -81,100 +178,29 @@ def share_by_signature(signatures: tuple[str, ...], samples_s: NDArray[np.float6
     return shared
 
 
-def single_device_plan(graph: OpGraph, device: int) -> Plan:
-    """Everything on one device, in index order."""
-    n = graph.num_ops
-    none = np.zeros(0, dtype=np.int32)
-    return Plan(np.full(n, device, dtype=np.int32), none, none, np.arange(n, dtype=np.int32))
-
-
 def _trace_device(
     graph: OpGraph, host: Host, device: int, residents: Residents, crew: Crew, *, num_steps: int, warmup: int
 ) -> NDArray[np.float64]:
     """(S, N) seconds of every op; on a GPU between events on its compute stream."""
-    plan = single_device_plan(graph, device)
-    step = PlacedStep(graph, host, plan, residents, crew, is_traced=True)
+    step = PlacedStep(
+        graph, host, single_device_plan(graph, device), residents, crew, is_traced=True, hold_every=HOLD_EVERY
+    )
+    num_run = int(np.count_nonzero(~graph.is_source))
     samples = np.zeros((num_steps, graph.num_ops))
-    for k in range(warmup + num_steps):
-        step.run(k)
-        timeline = step.timeline()
-        if k >= warmup:
+    try:
+        for k in range(warmup + num_steps):
+            step.run(k)
+            if k == min(1, warmup - 1):  # the first step takes long to launch, and later ones wait for a held GPU
+                step.hold_cycles = cycles_to_launch(step.launch_s[device] * min(HOLD_EVERY / max(num_run, 1), 1.0))
+            if k < warmup:
+                continue
+            timeline = step.timeline()
             order = np.flatnonzero(timeline.op_end_s > 0)
             starts, ends = timeline.op_start_s[order], timeline.op_end_s[order]
             if host.devices[device].backend == "cpu":
                 # from the end of the op before: what the interpreter does between them is part of a step on a core
                 starts[1:] = ends[:-1]
             samples[k - warmup, order] = ends - starts
-    return samples
-
-
-def profile_links(host: Host, *, repeats: int = 15) -> Host:
-    """The host with latency and bandwidth of every link as real transfers between its devices' threads take them.
-
-    A tensor is passed back and forth through the runner's own channels; half a round trip is one transfer, waking the
-    other thread included. A line through the medians of three sizes gives latency and bandwidth. Routes between devices
-    of the same two kinds share figures.
-    """
-    keep_freed_memory()
-    devices = {device.name: device for device in host.devices}
-    routes = {(route.source, route.destination): route for route in host.routes}
-    measured: dict[frozenset[str], tuple[float, float]] = {}
-    figures: dict[str, tuple[float, float]] = {}
-    for route in host.routes:
-        if not route.links or not routes[route.destination, route.source].links:
-            continue
-        source, destination = devices[route.source], devices[route.destination]
-        pair = frozenset((source.kind, destination.kind))
-        if pair not in measured:
-            measured[pair] = _line([_transfer_s(size, source, destination, repeats) for size in SIZES_BYTES])
-        for link in route.links:
-            figures[link] = measured[pair]
-    links = tuple(
-        Link(link.name, bandwidth_bytes_per_s=figures[link.name][1], latency_s=figures[link.name][0])
-        if link.name in figures
-        else link
-        for link in host.links
-    )
-    return dataclasses.replace(host, links=links)
-
-
-def _line(seconds: list[float]) -> tuple[float, float]:
-    """(latency_s, bandwidth_bytes_per_s) from the times of `SIZES_BYTES`: the largest two give the slope."""
-    per_byte = max(seconds[-1] - seconds[-2], 1e-9) / (SIZES_BYTES[-1] - SIZES_BYTES[-2])
-    return max(seconds[0] - SIZES_BYTES[0] * per_byte, 0.0), 1.0 / per_byte
-
-
-def _transfer_s(size: int, source: Device, destination: Device, repeats: int) -> float:
-    """Median seconds of one transfer of `size` bytes."""
-    crew = Crew((source, destination))
-    there = make_channel(source, destination, crew.streams.copies(source, destination))
-    back = make_channel(destination, source, crew.streams.copies(destination, source))
-    place = torch_device(source)
-    with cuda.settled(place):
-        original = torch.ones(size, dtype=torch.uint8, device=place)
-    samples: list[float] = []
-
-    def throw(_: int) -> None:
-        for _ in range(repeats + 3):
-            begin = time.perf_counter()
-            there.send(original)
-            back.wait_ready()
-            back.take()
-            if place.type == "cuda":
-                cuda.await_stream(cuda.current_stream(place))
-            samples.append((time.perf_counter() - begin) / 2)
-
-    def catch(_: int) -> None:
-        for _ in range(repeats + 3):
-            there.wait_ready()
-            back.send(there.take())
-
-    def give_up() -> None:
-        there.abort()
-        back.abort()
-
-    try:
-        crew.run([throw, catch], 0, on_error=give_up, deadline_s=600.0)
     finally:
-        crew.stop()
-    return float(np.median(samples[3:]))
+        step.unload()
+    return samples

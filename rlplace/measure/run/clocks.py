@@ -10,6 +10,16 @@ import torch
 
 from rlplace import cuda
 
+CLOCK_HZ = 1.5e9
+"""Of a GPU, about."""
+SPARE = 1.5
+LONGEST_HOLD_S = 0.1
+
+
+def cycles_to_launch(launch_s: float) -> int:
+    """Clock cycles to hold a GPU back for, so that launches that take `launch_s` seconds get ahead of it."""
+    return int(min(launch_s * SPARE, LONGEST_HOLD_S) * CLOCK_HZ)
+
 
 class Clock(Protocol):
     """Traced code calls `mark` at the beginning and end of every item; `seconds` tells afterwards when that was."""

@@ -1,25 +1,29 @@
-"""Costs from traced steps and links from real copies: what is done with the figures, not what they are."""
+"""Costs from traced steps, and from ops one by one: what is done with the figures, not what they are."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
+from typing import Any
+
+import fake_gpus
 import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
+from numpy.typing import NDArray
 from small_models import CASES, mean_square, random
 from torch import nn
 
-from rlplace.errors import InvalidValue
+from rlplace import cuda
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs import profile
-from rlplace.measure.costs.profile import (
-    SIZES_BYTES,
-    profile_costs,
-    profile_links,
-    share_by_signature,
-    single_device_plan,
-)
-from rlplace.measure.hosts.host import Device
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.profile import profile_costs, share_by_signature
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.residents import Residents
 from rlplace.measure.timeline import Timeline
 
 
@@ -29,14 +33,6 @@ def test_an_op_has_the_median_of_its_steps_and_equal_ops_the_mean_of_theirs() ->
     # medians 2, 2, 6 and 5
     assert shared.tolist() == [10 / 3, 10 / 3, 10 / 3, 5.0]
     assert shared.sum() == pytest.approx(np.median(samples_s, axis=0).sum())
-
-
-def test_everything_on_one_device_in_order() -> None:
-    graph = capture(nn.Linear(4, 2), torch.ones(3, 4))
-    plan = single_device_plan(graph, 1)
-    assert plan.devices.tolist() == [1] * 4
-    assert plan.sequence.tolist() == [0, 1, 2, 3]
-    assert plan.num_transfers == 0
 
 
 def test_profiled_costs_of_a_training_step() -> None:
@@ -78,7 +74,10 @@ def test_an_op_takes_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPa
     )
 
     class Step:
+        launch_s = (0.0,)
+
         def __init__(self, *_: object, **__: object) -> None: ...
+        def unload(self) -> None: ...
         def run(self, number: int) -> None: ...
         def timeline(self) -> Timeline:
             return timeline
@@ -95,45 +94,118 @@ def test_a_graph_file_alone_cannot_be_profiled() -> None:
         profile_costs(op_graph([[], [0]]), core_host(1))
 
 
-def test_a_line_through_the_sizes_gives_latency_and_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, str, str]] = []
-
-    def transfer_s(size: int, source: Device, destination: Device, repeats: int) -> float:
-        asked.append((size, source.name, destination.name))
-        return 5e-6 + size / 2e9
-
-    monkeypatch.setattr(profile, "_transfer_s", transfer_s)
-    before = core_host(3)
-    host = profile_links(before)
-    assert [link.name for link in host.links] == [link.name for link in before.links]
-    for link in host.links:
-        assert link.bandwidth_bytes_per_s == pytest.approx(2e9)
-        assert link.latency_s == pytest.approx(5e-6)
-    assert asked == [(size, "cpu:0", "cpu:1") for size in SIZES_BYTES], "one pair of kinds is measured once"
-    assert host.fingerprint == before.fingerprint
-    assert host.routes == before.routes
+def tiny(host: Host, *names: str) -> Host:
+    """Devices of those names have next to no memory."""
+    devices = tuple(
+        dataclasses.replace(each, memory_bytes=100, memory_pool="") if each.name in names else each
+        for each in host.devices
+    )
+    return dataclasses.replace(host, devices=devices)
 
 
-def test_hand_overs_have_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_transfer_s", lambda size, *_: size / 1e9)
-    host = profile_links(core_host(2, has_gang=True))
-    assert len(host.links) == 2
-    assert [route.links for route in host.routes if "cpu:all" in (route.source, route.destination)] == [()] * 4
+@pytest.fixture
+def told() -> list[str]:
+    return []
 
 
-def test_real_copies_give_usable_figures() -> None:
-    for link in profile_links(core_host(2), repeats=2).links:
-        assert np.isfinite(link.bandwidth_bytes_per_s)
-        assert link.bandwidth_bytes_per_s > 0
-        assert link.latency_s >= 0
+def training(name: str = "lstm_cell") -> OpGraph:
+    case = CASES[name]()
+    return capture(case.model, case.inputs, case.loss_fn, "adam")
+
+
+def check_isolated(graph: OpGraph, costs: Costs, device: int) -> None:
+    runs = ~graph.is_source
+    assert np.all(costs.op_time_s[graph.is_source, device] == 0)
+    assert np.all(np.isfinite(costs.op_time_s[runs, device]))
+    assert np.all(costs.op_time_s[runs, device] > 0)
+    by_signature: dict[str, set[float]] = defaultdict(set)
+    for op in np.flatnonzero(runs):
+        by_signature[graph.signatures[op]].add(float(costs.op_time_s[op, device]))
+    assert all(len(figures) == 1 for figures in by_signature.values())
+
+
+def test_where_the_step_does_not_fit_ops_are_timed_one_by_one(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training()
+    monkeypatch.setattr(profile, "_trace_device", None)
+    costs = profile_costs(graph, tiny(core_host(2), "cpu:0", "cpu:1"), on_progress=told.append)
+    assert costs.source == "profiled"
+    assert len(told) == 1
+    assert "one by one on cpu:0 (cpu-core): the whole step needs" in told[0]
+    check_isolated(graph, costs, 0)
+    assert np.array_equal(costs.op_time_s[:, 0], costs.op_time_s[:, 1])
+
+
+def test_the_device_of_a_kind_that_holds_the_step_is_traced(told: list[str]) -> None:
+    graph = training("linear")
+    profile_costs(graph, tiny(core_host(2), "cpu:0"), num_steps=1, warmup=1, on_progress=told.append)
+    assert len(told) == 1
+    assert "ops on cpu:1 (cpu-core)" in told[0]
+
+
+def test_running_out_of_memory_half_way_is_too_small_as_well(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training()
+
+    def original(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Residents, "_original", original)
+    costs = profile_costs(graph, core_host(1), on_progress=told.append)
+    assert len(told) == 2
+    assert "ran out of its memory" in told[1]
+    check_isolated(graph, costs, 0)
+
+
+def test_another_failure_of_the_step_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def original(*_: object) -> torch.Tensor:
+        raise ValueError("boom")
+
+    monkeypatch.setattr(Residents, "_original", original)
+    with pytest.raises(RunnerError, match="ValueError: boom"):
+        profile_costs(training(), core_host(1))
+
+
+def test_figures_of_ops_alone_are_scaled_by_what_a_traced_device_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, every op takes 2 s, in a step on the gang 3 s: so it does on a core, which is too small for the step."""
+    graph = training("linear")
+    asked: list[int] = []
+
+    def alone(graph: OpGraph, host: Host, device: int, *rest: Any) -> NDArray[np.float64]:
+        asked.append(device)
+        return np.full(len(rest[1]), 2.0)
+
+    def traced(graph: OpGraph, host: Host, device: int, *_: object, **__: object) -> NDArray[np.float64]:
+        return np.where(graph.is_source, 0.0, 3.0)[None]
+
+    monkeypatch.setattr(profile, "isolated_s", alone)
+    monkeypatch.setattr(profile, "_trace_device", traced)
+    host = tiny(core_host(2, has_gang=True), "cpu:0", "cpu:1")
+    op_time_s = profile_costs(graph, host).op_time_s[~graph.is_source]
+    assert np.all(op_time_s == 3.0)
+    assert asked == [0, 2]
+    monkeypatch.setattr(profile, "MOST_RATIO", 1.25)
+    op_time_s = profile_costs(graph, host).op_time_s[~graph.is_source]
+    assert np.all(op_time_s == [2.5, 2.5, 3.0]), "a ratio beyond all reason is a disturbed measurement"
+
+
+def test_launches_run_ahead_of_a_traced_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held back from the second warm step on, at the start and after every so many ops; residents are given back."""
+    calls = fake_gpus.install(monkeypatch)
+    monkeypatch.setattr(profile, "HOLD_EVERY", 5)
+    graph = training()
+    costs = profile_costs(graph, fake_gpus.gpu_host(1, 1 << 30), num_steps=4, warmup=3)
+    assert np.all(costs.op_time_s[~graph.is_source] > 0)
+    num_held = -(-int(np.count_nonzero(~graph.is_source)) // 5)
+    assert len(calls.held_back) == (1 + 4) * num_held
+    assert len(set(calls.held_back)) == 1
+    assert 0 < calls.held_back[0] <= 1.5e8
+    assert calls.num_given_back == 1
+    assert [num_bytes for _, num_bytes in calls.limits] == [1 << 30, cuda.UNLIMITED]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_profiled_costs_on_a_gpu() -> None:
     graph = capture(nn.Linear(64, 64), random(8, 64, dtype=torch.float32), mean_square, "adam")
-    from rlplace.measure.hosts.host import Host
-
     costs = profile_costs(graph, Host.detect(), num_steps=3, warmup=1)
     assert np.all(costs.op_time_s[~graph.is_source] > 0)
     assert np.all(np.isfinite(costs.op_time_s))
