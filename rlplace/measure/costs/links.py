@@ -28,9 +28,10 @@ LEAST_BYTES_PER_S, MOST_BYTES_PER_S = 1e6, 2e12
 def profile_links(host: Host, *, repeats: int = 15) -> Host:
     """The host with latency and bandwidth of every link as real transfers between its devices' threads take them.
 
-    A tensor is passed there and a small one back through the runner's own channels, waking the other threads included:
-    half the time of two small ones is the answer's. Each ordered pair of devices is measured; pairs of cores of the
-    same two kinds share figures, whatever the direction, and so do parts of one GPU.
+    Tensors are passed there and back through the runner's own channels, waking the other threads included. Between
+    cores the same tensor comes back, as in a step fresh from the other's cache: half a round trip is one transfer, and
+    pairs of the same two kinds share figures. Where one is a GPU each ordered pair is measured, parts of one GPU for
+    each other: the answer is a small tensor, and half the time of two small ones is the answer's.
 
     A route is as slow as its slowest link, so a link that several routes share has the best that any of them showed:
     the most bandwidth, the least latency. Where that says more of a pair than it showed, the pair needs a link of its
@@ -68,9 +69,11 @@ def _alike(source: Device, destination: Device) -> object:
 
 def _measure(source: Device, destination: Device, repeats: int) -> tuple[float, float]:
     """(latency_s, bandwidth_bytes_per_s) of transfers from `source` to `destination`."""
-    sizes = GPU_SIZES_BYTES if "cuda" in (source.backend, destination.backend) else SIZES_BYTES
-    rounds_s = [_round_s(size, sizes[0], source, destination, repeats) for size in sizes]
-    return line(sizes, [seconds - rounds_s[0] / 2 for seconds in rounds_s])
+    if "cuda" not in (source.backend, destination.backend):
+        return line(SIZES_BYTES, [_round_s(size, size, source, destination, repeats) / 2 for size in SIZES_BYTES])
+    small = GPU_SIZES_BYTES[0]
+    rounds_s = [_round_s(size, small, source, destination, repeats) for size in GPU_SIZES_BYTES]
+    return line(GPU_SIZES_BYTES, [seconds - rounds_s[0] / 2 for seconds in rounds_s])
 
 
 def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
@@ -90,7 +93,7 @@ def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, flo
 
 
 def _round_s(size: int, answer_size: int, source: Device, destination: Device, repeats: int) -> float:
-    """Median seconds of a transfer of `size` bytes and one of `answer_size` bytes back."""
+    """Median seconds of a transfer of `size` bytes and one of `answer_size` bytes back: of the same, if as large."""
     crew = Crew((source, destination))
     there = make_channel(source, destination, crew.streams.copies(source, destination))
     back = make_channel(destination, source, crew.streams.copies(destination, source))
@@ -114,8 +117,8 @@ def _round_s(size: int, answer_size: int, source: Device, destination: Device, r
     def catch(_: int) -> None:
         for _ in range(repeats + 3):
             there.wait_ready()
-            there.take()  # on a GPU the answer is sent after it has arrived: both on one stream
-            back.send(answer)
+            taken = there.take()  # on a GPU the answer is sent after it has arrived: both on one stream
+            back.send(taken if answer_size == size else answer)
 
     def give_up() -> None:
         there.abort()
