@@ -14,7 +14,7 @@ from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.optimizers import UpdateState
+from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.layouts import Layout, maker
 from rlplace.measure.hosts.host import Host
@@ -97,7 +97,7 @@ def _call(graph: OpGraph, op: int, place: torch.device, make: Callable[[Ref], to
     if isinstance(call, Update):
         assert program.optimizer is not None
         parameter, gradient = make(call.parameter), make(call.gradient)
-        update = UpdateState(program.optimizer, parameter).updater(parameter)
+        update = updater([UpdateState(program.optimizer, parameter)], [parameter])
         return lambda: update(gradient)
     args, kwargs = map_refs(make, call.args), map_refs(make, call.kwargs)
     if call.takes_device and kwargs.get("device") is not None:

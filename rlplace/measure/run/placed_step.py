@@ -106,7 +106,7 @@ class PlacedStep:
         """
         self.unload()  # the channels of a failed step are in no known state, and a thread left behind may use them
         items = self._graph.num_ops + self.plan.num_transfers
-        self._begin, self._end = [0.0] * items, [0.0] * items
+        self._begin, self._end = [None] * items, [None] * items
         self._results = [None] * len(self._program.result_refs)
         try:
             self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
@@ -191,13 +191,14 @@ class PlacedStep:
         )
 
     def _span_s(self, item: int, clock: Clock) -> tuple[float, float]:
-        """When an item began and ended, in seconds from the start of the last step."""
+        """When an item began and ended, in seconds from the start of the last step; 0 without a mark."""
         marks = self._begin[item], self._end[item]
         channel = self._channels[item - self._graph.num_ops] if item >= self._graph.num_ops else None
         if isinstance(channel, CudaChannel) and channel.began is not None:
             marks = channel.began, channel.arrived  # the copy itself, on its own stream
             clock = self._clocks[self._host.device_index[channel.device.name]]
-        return clock.seconds(marks[0]) - self._started_s, clock.seconds(marks[1]) - self._started_s
+        begin_s, end_s = (0.0 if mark is None else clock.seconds(mark) - self._started_s for mark in marks)
+        return begin_s, end_s
 
     def _share_run(self, updates: Run, begin: Any, end: Any) -> None:
         """Gives each of some updates that were one call its share of the time, by the bytes that it moves."""

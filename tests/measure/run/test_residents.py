@@ -69,7 +69,7 @@ def test_what_is_not_needed_is_dropped_and_made_anew_as_at_capture() -> None:
     residents = Residents(graph, core_host())
     weight, bias, update = (graph.names.index(name) for name in ("weight", "bias", "update_weight"))
     kept = residents.tensor(bias, 0)
-    residents.updater(update, 0)(torch.ones(2, 4))
+    residents.updater([update], 0)(torch.ones(2, 4))
     assert residents.made == {(weight, "cpu"), (bias, "cpu"), (update, "cpu")}
     assert residents.keep_only({residents.at(bias, 1), residents.at(update, 0)}) is False, "not on a GPU"
     assert residents.made == {(bias, "cpu"), (update, "cpu")}
