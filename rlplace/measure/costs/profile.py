@@ -112,6 +112,7 @@ class _Profiler:
         """(N,) seconds, or None where memory does not suffice."""
         described = self._host.devices[device]
         self._say(f"profiling {self._graph.num_ops} ops on {described.name} ({described.kind})")
+        samples: NDArray[np.float64] | None = None
         try:
             samples = _trace_device(
                 self._graph,
@@ -125,11 +126,9 @@ class _Profiler:
         except RunnerError as error:
             if not cuda.is_out_of_memory(error):
                 raise
-            return None
-        finally:
-            if self._residents.keep_only(()):
-                cuda.give_back_memory()
-        return share_by_signature(self._graph.signatures, samples)
+        if self._residents.keep_only(()):
+            cuda.give_back_memory()
+        return None if samples is None else share_by_signature(self._graph.signatures, samples)
 
     def _isolated(self, device: int, why: str) -> NDArray[np.float64]:
         """(N,) seconds of ops run alone."""

@@ -46,7 +46,7 @@ class LoadedPlans:
 
         Args:
             step: runs next.
-            peak_bytes: (D,) its simulated peaks.
+            peak_bytes: (D,) its simulated peaks; empty where nobody knows them.
 
         Raises:
             Exception: what a device says that has no memory for it.
@@ -120,7 +120,7 @@ class LoadedPlans:
     def _running_bytes(self, step: PlacedStep, peak_bytes: Sequence[int]) -> dict[str, int]:
         """By account, what `step` allocates at most beside residents: in a pool, as if all devices peaked at once."""
         context = np.array([device.context_bytes for device in self._host.devices], dtype=np.int64)
-        own = np.array(peak_bytes) - context - resident_bytes(self._graph, self._host, step.plan.devices)
+        own = np.array(peak_bytes or context) - context - resident_bytes(self._graph, self._host, step.plan.devices)
         held: dict[str, int] = defaultdict(int)
         for account, num_bytes in zip(self._accounts, np.maximum(own, 0).tolist(), strict=True):
             held[account] += num_bytes

@@ -82,10 +82,10 @@ class HostRunner:
         self._crew = Crew(problem.host.devices)
         self._residents = Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
-        self._limits = contextlib.ExitStack()
-        self._limits.enter_context(limited_memory(problem.host))
         self._reference_plan = None if reference is None else planner.plan(reference)
         self.num_steps = 0
+        self._limits = contextlib.ExitStack()
+        self._limits.enter_context(limited_memory(problem.host))
 
     @property
     def problem(self) -> Problem:

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from rlplace import cuda
-from rlplace.measure.run.clocks import CudaClock, HostClock
+from rlplace.measure.run.clocks import CudaClock, HostClock, cycles_to_launch
+
+
+def test_a_gpu_is_held_back_longer_than_launches_take_but_never_for_long() -> None:
+    assert cycles_to_launch(1e-3) == 2_250_000, "half as long again at 1.5 GHz"
+    assert cycles_to_launch(60.0) == 150_000_000
+    assert cycles_to_launch(0.0) == 0
 
 
 def test_a_host_marks_seconds() -> None:

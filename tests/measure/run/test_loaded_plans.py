@@ -161,6 +161,13 @@ def test_a_plan_that_does_not_fit_alone_has_everything(gpus: fake_gpus.Calls) ->
         assert machine.homes() == {"cuda:1"}
 
 
+def test_without_known_peaks_residents_alone_count(gpus: fake_gpus.Calls) -> None:
+    for machine in machine_of(pooled(2.1)):
+        for device in (0, 1):
+            machine.plans.prepare(machine.step(device), ())
+        assert machine.homes() == {"cuda:0", "cuda:1"}
+
+
 def test_leaving_one_alone_tells_whether_a_gpu_got_memory(gpus: fake_gpus.Calls) -> None:
     for machine in machine_of(roomy(1.0)):
         first, second = machine.step(0), machine.step(1)
