@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
-import fake_gpus
 import numpy as np
+import plain_gpus
 import pytest
 import torch
 from core_hosts import core_host
@@ -131,9 +131,9 @@ def test_when_all_fail_or_the_device_is_lost_it_is_an_error(graph: OpGraph, crew
 
 
 def test_on_a_gpu_launches_get_ahead(monkeypatch: pytest.MonkeyPatch, graph: OpGraph) -> None:
-    calls = fake_gpus.install(monkeypatch)
+    calls = plain_gpus.install(monkeypatch)
     monkeypatch.setattr(isolated, "torch_device", lambda device: torch.device("cpu"))
-    host = fake_gpus.gpu_host(1, 1 << 30)
+    host = plain_gpus.gpu_host(1, 1 << 30)
     crew = Crew(host.devices)
     seconds = isolated_s(graph, host, 0, crew, runs(graph), layouts(graph))
     crew.stop()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import fake_gpus
 import numpy as np
+import plain_gpus
 import pytest
 from core_hosts import core_host
 
@@ -64,7 +64,7 @@ NVLINK = {("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")}
 
 def gpus(*, has_own_links: bool) -> Host:
     """Three GPUs on one switch; with links of their own, one for each ordered pair."""
-    host = fake_gpus.gpu_host(3, 1 << 30)
+    host = plain_gpus.gpu_host(3, 1 << 30)
     shared = tuple(Link(f"{device.name} {way}", 1.0) for device in host.devices for way in ("up", "down"))
     routes = tuple(
         Route(
@@ -106,7 +106,7 @@ def test_every_ordered_pair_of_gpus_is_measured_with_large_sizes(monkeypatch: py
 
 
 def test_parts_of_the_same_gpus_share_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = fake_gpus.gpu_host(4, 1 << 30)
+    host = plain_gpus.gpu_host(4, 1 << 30)
     parts = dict(zip((device.name for device in host.devices), ("cuda:0/0", "cuda:0/1", "cuda:1/0", "cuda:1/1")))
     host = dataclasses.replace(
         host,

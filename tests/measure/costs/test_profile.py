@@ -6,8 +6,8 @@ import dataclasses
 from collections import defaultdict
 from typing import Any
 
-import fake_gpus
 import numpy as np
+import plain_gpus
 import pytest
 import torch
 from core_hosts import core_host
@@ -189,10 +189,10 @@ def test_figures_of_ops_alone_are_scaled_by_what_a_traced_device_shows(monkeypat
 
 def test_launches_run_ahead_of_a_traced_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held back from the second warm step on, at the start and after every so many ops; residents are given back."""
-    calls = fake_gpus.install(monkeypatch)
+    calls = plain_gpus.install(monkeypatch)
     monkeypatch.setattr(profile, "HOLD_EVERY", 5)
     graph = training()
-    costs = profile_costs(graph, fake_gpus.gpu_host(1, 1 << 30), num_steps=4, warmup=3)
+    costs = profile_costs(graph, plain_gpus.gpu_host(1, 1 << 30), num_steps=4, warmup=3)
     assert np.all(costs.op_time_s[~graph.is_source] > 0)
     num_held = -(-int(np.count_nonzero(~graph.is_source)) // 5)
     assert len(calls.held_back) == (1 + 4) * num_held

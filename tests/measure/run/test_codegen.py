@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections import Counter
 
-import fake_gpus
 import numpy as np
+import plain_gpus
 import pytest
 import torch
 from core_hosts import core_host
@@ -144,7 +144,7 @@ def test_traced_code_marks_every_item_and_nothing_else() -> None:
 
 
 def test_gpus_are_held_back_at_the_start_and_every_few_ops_and_cores_never() -> None:
-    graph, gpus = linear_step(), fake_gpus.gpu_host(2, 1 << 30)
+    graph, gpus = linear_step(), plain_gpus.gpu_host(2, 1 << 30)
     plan = naive_plan(graph, np.array(SPLIT, dtype=np.int32))
     plain = generate(graph, gpus, plan, is_traced=True)
     held = generate(graph, gpus, plan, is_traced=True, hold_every=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import fake_gpus
 import numpy as np
+import plain_gpus
 import pytest
 import torch
 from core_hosts import core_host
@@ -52,12 +52,12 @@ def training() -> OpGraph:
 
 
 GRAPH = training()
-RESIDENT = int(resident_bytes(GRAPH, fake_gpus.gpu_host(1, 1), np.zeros(GRAPH.num_ops, dtype=np.int32))[0])
+RESIDENT = int(resident_bytes(GRAPH, plain_gpus.gpu_host(1, 1), np.zeros(GRAPH.num_ops, dtype=np.int32))[0])
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> fake_gpus.Calls:
-    return fake_gpus.install(monkeypatch)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> plain_gpus.Calls:
+    return plain_gpus.install(monkeypatch)
 
 
 def machine_of(host: Host, graph: OpGraph = GRAPH) -> Iterator[Machine]:
@@ -68,10 +68,10 @@ def machine_of(host: Host, graph: OpGraph = GRAPH) -> Iterator[Machine]:
 
 def roomy(num_plans: float, context_bytes: int = 100) -> Host:
     """GPUs that hold the residents of so many plans."""
-    return fake_gpus.gpu_host(3, int(num_plans * RESIDENT) + context_bytes, context_bytes)
+    return plain_gpus.gpu_host(3, int(num_plans * RESIDENT) + context_bytes, context_bytes)
 
 
-def test_plans_that_fit_stay_where_they_are(gpus: fake_gpus.Calls) -> None:
+def test_plans_that_fit_stay_where_they_are(gpus: plain_gpus.Calls) -> None:
     for machine in machine_of(roomy(1.0)):
         steps = [machine.step(device) for device in (0, 1, 2)]
         for step in (*steps, *steps):
@@ -82,16 +82,16 @@ def test_plans_that_fit_stay_where_they_are(gpus: fake_gpus.Calls) -> None:
         assert gpus.num_given_back == 0
 
 
-def test_a_model_that_fits_only_when_split_is_measured_both_ways(gpus: fake_gpus.Calls) -> None:
+def test_a_model_that_fits_only_when_split_is_measured_both_ways(gpus: plain_gpus.Calls) -> None:
     """Two layers on two GPUs, and the other way round: each GPU holds one layer, not both."""
     graph = capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.ones(2, 8), mean_square, "adam")
     first_layer = np.array(
         [module == "0" or name.startswith("input") for module, name in zip(graph.modules, graph.names)]
     )
     splits = [np.where(first_layer, one, 1 - one).astype(np.int32) for one in (0, 1)]
-    host = fake_gpus.gpu_host(2, 1)
+    host = plain_gpus.gpu_host(2, 1)
     needs = max(int(resident_bytes(graph, host, devices).max()) for devices in splits)
-    for machine in machine_of(fake_gpus.gpu_host(2, int(1.2 * needs)), graph):
+    for machine in machine_of(plain_gpus.gpu_host(2, int(1.2 * needs)), graph):
         one, other = (machine.step(devices) for devices in splits)
         for k in range(4):
             runs, waits = (one, other) if k % 2 == 0 else (other, one)
@@ -108,7 +108,7 @@ def pooled(num_plans: float) -> Host:
     return dataclasses.replace(host, devices=devices)
 
 
-def test_in_one_pool_the_least_recently_run_leaves_first(gpus: fake_gpus.Calls) -> None:
+def test_in_one_pool_the_least_recently_run_leaves_first(gpus: plain_gpus.Calls) -> None:
     """Capacity: two plans and a half, contexts of all three devices aside."""
     for machine in machine_of(pooled(2.5)):
         first, second, third = (machine.step(device) for device in (0, 1, 2))
@@ -128,7 +128,7 @@ def test_in_one_pool_the_least_recently_run_leaves_first(gpus: fake_gpus.Calls) 
         assert np.isfinite(float(second.result))
 
 
-def test_what_runs_on_top_of_residents_counts(gpus: fake_gpus.Calls) -> None:
+def test_what_runs_on_top_of_residents_counts(gpus: plain_gpus.Calls) -> None:
     for machine in machine_of(pooled(2.5)):
         first, second = machine.step(0), machine.step(1)
         machine.prepare(first)
@@ -140,7 +140,7 @@ def test_what_runs_on_top_of_residents_counts(gpus: fake_gpus.Calls) -> None:
         assert second.is_loaded, "it has the same residents: unloading it would give nothing"
 
 
-def test_residents_that_no_loaded_plan_needs_go_before_any_plan(gpus: fake_gpus.Calls) -> None:
+def test_residents_that_no_loaded_plan_needs_go_before_any_plan(gpus: plain_gpus.Calls) -> None:
     for machine in machine_of(pooled(2.5)):
         first, second, third = (machine.step(device) for device in (0, 1, 2))
         machine.prepare(first)
@@ -152,7 +152,7 @@ def test_residents_that_no_loaded_plan_needs_go_before_any_plan(gpus: fake_gpus.
         assert machine.homes() == {"cuda:0", "cuda:2"}
 
 
-def test_a_plan_that_does_not_fit_alone_has_everything(gpus: fake_gpus.Calls) -> None:
+def test_a_plan_that_does_not_fit_alone_has_everything(gpus: plain_gpus.Calls) -> None:
     for machine in machine_of(pooled(0.5)):
         first, second = machine.step(0), machine.step(1)
         machine.prepare(first)
@@ -161,14 +161,14 @@ def test_a_plan_that_does_not_fit_alone_has_everything(gpus: fake_gpus.Calls) ->
         assert machine.homes() == {"cuda:1"}
 
 
-def test_without_known_peaks_residents_alone_count(gpus: fake_gpus.Calls) -> None:
+def test_without_known_peaks_residents_alone_count(gpus: plain_gpus.Calls) -> None:
     for machine in machine_of(pooled(2.1)):
         for device in (0, 1):
             machine.plans.prepare(machine.step(device), ())
         assert machine.homes() == {"cuda:0", "cuda:1"}
 
 
-def test_leaving_one_alone_tells_whether_a_gpu_got_memory(gpus: fake_gpus.Calls) -> None:
+def test_leaving_one_alone_tells_whether_a_gpu_got_memory(gpus: plain_gpus.Calls) -> None:
     for machine in machine_of(roomy(1.0)):
         first, second = machine.step(0), machine.step(1)
         machine.prepare(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import fake_gpus
+import plain_gpus
 import pytest
 import torch
 from core_hosts import core_host
@@ -15,7 +15,7 @@ from rlplace.measure.run.memory_limits import gpu_capacities, limited_memory
 
 
 def parts() -> Host:
-    devices = fake_gpus.gpu_host(3, 1000).devices
+    devices = plain_gpus.gpu_host(3, 1000).devices
     named = zip(devices, ("cuda:0/0", "cuda:0/1", "cuda:1/0"), (100, 150, 0), strict=True)
     host = core_host(3)
     names = {f"cpu:{k}": device for k, device in enumerate(("cuda:0/0", "cuda:0/1", "cuda:1/0"))}
@@ -35,7 +35,7 @@ def test_parts_of_a_gpu_add_up() -> None:
 
 
 def test_limits_end_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = fake_gpus.install(monkeypatch)
+    calls = plain_gpus.install(monkeypatch)
     limits = limited_memory(parts())
     limits.__enter__()
     assert calls.limits == [("cuda:0", 1750), ("cuda:1", 1000)]

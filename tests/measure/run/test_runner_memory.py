@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import fake_gpus
 import numpy as np
+import plain_gpus
 import pytest
 import torch
 from naive_plan import naive_plan
@@ -46,8 +46,8 @@ class Planner:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> fake_gpus.Calls:
-    return fake_gpus.install(monkeypatch)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> plain_gpus.Calls:
+    return plain_gpus.install(monkeypatch)
 
 
 def training() -> OpGraph:
@@ -56,7 +56,7 @@ def training() -> OpGraph:
 
 
 def run_on(graph: OpGraph, num_bytes: int, *, is_pooled: bool = False) -> Iterator[HostRunner]:
-    host = fake_gpus.gpu_host(2, num_bytes)
+    host = plain_gpus.gpu_host(2, num_bytes)
     if is_pooled:
         devices = tuple(dataclasses.replace(device, memory_pool="gpu") for device in host.devices)
         host = dataclasses.replace(host, devices=devices)
@@ -74,9 +74,9 @@ def on_each(graph: OpGraph) -> NDArray[np.int32]:
     return np.repeat(np.arange(2, dtype=np.int32)[:, None], graph.num_ops, axis=1)
 
 
-def test_placements_that_do_not_fit_together_race_all_the_same(gpus: fake_gpus.Calls) -> None:
+def test_placements_that_do_not_fit_together_race_all_the_same(gpus: plain_gpus.Calls) -> None:
     graph = training()
-    one = int(resident_bytes(graph, fake_gpus.gpu_host(2, 1), on_each(graph)[0]).sum())
+    one = int(resident_bytes(graph, plain_gpus.gpu_host(2, 1), on_each(graph)[0]).sum())
     for runner in run_on(graph, int(1.5 * one), is_pooled=True):
         measured = runner.measure(on_each(graph))
         assert [outcome.status for outcome in measured] == ["ok", "ok"]
@@ -90,14 +90,14 @@ def test_placements_that_do_not_fit_together_race_all_the_same(gpus: fake_gpus.C
         assert runner.num_steps == 6
 
 
-def test_a_gpu_is_limited_until_the_runner_is_closed(gpus: fake_gpus.Calls) -> None:
+def test_a_gpu_is_limited_until_the_runner_is_closed(gpus: plain_gpus.Calls) -> None:
     for _ in run_on(training(), 1000):
         assert gpus.limits == [("cuda:0", 1000), ("cuda:1", 1000)]
     assert gpus.limits[2:] == [("cuda:0", cuda.UNLIMITED), ("cuda:1", cuda.UNLIMITED)]
 
 
 def test_who_runs_out_of_memory_beside_others_runs_alone(
-    gpus: fake_gpus.Calls, monkeypatch: pytest.MonkeyPatch
+    gpus: plain_gpus.Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is planned is not all that is taken: there was room for both."""
     make = Residents.tensor
@@ -123,7 +123,7 @@ def test_who_runs_out_of_memory_beside_others_runs_alone(
 
 
 def test_out_of_memory_alone_is_a_measurement_and_leaves_nothing_behind(
-    gpus: fake_gpus.Calls, monkeypatch: pytest.MonkeyPatch
+    gpus: plain_gpus.Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = Residents.tensor
 
@@ -140,7 +140,7 @@ def test_out_of_memory_alone_is_a_measurement_and_leaves_nothing_behind(
         assert "OutOfMemoryError: CUDA out of memory" in too_big.why
 
 
-def test_a_lost_gpu_ends_the_race_and_says_so(gpus: fake_gpus.Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_ends_the_race_and_says_so(gpus: plain_gpus.Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = training()
 
     def lost() -> float:
