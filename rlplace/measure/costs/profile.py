@@ -112,30 +112,38 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
     """The host with latency and bandwidth of every link as real transfers between its devices' threads take them.
 
     A tensor is passed back and forth through the runner's own channels; half a round trip is one transfer, waking the
-    other thread included. A line through the medians of three sizes gives latency and bandwidth. Routes between devices
-    of the same two kinds share figures.
+    other thread included. A line through the medians of three sizes gives latency and bandwidth. Routes between cores
+    of the same two kinds share figures, and so do those between parts of the same GPUs; a link that routes with other
+    figures share has the best of them, so that each is held up by its own link.
     """
     keep_freed_memory()
     devices = {device.name: device for device in host.devices}
     routes = {(route.source, route.destination): route for route in host.routes}
     measured: dict[frozenset[str], tuple[float, float]] = {}
-    figures: dict[str, tuple[float, float]] = {}
+    figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for route in host.routes:
         if not route.links or not routes[route.destination, route.source].links:
             continue
         source, destination = devices[route.source], devices[route.destination]
-        pair = frozenset((source.kind, destination.kind))
+        pair = frozenset((_place(source), _place(destination)))
         if pair not in measured:
             measured[pair] = _line([_transfer_s(size, source, destination, repeats) for size in SIZES_BYTES])
         for link in route.links:
-            figures[link] = measured[pair]
-    links = tuple(
-        Link(link.name, bandwidth_bytes_per_s=figures[link.name][1], latency_s=figures[link.name][0])
-        if link.name in figures
-        else link
-        for link in host.links
-    )
+            figures[link].append(measured[pair])
+    links = tuple(_best(link, figures[link.name]) for link in host.links)
     return dataclasses.replace(host, links=links)
+
+
+def _place(device: Device) -> str:
+    """What transfers to and from a device are told apart by: each GPU, and the kinds of cores."""
+    return str(torch_device(device)) if device.backend == "cuda" else device.kind
+
+
+def _best(link: Link, figures: list[tuple[float, float]]) -> Link:
+    if not figures:
+        return link
+    latencies_s, bandwidths_bytes_per_s = zip(*figures, strict=True)
+    return Link(link.name, max(bandwidths_bytes_per_s), min(latencies_s))
 
 
 def _line(seconds: list[float]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from core_hosts import core_host
 from small_models import CASES, mean_square, random
 from torch import nn
 
+from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
 from rlplace.measure.costs import profile
@@ -19,6 +20,7 @@ from rlplace.measure.costs.profile import (
     share_by_signature,
     single_device_plan,
 )
+from rlplace.measure.hosts.gpus import gpu_host
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.timeline import Timeline
 
@@ -112,6 +114,37 @@ def test_a_line_through_the_sizes_gives_latency_and_bandwidth(monkeypatch: pytes
     assert asked == [(size, "cpu:0", "cpu:1") for size in SIZES_BYTES], "one pair of kinds is measured once"
     assert host.fingerprint == before.fingerprint
     assert host.routes == before.routes
+
+
+def test_each_pair_of_gpus_has_its_own_figures_and_their_parts_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that several routes share must hold none of them up more than its own does."""
+    asked: list[tuple[str, str]] = []
+    rates = {("cuda:0/0", "cuda:0/1"): 9e9, ("cuda:0/0", "cuda:1/0"): 4e9, ("cuda:1/0", "cuda:1/1"): 8e9}
+
+    def transfer_s(size: int, source: Device, destination: Device, repeats: int) -> float:
+        asked.append((source.name, destination.name))
+        rate = rates.get((source.name, destination.name), 1e9)  # 1e9: with the CPU
+        return 1e4 / rate + size / rate
+
+    monkeypatch.setattr(profile, "_transfer_s", transfer_s)
+    monkeypatch.setattr(cuda, "num_gpus", lambda: 2)
+    monkeypatch.setattr(cuda, "gpu", lambda _: cuda.Gpu("Some GPU", 8 << 30, 7 << 30))
+    host = profile_links(gpu_host("lab", num_parts=2, with_cpu=True, cores=(0, 1), ram_bytes=1 << 30))
+    assert set(asked) == {*rates, ("cuda:0/0", "cpu"), ("cuda:1/0", "cpu")}
+    by_name = {link.name: link for link in host.links}
+
+    def figures(source: str, destination: str) -> tuple[float, float]:
+        (route,) = [route for route in host.routes if (route.source, route.destination) == (source, destination)]
+        used = [by_name[name] for name in route.links]
+        return max(link.latency_s for link in used), min(link.bandwidth_bytes_per_s for link in used)
+
+    for pair, rate in (
+        *((pair, rate) for one, rate in rates.items() for pair in (one, one[::-1])),
+        (("cuda:0/1", "cuda:1/0"), 4e9),
+        (("cpu", "cuda:1/1"), 1e9),
+        (("cuda:0/0", "cpu"), 1e9),
+    ):
+        assert figures(*pair) == pytest.approx((1e4 / rate, rate)), pair
 
 
 def test_hand_overs_have_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
