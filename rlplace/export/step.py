@@ -35,7 +35,7 @@ class PlacedModel:
         graph: captured from the model.
         host: of this machine.
         plan: what runs.
-        seed: of random ops: each draws from (seed, op, step).
+        seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
     """
 
     def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, seed: int = 0) -> None:

@@ -161,6 +161,14 @@ def test_the_host_of_a_placement_is_found_again_however_its_cores_were_shared_ou
         matching_host(Placement(plan, "graph", "another", names))
 
 
+def test_a_step_with_casts_cannot_be_checked_in_float64() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph = capture(Net(), torch.ones(5, 6), square, "sgd")
+    plan = Plan(np.zeros(graph.num_ops, dtype=np.int32), *(np.zeros(0, dtype=np.int32) for _ in range(3)))
+    with pytest.raises(InvalidValue, match="captured under autocast"):
+        check_export(graph, Host.detect("cores"), plan)
+
+
 @pytest.mark.parametrize("num_gpus", [1, 2, 3])
 @pytest.mark.parametrize("word", ["auto", "cuda", "cuda/2", "cuda/16", "auto+cpu", "cuda+cpu", "cuda/4+cpu"])
 def test_the_host_of_a_placement_is_found_again_among_gpus(
