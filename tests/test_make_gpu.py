@@ -69,6 +69,21 @@ def test_a_stage_that_fails_or_takes_too_long_is_a_row_like_any_other(gpu: Any, 
     assert f"| odd | an odd one | ok | all / well | {good['seconds']:.0f} |" in lines
 
 
+@pytest.mark.parametrize(
+    ("last", "code", "status"),
+    [
+        ("3 passed, 1 skipped in 2.00s", 0, "ok"),
+        ("4 skipped in 2.00s", 0, "skipped"),
+        ("1 failed, 3 passed in 2.00s", 1, "failed"),
+        ("no tests ran in 0.10s", 5, "failed"),
+    ],
+)
+def test_tests_that_were_all_skipped_prove_nothing(gpu: Any, last: str, code: int, status: str) -> None:
+    found = gpu._tests(f"SKIPPED [1] tests/some.py:1: needs two CUDA GPUs\n===== {last} =====\n", code)
+    assert (found.status, found.line) == (status, last)
+    assert len(found.figures["skipped"]) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "status"),
