@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint format check bench clean
+.PHONY: install demo test lint format check bench gpu clean
 
 install: $(STAMP)
 
@@ -40,6 +40,10 @@ bench: install
 	$(BIN)/python benchmarks/core.py core-dev --seeds 3
 	$(BIN)/python benchmarks/core.py core-dev --methods anneal,evolve --seeds 10 --name core-dev-seeds
 	$(BIN)/python benchmarks/core.py core
+
+# At most eight minutes on GPUs; one line where PyTorch sees none.
+gpu: install
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -132,8 +132,13 @@ def await_event(event: Event) -> None:
 
 
 def await_stream(stream: Stream) -> None:
-    """Returns when all is done that was launched on `stream`."""
-    stream.synchronize()
+    """Returns when all is done that was launched on `stream`.
+
+    It waits for an event: `Stream.synchronize` counts as a wait that `forbid_waits` forbids.
+    """
+    done = event()
+    done.record(stream)
+    done.synchronize()
 
 
 def is_done(stream: Stream) -> bool:
@@ -144,6 +149,24 @@ def is_done(stream: Stream) -> bool:
 def await_all() -> None:
     """Returns when all is done on the calling thread's current GPU."""
     torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def forbid_waits() -> Iterator[None]:
+    """While active, an op that makes the host wait for a GPU raises RuntimeError, on any thread.
+
+    Such as `.item()`, or a copy from memory that is not pinned; waiting for a stream or an event is no op. Does nothing
+    where there is no GPU.
+    """
+    if not num_gpus():
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def elapsed_s(begin: Event, end: Event) -> float:

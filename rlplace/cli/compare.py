@@ -31,7 +31,8 @@ def compare(
         workload: a name with an optional size, `package.module:function`, or a graph file
         placing: where ops may run
         grouping: how ops are grouped
-        host: `auto` (the default), `cores`, `cores:2x4`, a preset, or a host file; a dnn-partitioning file has its own
+        host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
+            dnn-partitioning file has its own
         methods: `all`, or names with commas between them
         evaluations: placements that each method may score with each seed
         seconds: wall time of all methods and seeds together; 60 where no budget is given

@@ -25,7 +25,7 @@ def fidelity(
     Args:
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
-        host: `auto`, `cores` or `cores:2x4`
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
         seed: of the workload and of what is drawn

@@ -46,7 +46,7 @@ def graph(
 
     Args:
         workload: a name with an optional size, `package.module:function`, or a graph file
-        host: a preset, `auto`, `cores` or a host file
+        host: a preset, `auto`, `cores`, `cuda` or a host file
         groups: groups of ops to aim at
         top: how many targets to list
         seed: of the workload

@@ -8,14 +8,14 @@ from rlplace.cli.arguments import print_json, say
 
 
 def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
-    """List the host presets, or show one host.
+    """List the words for this machine and the presets, or show one host.
 
     Args:
-        name: a preset, `auto`, `cores` or a host file; empty lists the presets
+        name: a word for this machine (`auto`, `cores`, `cuda/2`, ...), a preset or a host file; empty lists them
         json: print one JSON object on stdout; that of one host is a host file
     """
     from rlplace.measure.hosts.host_file import host_to_dict
-    from rlplace.measure.hosts.resolve import describe_hosts, resolve_host
+    from rlplace.measure.hosts.resolve import HOST_WORDS, describe_hosts, resolve_host
 
     if name:
         host = resolve_host(name)
@@ -29,8 +29,10 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
         return
     rows = describe_hosts()
     if json:
-        print_json({"schema": 1, "hosts": rows})
+        print_json({"schema": 1, "words": HOST_WORDS, "hosts": rows})
         return
+    for word, meaning in HOST_WORDS.items():
+        say(f"{word:18} {meaning}")
     for row in rows:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in dict(row["kinds"]).items())  # type: ignore[call-overload]
         say(f"{row['name']:18} {kinds}")

@@ -25,7 +25,7 @@ def measure(
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
         placement: a placement file; without one, everything runs on the best single device
-        host: `auto`, `cores` or `cores:2x4`
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         seed: of the workload
         timeline: write a Chrome trace of a measured and of a simulated step here
         json: print one JSON object on stdout

@@ -25,7 +25,7 @@ def simulate(
         workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
         placing: where ops may run
         placement: a placement file; without one, everything runs on the best single device
-        host: `auto`, `cores`, `cores:2x4`, a preset, or a host file
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         seed: of the workload
         timeline: write a Chrome trace of the simulated step here
         json: print one JSON object on stdout

@@ -37,7 +37,8 @@ def train(
         grouping: how ops are grouped
         search: how the budget is spent
         learn: how the method `learned` learns
-        host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, a preset, or a host file
+        host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
+            devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
         run: run folder; by default runs/WORKLOAD
         seed: of the policy, of sampling, of the workload and of random ops

@@ -16,6 +16,7 @@ from rlplace.measure.hosts.host import Device
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import EagerStep
 from rlplace.measure.run.race import Timer
+from rlplace.measure.run.streams import torch_device
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.workloads import Size, WorkloadSpec
 
@@ -109,9 +110,16 @@ def _timer(
 
 
 def replica_devices(problem: Problem) -> list[Device]:
-    """The devices that get a replica each: the GPUs where there are any, else the cores; never a gang."""
+    """The devices that get a replica each: the GPUs where there are any, the first part of each where they have parts.
+
+    Without GPUs the cores, never a gang.
+    """
     devices = [problem.host.devices[index] for index in plain_devices(problem)]
-    return [device for device in devices if device.backend == "cuda"] or devices
+    firsts: dict[torch.device, Device] = {}
+    for device in devices:
+        if device.backend == "cuda":
+            firsts.setdefault(torch_device(device), device)
+    return list(firsts.values()) or devices
 
 
 def _compiled(problem: Problem, say: Callable[[str], None]) -> Timer:
@@ -142,7 +150,7 @@ class _CudaGraphStep:
 
 def _share(spec: WorkloadSpec | None, count: int, default_size: Size) -> WorkloadSpec:
     if count < 2:
-        raise _CannotRun("the host has one device")
+        raise _CannotRun("there is one device for a replica")
     if spec is None:
         raise _CannotRun("a graph alone has no batch to share out")
     try:

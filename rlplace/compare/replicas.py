@@ -198,13 +198,14 @@ def _replica(
 
     from rlplace import cuda
     from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
+    from rlplace.measure.run.streams import torch_device
 
     is_cuda = device.backend == "cuda"
     try:
         if device.cores:
             os.sched_setaffinity(0, device.cores)
         torch.set_num_threads(max(len(device.cores), 1))
-        place = torch.device(device.name if is_cuda else "cpu")
+        place = torch_device(device)
         if is_cuda:
             cuda.use(place)  # else every replica's first allocations, and NCCL's, are on GPU 0
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -68,9 +68,15 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         num_steps: steps from the same start.
 
     Raises:
-        InvalidValue: in float64 the model captures to other ops, or it draws random numbers.
+        InvalidValue: in float64 the model captures to other ops, it was captured under autocast, or it draws random
+            numbers.
     """
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
+    if origin.autocast is not None:
+        hint = "Capture it without autocast to check it: what is placed and what runs where is the same."
+        raise InvalidValue(
+            "model", "captured under autocast", "one that can run in float64", where="export check", hint=hint
+        )
     model = copy.deepcopy(origin.model).double()
     loss_fn = origin.loss_fn
     if isinstance(loss_fn, nn.Module):

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from rlplace import cuda
 from rlplace.errors import FingerprintMismatch, UnknownName
 from rlplace.export.arguments import Arguments
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
+from rlplace.measure.hosts.gpus import MOST_PARTS
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, check_plan
 from rlplace.measure.plan import Plan
@@ -33,7 +35,7 @@ class PlacedModel:
         graph: captured from the model.
         host: of this machine.
         plan: what runs.
-        seed: of random ops: each draws from (seed, op, step).
+        seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
     """
 
     def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, seed: int = 0) -> None:
@@ -114,7 +116,7 @@ def to_step(
         model: the one that `graph` was captured from.
         graph: with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host; by default the one that the placement was made for: `auto`, or any `cores:...`.
+        host: that host; by default the one that the placement was made for, whatever word of this machine named it.
         seed: of random ops.
 
     Raises:
@@ -140,8 +142,12 @@ def matching_host(placement: Placement) -> Host:
 
 
 def _hosts_here(num_devices: int) -> Iterator[Host]:
-    """Hosts of this machine with so many devices that a word names: `auto`, any `cores:...`, with a gang or not."""
-    yield detect_host("auto")
+    """Hosts of this machine with so many devices that a word names: its GPUs, any `cores:...`, with a gang or not."""
+    num_gpus = cuda.num_gpus()
+    for with_cpu in (False, True):
+        num_parts, rest = divmod(num_devices - with_cpu, max(num_gpus, 1))
+        if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
+            yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
     for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
         for cores_per_device in range(1, len(usable_cores()) // max(num_single, 1) + 1):
             if num_single > 0:

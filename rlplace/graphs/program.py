@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,7 +47,8 @@ class Call:
         outputs: tensor index of each output, -1 for one that is not a tensor or that nobody reads; an op that returns
             a single tensor has one entry.
         returns_tuple: whether the op returns a tuple or list, to be unpacked into `outputs`.
-        is_random: whether the op draws random numbers: it is then seeded by (seed, op, step).
+        is_random: whether the op draws random numbers: it is then seeded by (seed, op, step) and draws from
+            the generator of its device: a CPU and a GPU draw different numbers.
         takes_device: whether the op has a `device` argument that must follow its placement.
     """
 
@@ -105,6 +107,21 @@ class OptimizerSpec:
     weight_decay: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """`torch.autocast` as it was around a capture: its casts are ops of the graph, a plain step has to enter it again.
+
+    Attributes:
+        dtype: what is cast to.
+    """
+
+    dtype: torch.dtype
+
+    def entered(self, device_type: str) -> AbstractContextManager[object]:
+        """The same for a step that runs on `device_type`, `cpu` or `cuda`."""
+        return torch.autocast(device_type, dtype=self.dtype)
+
+
 @dataclass(frozen=True)
 class Origin:
     """What the user gave: kept to run the same step eagerly beside the placed one.
@@ -115,6 +132,7 @@ class Origin:
         kwargs: keyword arguments.
         loss_fn: of the model's output and the targets; None for inference.
         targets: labels and what else the loss needs of a batch.
+        autocast: what was active around the capture.
     """
 
     model: torch.nn.Module
@@ -122,6 +140,7 @@ class Origin:
     kwargs: dict[str, Any]
     loss_fn: Callable[..., torch.Tensor] | None
     targets: tuple[torch.Tensor, ...] = ()
+    autocast: Autocast | None = None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Figures:
     op_overhead_s: float = 0.0
     """Added to every op."""
     corun: float = 0.0
-    """How much a busy device slows another that shares its memory (`Host.corun_slowdown`)."""
+    """How much a busy device slows another that shares its memory or its GPU (`Host.corun_slowdown`)."""
     dispatch_s: float = 0.0
     """Time under the interpreter lock to launch an op or a copy."""
     transfer_latency_s: float = 0.0
@@ -97,10 +97,15 @@ def calibrate(
         return np.array([simulator.retime(plans[k]).step_time_s for k in chosen]) / measured_s[chosen]
 
     figures = _fit(lambda candidate: ratios(candidate, fitted), problem)
-    before, after = (float(np.median(np.abs(ratios(f, judged) - 1.0))) for f in (Figures(), figures))
+    before, after = (float(np.median(np.abs(ratios(f, judged) - 1.0))) for f in (as_profiled(problem), figures))
     is_kept = not after > before
     chosen = apply(problem, figures) if is_kept else problem
     return Calibration(chosen, figures, is_kept, before, after, len(fitted), len(judged))
+
+
+def as_profiled(problem: Problem) -> Figures:
+    """The figures that change nothing: where the host slows devices that run together down, they go on doing so."""
+    return Figures(corun=max((value for row in problem.host.corun_slowdown for value in row), default=0.0))
 
 
 def apply(problem: Problem, figures: Figures) -> Problem:
@@ -110,8 +115,9 @@ def apply(problem: Problem, figures: Figures) -> Problem:
     op_time_s = np.where(runs, problem.costs.op_time_s * figures.op_scale + figures.op_overhead_s, 0.0)
     op_time_s = np.maximum(op_time_s - np.where(runs, figures.dispatch_s, 0.0), np.where(runs, _SMALLEST, 0.0))
     pools = [device.memory_pool or device.name for device in host.devices]
+    prior = np.array(host.corun_slowdown or np.zeros((len(pools),) * 2))
     slowdown = tuple(
-        tuple(figures.corun if d != e and pools[d] == pools[e] else 0.0 for e in range(len(pools)))
+        tuple(figures.corun if d != e and (pools[d] == pools[e] or prior[d, e] > 0) else 0.0 for e in range(len(pools)))
         for d in range(len(pools))
     )
     links = tuple(
@@ -135,6 +141,7 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
 
     mean_op_s = float(problem.costs.op_time_s[~problem.graph.is_source].mean())
     scale = np.array([1.0, mean_op_s, 1.0, mean_op_s, 1e-4, 1.0])
+    start = np.array(dataclasses.astuple(as_profiled(problem))) / scale
 
     def figures_of(x: NDArray[np.float64]) -> Figures:
         values = np.abs(x) * scale
@@ -144,10 +151,9 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
     def loss(x: NDArray[np.float64]) -> float:
         errors = np.log(ratios_of(figures_of(x)))  # type: ignore[operator]
         # absolute log errors: one placement disturbed by a neighbour must not bend the fit; a weak pull to the profile
-        pull = 1e-3 * float(np.abs(x - _START).sum())
+        pull = 1e-3 * float(np.abs(x - start).sum())
         return float(np.mean(np.abs(errors)) + 0.5 * np.sqrt(np.mean(errors**2)) + pull)
 
-    start = _START.copy()
     best = minimize(
         loss,
         start,
@@ -158,7 +164,6 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
 
 
 _FACTORS = [FIELDS.index("op_scale"), FIELDS.index("transfer_scale")]
-_START = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 
 
 def _simplex(start: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -57,7 +57,7 @@ def run_fidelity(
         RunnerError: a placement failed.
     """
     if host.is_simulated:
-        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="fidelity")
+        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="fidelity")
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()

@@ -56,7 +56,7 @@ def time_placement(
             breaks a constraint.
     """
     if is_measured and host.is_simulated:
-        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`)", where="measure")
+        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="measure")
     placement = None if path is None else load_placement(path)
     progress = make_progress()
     graph = graph_for(spec, host, seed)

@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.cli.main import main
 from rlplace.measure.hosts.host_file import load_host
-from rlplace.measure.hosts.resolve import list_presets, resolve_host
+from rlplace.measure.hosts.resolve import HOST_WORDS, list_presets, resolve_host
 
 
 @pytest.mark.parametrize("name", [*list_presets(), "cores", "cores:1"])
@@ -51,3 +51,13 @@ def test_a_host_of_another_schema_is_refused(
     path.write_text(json.dumps({**resolve_host("4xK80").to_dict(), "schema": schema}))
     assert main(["hosts", str(path)]) == 2
     assert "mine.json: schema is" in capsys.readouterr().err
+
+
+def test_without_a_name_words_and_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hosts"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert listed == [*HOST_WORDS, *list_presets()]
+    assert main(["hosts", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["words"] == HOST_WORDS
+    assert [row["name"] for row in printed["hosts"]] == list(list_presets())

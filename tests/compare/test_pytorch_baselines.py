@@ -12,11 +12,13 @@ import pytest
 import torch
 from core_hosts import core_host
 
+from rlplace import cuda
 from rlplace.compare import pytorch_baselines as module
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines, replica_devices
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.gpus import gpu_host
 from rlplace.measure.hosts.host import Host, Link, Route
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
@@ -105,6 +107,15 @@ def test_where_there_are_gpus_they_alone_get_replicas() -> None:
     ways = (Route("cpu:1", "cuda:1", ("bus",)), Route("cuda:1", "cpu:1", ("bus",)))
     host = Host("mixed", (second, gpu), (Link("bus", 1e9),), ways)
     assert replica_devices(dataclasses.replace(problem, host=host)) == [gpu]
+
+
+def test_a_gpu_in_parts_gets_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "num_gpus", lambda: 2)
+    monkeypatch.setattr(cuda, "gpu", lambda _: cuda.Gpu("Some GPU", 8 << 30, 7 << 30))
+    graph = on_cores(parse_workload(TINY)).graph
+    host = gpu_host("lab", num_parts=2, with_cpu=True, cores=(0, 1), ram_bytes=1 << 30)
+    problem = Problem.grouped(graph, host, Costs(np.ones((graph.num_ops, 5)), "profiled"), 4)
+    assert [device.name for device in replica_devices(problem)] == ["cuda:0/0", "cuda:1/0"]
 
 
 def test_a_cuda_graph_keeps_the_tensors_that_it_writes_into(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import rlplace
+from rlplace import cuda
 from rlplace.cli.main import main
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import check_export, matching_host, script
@@ -157,6 +159,31 @@ def test_the_host_of_a_placement_is_found_again_however_its_cores_were_shared_ou
     assert matching_host(Placement(plan, "graph", host.fingerprint, names)) == host
     with pytest.raises(FingerprintMismatch, match="another"):
         matching_host(Placement(plan, "graph", "another", names))
+
+
+def test_a_step_with_casts_cannot_be_checked_in_float64() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph = capture(Net(), torch.ones(5, 6), square, "sgd")
+    plan = Plan(np.zeros(graph.num_ops, dtype=np.int32), *(np.zeros(0, dtype=np.int32) for _ in range(3)))
+    with pytest.raises(InvalidValue, match="captured under autocast"):
+        check_export(graph, Host.detect("cores"), plan)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+@pytest.mark.parametrize("word", ["auto", "cuda", "cuda/2", "cuda/16", "auto+cpu", "cuda+cpu", "cuda/4+cpu"])
+def test_the_host_of_a_placement_is_found_again_among_gpus(
+    word: str, num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cuda, "num_gpus", lambda: num_gpus)
+    monkeypatch.setattr(cuda, "gpu", lambda _: cuda.Gpu("Some GPU", 8 << 30, 7 << 30))
+    host = resolve_host(word)
+    names = tuple(device.name for device in host.devices)
+    plan = Plan(*(np.zeros(0, dtype=np.int32) for _ in range(4)))
+    found = matching_host(Placement(plan, "graph", host.fingerprint, names))
+    assert found == dataclasses.replace(host, name=found.name)  # `auto` is `cuda` where there are GPUs
+    cores = resolve_host("cores")
+    assert matching_host(Placement(plan, "graph", cores.fingerprint, ("a",) * cores.num_devices)) == cores
 
 
 def test_the_script_is_short_and_valid() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from micrographs import fork_join
@@ -9,7 +11,7 @@ from micrographs import fork_join
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
-from rlplace.measure.calibrate import Figures, apply, calibrate
+from rlplace.measure.calibrate import Figures, apply, as_profiled, calibrate
 
 
 def problem() -> Problem:
@@ -67,6 +69,25 @@ def test_it_halves_the_error_at_least_and_is_judged_on_what_it_did_not_fit() -> 
     assert result.problem.host.corun_slowdown
     again = calibrate(profiled, plans, [real.retime(plan).step_time_s for plan in plans])
     assert again.figures == result.figures
+
+
+def test_how_much_parts_of_a_gpu_slow_each_other_down_is_a_prior_that_the_fit_replaces() -> None:
+    whole = problem()
+    devices = tuple(dataclasses.replace(device, memory_pool="") for device in whole.host.devices)
+    host = dataclasses.replace(whole.host, devices=devices, corun_slowdown=((0.0, 1.0), (1.0, 0.0)))
+    profiled = dataclasses.replace(whole, host=host)
+    assert as_profiled(profiled) == Figures(corun=1.0)
+    assert apply(profiled, as_profiled(profiled)).host == host
+    truth = apply(profiled, Figures(corun=0.25))
+    assert truth.host.corun_slowdown == ((0.0, 0.25), (0.25, 0.0))
+    simulator, real = Simulator(profiled, threads=1), Simulator(truth, threads=1)
+    placements = np.random.default_rng(1).integers(0, 2, (12, profiled.graph.num_ops), dtype=np.int32)
+    plans = [simulator.plan(row) for row in placements]
+    result = calibrate(profiled, plans, [real.retime(plan).step_time_s for plan in plans])
+    assert result.is_kept
+    assert result.error_before > 0.1
+    assert result.error_after < result.error_before / 2
+    assert result.figures.corun < 0.6
 
 
 def test_a_fit_that_is_worse_on_unseen_plans_is_not_used() -> None:

@@ -36,6 +36,8 @@ def capture(
 
     The model is traced with fake tensors: nothing is computed, and its parameters and buffers stay as they are.
 
+    Under `torch.autocast` for the device of the model's tensors, its casts are part of the step.
+
     Labels are arguments, never taken from outside: a step that reads a tensor which is neither given here nor held by
     the model is refused.
 
@@ -69,7 +71,8 @@ def capture(
     is_training = loss_fn is not None
     with _uncollected():
         trace = trace_step(model, args, kwargs, loss_fn, wanted, is_training=is_training)
-        return lower(trace, spec, Origin(model, args, kwargs, loss_fn, wanted), is_training=is_training)
+        origin = Origin(model, args, kwargs, loss_fn, wanted, trace.autocast)
+        return lower(trace, spec, origin, is_training=is_training)
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

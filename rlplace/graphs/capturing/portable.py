@@ -15,10 +15,15 @@ from rlplace.graphs.attention import fused_attention
 
 @contextlib.contextmanager
 def portable(model: nn.Module) -> Iterator[None]:
-    """Attention is one op of ours, recurrent layers come apart; nothing is left to oneDNN; no layer reads a number."""
-    was_enabled = torch._C._get_mkldnn_enabled()
+    """Attention is one op of ours, recurrent layers come apart; no layer reads a number from a tensor.
+
+    Nothing is left to oneDNN and cuDNN, whose ops no other backend has; PyTorch's own convolution still uses both when
+    it runs.
+    """
+    had_onednn, had_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     averaging = [module for module in model.modules() if isinstance(module, _BatchNorm) and _averages(module)]
     torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
     try:
         for module in averaging:
             vars(module)["forward"] = _cumulative_norm(module)
@@ -27,7 +32,8 @@ def portable(model: nn.Module) -> Iterator[None]:
     finally:
         for module in averaging:
             del vars(module)["forward"]
-        torch._C._set_mkldnn_enabled(was_enabled)
+        torch._C._set_mkldnn_enabled(had_onednn)
+        torch._C._set_cudnn_enabled(had_cudnn)
 
 
 def _averages(norm: _BatchNorm) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.program import Autocast
 
 _DEPENDS_ON_DATA = (
     "what runs there depends on the values of tensors, which a graph cannot hold; compute it with tensor ops "
@@ -146,6 +147,23 @@ def check_devices(
             f"the model and its inputs are on {len(first)} devices ({places}), expected one; move them to one device, "
             f"placing them is our part."
         )
+
+
+def active_autocast(tensors: Sequence[torch.Tensor]) -> Autocast | None:
+    """The autocast that is active for the device of `tensors`, None without one.
+
+    Raises:
+        CaptureError: one is active for another device, where it changes nothing.
+    """
+    place = next((tensor.device.type for tensor in tensors), "cpu")
+    for kind in ("cpu", "cuda"):
+        if kind != place and torch.is_autocast_enabled(kind):
+            raise CaptureError(
+                f'`torch.autocast("{kind}")` is active around the capture of a model on device {place}, where it casts '
+                f'nothing; use `torch.autocast("{place}", dtype=...)`, whose casts are captured and run wherever they '
+                f"are placed, or make the model one of low precision (`.to(torch.bfloat16)`)."
+            )
+    return Autocast(torch.get_autocast_dtype(place)) if torch.is_autocast_enabled(place) else None
 
 
 def check_apart(named: Mapping[str, torch.Tensor], written: Set[str]) -> None:

@@ -22,7 +22,15 @@ from rlplace.graphs.capturing.constants import ConstantCheck
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.origins import annotated, spread_origins
 from rlplace.graphs.capturing.portable import portable
-from rlplace.graphs.capturing.refusals import check_dense, check_devices, check_model, explained, no_numbers_drawn
+from rlplace.graphs.capturing.refusals import (
+    active_autocast,
+    check_dense,
+    check_devices,
+    check_model,
+    explained,
+    no_numbers_drawn,
+)
+from rlplace.graphs.program import Autocast
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -41,6 +49,7 @@ class Trace:
         num_targets: how many of the last ones are targets.
         result: what the model (or the loss) returned, with fx's k-th output in place of its k-th tensor.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
+        autocast: what was active around the trace.
     """
 
     module: torch.fx.GraphModule
@@ -51,6 +60,7 @@ class Trace:
     num_targets: int
     result: Any
     num_results: int
+    autocast: Autocast | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,7 @@ def trace_step(
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
+    autocast = active_autocast(values)
     # lazy: nobody runs the code of the graph modules made on the way
     with _untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode:
         with no_numbers_drawn(again=make):
@@ -133,6 +144,7 @@ def trace_step(
         num_targets=len(targets),
         result=captured["result"],
         num_results=captured["num_results"],
+        autocast=autocast,
     )
 
 

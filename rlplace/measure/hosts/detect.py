@@ -7,40 +7,55 @@ from typing import Literal
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue
+from rlplace.measure.hosts.gpus import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.run.threads import usable_cores
 
 MAX_CORE_DEVICES = 4
 
+HostKind = Literal["auto", "cores", "cuda"]
+
 CORE_COPY_BYTES_PER_S = 8e9
 CORE_COPY_LATENCY_S = 20e-6
-GPU_COPY_BYTES_PER_S = 12e9
-GPU_COPY_LATENCY_S = 15e-6
 """Link figures until `profile_links` has measured them."""
 
 
 def detect_host(
-    kind: Literal["auto", "cores"] = "auto",
+    kind: HostKind = "auto",
     num_devices: int | None = None,
     cores_per_device: int | None = None,
     *,
     gangs: bool = False,
+    num_parts: int = 1,
     with_cpu: bool = False,
 ) -> Host:
     """The devices of this machine.
 
     Args:
-        kind: `auto` takes every CUDA GPU, and the cores only where there is none; `cores` takes the cores.
+        kind: `auto` takes every CUDA GPU, and the cores only where there is none; `cores` takes the cores, `cuda` the
+            GPUs.
         num_devices: of cores: how many devices to make; by default one a core, at most 4.
         cores_per_device: of cores: how many cores each device has; by default 1.
         gangs: of cores: also a device that runs an op on all of them at once.
+        num_parts: of GPUs: how many devices to make of each.
         with_cpu: of GPUs: the CPU joins as one more device.
 
     Raises:
-        InvalidValue: more cores asked for than there are.
+        InvalidValue: more cores asked for than there are, GPUs where there is none, or too many parts of each.
     """
-    if kind == "auto" and cuda.num_gpus():
-        return _gpu_host(with_cpu=with_cpu)
+    name = f"{kind}/{num_parts}" if num_parts != 1 else kind
+    name = f"{name}+cpu" if with_cpu else name
+    if kind != "cores" and cuda.num_gpus():
+        return gpu_host(
+            name,
+            num_parts=num_parts,
+            with_cpu=with_cpu,
+            cores=usable_cores(),
+            ram_bytes=_ram_bytes(),
+        )
+    if kind == "cuda":
+        hint = "PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU."
+        raise InvalidValue("host", name, "a word for devices of this machine", hint=hint)
     return _core_host(num_devices, cores_per_device or 1, gangs=gangs)
 
 
@@ -103,48 +118,6 @@ def _core_device(
         cores=tuple(cores),
         members=members,
     )
-
-
-def _gpu_host(*, with_cpu: bool) -> Host:
-    devices = []
-    for index in range(cuda.num_gpus()):
-        gpu = cuda.gpu(index)
-        devices.append(
-            Device(
-                name=f"cuda:{index}",
-                kind=gpu.name,
-                backend="cuda",
-                memory_bytes=gpu.memory_bytes,
-                context_bytes=gpu.memory_bytes - gpu.free_bytes,
-                memory_granularity_bytes=512,
-                dispatcher="interpreter",
-            )
-        )
-    if with_cpu:
-        cores = usable_cores()
-        devices.append(
-            Device(
-                name="cpu",
-                kind=f"cpu-{len(cores)}cores",
-                backend="cpu",
-                memory_bytes=_ram_bytes(),
-                memory_pool="ram",
-                dispatcher="interpreter",
-                cores=cores,
-            )
-        )
-    links = [
-        Link(f"{device.name} {way}", GPU_COPY_BYTES_PER_S, GPU_COPY_LATENCY_S)
-        for device in devices
-        for way in ("up", "down")
-    ]
-    routes = [
-        Route(source.name, destination.name, (f"{source.name} up", f"{destination.name} down"))
-        for source in devices
-        for destination in devices
-        if source is not destination
-    ]
-    return Host("auto", tuple(devices), tuple(links), tuple(routes), dispatch_order="request", run_ahead=1024)
 
 
 def _ram_bytes() -> int:

@@ -42,7 +42,7 @@ class Device:
     launch_s: float = 0.0
     """Shortest time that an op takes on the device, for estimated costs."""
     cores: tuple[int, ...] = ()
-    """CPU cores that the device's thread is pinned to; one intra-op thread a core."""
+    """CPU cores that the device's thread is pinned to; on the CPU also how many threads an op has, one a core."""
     members: tuple[str, ...] = ()
     """A gang: names of the devices that are busy whenever this one runs an op."""
 
@@ -112,7 +112,8 @@ class Host:
     """An op's launch begins only when the op this many places before it in its device's order has ended; 1 launches
     on an idle device only (a CPU core launches what it runs)."""
     corun_slowdown: tuple[tuple[float, ...], ...] = ()
-    """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e)."""
+    """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). Parts
+    of one GPU have a prior of 1 here, the rest is 0 until `calibrate` has fitted it."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure of a preset comes from."""
 
@@ -139,11 +140,17 @@ class Host:
                 _check_not_negative("corun_slowdown", value, where)
 
     @staticmethod
-    def detect(kind: Literal["auto", "cores"] = "auto", *, gangs: bool = False) -> Host:
+    def detect(
+        kind: Literal["auto", "cores", "cuda"] = "auto",
+        *,
+        gangs: bool = False,
+        num_parts: int = 1,
+        with_cpu: bool = False,
+    ) -> Host:
         """This machine: every CUDA GPU, or (`cores`, or where there is no GPU) each CPU core; see `detect_host`."""
         from rlplace.measure.hosts.detect import detect_host
 
-        return detect_host(kind, gangs=gangs)
+        return detect_host(kind, gangs=gangs, num_parts=num_parts, with_cpu=with_cpu)
 
     @property
     def num_devices(self) -> int:

@@ -6,36 +6,46 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.run.threads import usable_cores
 
-HINT = "Use a host of this machine (`auto`, `cores`); to simulate this one, set `backend: simulated` on its devices."
+HINT = (
+    "Use a host of this machine (`auto`, `cores`, `cuda`); to simulate this one, set `backend: simulated` on its "
+    "devices."
+)
 
 
 def check_present(host: Host) -> None:
     """Refuses a host that is not simulated and has a device that this machine lacks, before anything is run on it.
 
     Raises:
-        InvalidValue: a GPU that PyTorch does not see, or a core that this process may not use.
+        InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, or a core that this
+            process may not use.
     """
     if host.is_simulated:
         return
+    names = {device.name for device in host.devices if device.backend == "cuda"}
     for device in host.devices:
+        where = f"host {host.name!r}"
         if device.backend == "cuda":
-            _check_gpu(device, host.name)
-        elif missing := sorted(set(device.cores) - set(usable_cores())):
+            _check_gpu(device, names, where)
+        if missing := sorted(set(device.cores) - set(usable_cores())):
             raise InvalidValue(
                 f"cores of device {device.name!r}",
                 missing,
                 f"cores that this process may use ({', '.join(map(str, usable_cores()))})",
-                where=f"host {host.name!r}",
+                where=where,
                 hint=HINT,
             )
 
 
-def _check_gpu(device: Device, host_name: str) -> None:
+def _check_gpu(device: Device, names: set[str], where: str) -> None:
     from rlplace import cuda
 
     count, parsed = cuda.num_gpus(), cuda.parse_name(device.name)
     if parsed is None or parsed[0] >= count:
         seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
+        raise InvalidValue("device", device.name, f"a CUDA device of this machine ({seen})", where=where, hint=HINT)
+    whole = f"cuda:{parsed[0]}"
+    if device.name != whole and whole in names:
+        hint = "Both would count the same memory: name its parts alone (`cuda/2`)."
         raise InvalidValue(
-            "device", device.name, f"a CUDA device of this machine ({seen})", where=f"host {host_name!r}", hint=HINT
+            "device", device.name, f"no part of {whole!r}, which is a device too", where=where, hint=hint
         )

@@ -1,4 +1,4 @@
-"""HOST words: `resolve_host` for `auto`, `cores`, a preset or a file, and what `rlplace hosts` lists."""
+"""HOST words: `resolve_host` for this machine's devices, a preset or a file, and what `rlplace hosts` lists."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS, load_host
 
+if TYPE_CHECKING:
+    from rlplace.measure.hosts.detect import HostKind
+
 PRESETS = Path(__file__).with_name("presets")
 
+HOST_WORDS = {
+    "auto": "this machine: its GPUs, else its cores",
+    "cores": "the cores of its CPU, a device each, at most 4",
+    "cores:2x4": "2 devices of 4 cores each",
+    "cuda": "its GPUs",
+    "cuda/4": "each GPU as 4 devices, cuda:0/0 to cuda:0/3, with a quarter of its memory each",
+    "cuda+cpu": "its GPUs, and its CPU as one more device; also cuda/2+cpu, auto+cpu",
+}
+"""Words for this machine, those with numbers as examples of their kind, and what they mean."""
+
+_GPUS = re.compile(r"(?P<kind>auto|cuda(?:/(?P<parts>[1-9][0-9]{0,3}))?)(?P<cpu>\+cpu)?\Z")
 _CORES = re.compile(r"cores(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
 
 
@@ -26,21 +41,30 @@ def resolve_host(text: str, *, gangs: bool = False) -> Host:
 
     Args:
         text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
-            (two devices of four cores), a preset, or the path of a host file.
+            (two devices of four cores), `cuda` (its GPUs), `cuda/4` (each GPU as four devices), `auto+cpu`, `cuda+cpu`,
+            `cuda/4+cpu` (the CPU as one more device), a preset, or the path of a host file.
         gangs: Whether the cores of this machine may also work as gangs; presets and files say so themselves.
 
     Raises:
         UnknownName: No host is called that.
-        InvalidValue: A malformed `cores:...`, or a host file with a wrong value.
+        InvalidValue: A malformed `cores:...` or `cuda...`, devices that this machine has not got, or a host file with a
+            wrong value.
         FileProblem: A host file that is missing or malformed.
     """
     if text in list_presets():
         return load_host(PRESETS / f"{text}.yaml")
-    if text == "auto" or text.split(":")[0] == "cores":
-        return _detect(text, gangs)
-    if text.endswith(ENDINGS) or os.sep in text:
+    if text.endswith(ENDINGS):
         return load_host(text)
-    raise UnknownName("host", text, ("auto", "cores", "cores:2x4", *list_presets()))
+    if _GPUS.match(text) or text.split(":")[0] == "cores":
+        return _detect(text, gangs)
+    if text.startswith(("cuda", "auto+", "auto/")):
+        hint = "The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees."
+        raise InvalidValue(
+            "host", text, "auto, cuda or cuda/PARTS, each with +cpu or without, e.g. cuda/2+cpu", hint=hint
+        )
+    if os.sep in text:
+        return load_host(text)
+    raise UnknownName("host", text, (*HOST_WORDS, *list_presets()))
 
 
 def describe_hosts() -> list[dict[str, object]]:
@@ -55,8 +79,10 @@ def describe_hosts() -> list[dict[str, object]]:
 def _detect(text: str, gangs: bool) -> Host:
     from rlplace.measure.hosts.detect import detect_host
 
-    if text == "auto":
-        return detect_host("auto", gangs=gangs)
+    found = _GPUS.match(text)
+    if found is not None:
+        kind: HostKind = "auto" if found["kind"] == "auto" else "cuda"
+        return detect_host(kind, gangs=gangs, num_parts=int(found["parts"] or 1), with_cpu=found["cpu"] is not None)
     match = _CORES.match(text)
     if match is None:
         raise InvalidValue("host", text, "cores, cores:DEVICES or cores:DEVICESxCORES, e.g. cores:2x4")

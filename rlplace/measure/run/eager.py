@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class EagerStep:
             lambda tensor: tensor.detach().clone().to(place),
             (origin.args, origin.kwargs, origin.targets),
         )
-        self._loss_fn = origin.loss_fn
+        self._loss_fn, self._autocast = origin.loss_fn, origin.autocast
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = (
             None if optimizer is None else torch_optimizer(optimizer, parameters, is_capturable=is_capturable)
@@ -132,15 +133,22 @@ class EagerStep:
 
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._loss_fn is None:
-            with torch.no_grad():
+            with torch.no_grad(), self._casting():
                 self.loss = self._run(*self._args, **self._kwargs)
         else:
             if self._optimizer is not None:
                 self._optimizer.zero_grad()
-            loss = self._loss_fn(self._run(*self._args, **self._kwargs), *self._targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._casting():
+                loss = self._loss_fn(self._run(*self._args, **self._kwargs), *self._targets)
+                loss.backward()  # type: ignore[no-untyped-call]
             if self._optimizer is not None:
                 self._optimizer.step()
             self.loss = loss.detach()
         if self._is_cuda and is_synchronised:
             cuda.await_all()
+
+    def _casting(self) -> AbstractContextManager[object]:
+        """What was active around the capture."""
+        if self._autocast is None:
+            return nullcontext()
+        return self._autocast.entered("cuda" if self._is_cuda else "cpu")

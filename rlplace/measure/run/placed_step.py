@@ -43,7 +43,8 @@ class PlacedStep:
         plan: made for both.
         residents: where parameters and state are kept; plans over the same host may share them.
         crew: the host's threads.
-        seed: of random ops; each draws from (seed, op, step), whatever the placement.
+        seed: of random ops; each draws from (seed, op, step), the same numbers on all devices of one kind: a CPU and a
+            GPU make different ones of one seed.
         is_traced: record the times of ops and transfers (see `timeline`).
         hold_every: if above 0, a GPU is held back for `hold_cycles` at the start and every so many ops, so that
             launches run ahead of it: for tracing, never for step times.

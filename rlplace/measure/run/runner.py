@@ -68,7 +68,7 @@ class HostRunner:
             raise InvalidValue(
                 "host",
                 problem.host.name,
-                "a host of this machine (`auto`, `cores`)",
+                "a host of this machine (`auto`, `cores`, `cuda`)",
                 where="measure",
                 hint="A simulated host has no devices to run on: simulate instead.",
             )

@@ -11,7 +11,9 @@ from small_models import random
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.graphs import capture, run_graph
+from rlplace.errors import CaptureError
+from rlplace.graphs import capture, program, run_graph
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
 
 
@@ -103,3 +105,25 @@ def test_a_capture_inside_of_autocast_holds_its_casts() -> None:
         graph, expected = capture(model, x), model(x)
     assert "aten._to_copy.default" in graph.targets
     assert torch.equal(run_graph(graph).result, expected.detach())
+
+
+def test_what_was_active_around_the_capture_is_remembered() -> None:
+    model, x = plain(), random(6, 8, dtype=torch.float32)
+    assert require_program(capture(model, x)).origin.autocast is None
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = capture(model, x)
+        with torch.autocast("cpu", enabled=False):
+            assert require_program(capture(model, x)).origin.autocast is None
+    assert require_program(graph).origin.autocast == program.Autocast(torch.bfloat16)
+
+
+def test_autocast_of_a_gpu_around_a_model_on_the_cpu_is_refused_rather_than_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch, "is_autocast_enabled", lambda kind: kind == "cuda"
+    )  # without a GPU it cannot be turned on
+    with pytest.raises(
+        CaptureError, match=r'`torch.autocast\("cuda"\)` is active .* use `torch.autocast\("cpu", dtype'
+    ):
+        capture(plain(), random(6, 8, dtype=torch.float32))

@@ -96,3 +96,20 @@ def test_afterwards_everything_is_as_it_was() -> None:
         assert "forward" in vars(model)
     assert torch.backends.mkldnn.enabled
     assert "forward" not in vars(model)
+
+
+def test_neither_onednn_nor_cudnn_is_on_while_a_step_is_traced() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def flags() -> tuple[bool, bool]:
+        return torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(flags())
+            return x + 1
+
+    before = flags()
+    capture(Looks(), torch.ones(2))
+    assert set(seen) == {(False, False)}
+    assert flags() == before

@@ -9,8 +9,10 @@ import plain_gpus
 import pytest
 from core_hosts import core_host
 
+from rlplace import cuda
 from rlplace.measure.costs import links
 from rlplace.measure.costs.links import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
+from rlplace.measure.hosts.gpus import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 
 
@@ -148,3 +150,26 @@ def test_what_is_no_bandwidth_of_a_machine_falls_back(seconds: list[float], band
     latency_s, found = line(GPU_SIZES_BYTES, seconds)
     assert found == pytest.approx(bandwidth)
     assert 0.0 <= latency_s <= seconds[0]
+
+
+def test_each_pair_of_gpus_has_its_own_figures_and_their_parts_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host with the CPU and parts of GPUs: no route is held up by a link that others share with it."""
+    one, other = 4e9, 2e9
+    rates: dict[tuple[str, str], float] = {}
+    names = ("cuda:0/0", "cuda:0/1", "cuda:1/0", "cuda:1/1", "cpu")
+    for source in names:
+        for destination in names:
+            ends = {source.split("/")[0], destination.split("/")[0]}
+            rate = 1e9 if "cpu" in ends else 9e9 if len(ends) == 1 else one if source < destination else other
+            rates[source, destination] = rate
+    wires = Wires(monkeypatch, rates)
+    monkeypatch.setattr(cuda, "num_gpus", lambda: 2)
+    monkeypatch.setattr(cuda, "gpu", lambda _: cuda.Gpu("Some GPU", 8 << 30, 7 << 30))
+    host = profile_links(gpu_host("lab", num_parts=2, with_cpu=True, cores=(0, 1), ram_bytes=1 << 30))
+    pairs = {(source, destination) for source, destination, _ in wires.asked}
+    assert len(pairs) == 8, "both GPUs in themselves, both ways between them, both ways between each and the CPU"
+    by_name = {link.name: link for link in host.links}
+    for route in host.routes:
+        used = [by_name[name] for name in route.links]
+        assert min(link.bandwidth_bytes_per_s for link in used) == pytest.approx(rates[route.source, route.destination])
+        assert max(link.latency_s for link in used) == pytest.approx(5e-6, rel=0.2)  # half of two small ones each

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlplace import cuda
+from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts import detect
 from rlplace.measure.hosts.detect import detect_host
@@ -77,27 +80,32 @@ def test_one_core_makes_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, num_gpus=2)
-    host = Host.detect()
-    assert names(host) == ["cuda:0", "cuda:1"]
-    assert {(d.kind, d.backend, d.memory_bytes, d.memory_pool, d.context_bytes) for d in host.devices} == {
-        ("Some GPU", "cuda", 8 << 30, "", 1 << 30)
-    }
-    (route,) = [route for route in host.routes if (route.source, route.destination) == ("cuda:0", "cuda:1")]
-    assert route.links == ("cuda:0 up", "cuda:1 down")
+    assert names(Host.detect()) == names(Host.detect("cuda")) == ["cuda:0", "cuda:1"]
     assert names(detect_host("cores")) == ["cpu:0", "cpu:1"], "asked for by name, cores it is"
 
 
-def test_the_cpu_may_join_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, num_gpus=1)
-    host = detect_host(with_cpu=True)
-    assert names(host) == ["cuda:0", "cpu"]
-    assert host.device("cpu").cores == (0, 1)
-    assert len(host.routes) == 2
+@pytest.mark.parametrize("with_cpu", [False, True])
+def test_without_gpus_there_are_cores_unless_gpus_were_asked_for(
+    with_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch)
+    assert Host.detect(with_cpu=with_cpu) == Host.detect("cores")
+    with pytest.raises(InvalidValue, match=r"host is 'cuda/3.*PyTorch sees no GPU here .*Use `cores`"):
+        detect_host("cuda", num_parts=3, with_cpu=with_cpu)
 
 
-def test_one_gpu_has_nowhere_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, num_gpus=1)
-    assert Host.detect().routes == ()
+@pytest.mark.parametrize("command", ["train", "measure", "simulate", "compare", "fidelity"])
+def test_commands_say_in_one_line_that_there_is_no_gpu(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "nmt", "--host", "cuda/2+cpu"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "host is 'cuda/2+cpu'" in said
+    assert "Use `cores`" in said
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_this_machine() -> None:

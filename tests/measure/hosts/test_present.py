@@ -51,6 +51,26 @@ def test_a_gpu_that_pytorch_does_not_see_is_refused() -> None:
             check_present(gpus("cuda:0", name))
 
 
+@pytest.mark.usefixtures("_one_gpu")
+def test_parts_of_a_gpu_are_here_if_it_is() -> None:
+    check_present(gpus("cuda:0/0", "cuda:0/1"))
+    with pytest.raises(InvalidValue, match=r"device is 'cuda:1/0', expected .*\(cuda:0\)"):
+        check_present(gpus("cuda:0/0", "cuda:1/0"))
+
+
+@pytest.mark.usefixtures("_one_gpu")
+def test_a_gpu_that_is_whole_and_in_parts_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"device is 'cuda:0/1', expected no part of 'cuda:0', which is a device"):
+        check_present(gpus("cuda:0", "cuda:0/1"))
+
+
+@pytest.mark.usefixtures("_one_gpu")
+def test_so_is_a_core_that_a_gpus_thread_may_not_use() -> None:
+    (device,) = gpus("cuda:0").devices
+    with pytest.raises(InvalidValue, match=r"cores of device 'cuda:0' is \[100000\]"):
+        check_present(Host("lab", (dataclasses.replace(device, cores=(100_000,)),)))
+
+
 def test_a_core_that_this_process_may_not_use_is_refused() -> None:
     mine = usable_cores()[0]
     host = Host("lab", (core_device("cpu:0", cores=(mine, 100_000)),))

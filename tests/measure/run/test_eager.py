@@ -7,6 +7,9 @@ import threading
 import pytest
 import torch
 from core_hosts import core_device, core_host
+from naive_plan import naive_plan
+from placed_steps import HOST, NUM_STEPS, Run, alternating, assert_equal, run_placed
+from small_models import mean_square
 from torch import nn
 
 from rlplace.errors import RunnerError
@@ -39,3 +42,33 @@ def test_a_step_that_does_not_end_on_another_thread_is_late(monkeypatch: pytest.
     assert crew.workers != [worker]
     released.set()
     crew.stop()
+
+
+class Projects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(24, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(torch.relu(self.norm(self.first(x))))
+        return y
+
+
+@pytest.mark.parametrize("on_worker", [False, True])
+def test_a_step_captured_under_autocast_runs_eagerly_with_its_casts(on_worker: bool, crew: Crew) -> None:
+    torch.manual_seed(0)
+    model, x = Projects(), torch.randn(8, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph = capture(model, x, mean_square, "sgd")
+    plain = EagerStep(capture(model, x, mean_square, "sgd"), HOST)
+    eager = EagerStep(graph, HOST, num_threads=1, worker=crew.workers[0] if on_worker else None)
+    plan = naive_plan(graph, alternating(graph, 2))
+    losses = []
+    for _ in range(NUM_STEPS):
+        eager()
+        plain()
+        losses.append(eager.loss.clone())
+    placed, _ = run_placed(graph, HOST, plan, crew)
+    assert_equal(placed, Run(losses, {name: value.detach() for name, value in eager.state_dict().items()}))
+    assert not torch.equal(plain.loss, losses[-1]), "the casts make a difference"
+    assert not torch.is_autocast_enabled("cpu")
