@@ -1,4 +1,4 @@
-"""GPUs that are made up: `rlplace.cuda` on the CPU, with proof of order by vector clocks, and execution as late as can be.
+"""GPUs that are made up: `rlplace.cuda` on the CPU, with proof of order by vector clocks, and late execution.
 
 A `Machine` stands in for `rlplace.cuda` (`fake_cuda`), its tensors say that they are on a GPU (`fake_tensors`), its
 locks and threads carry clocks (`fake_threads`). `vector_clocks` holds every access against every other; `late_queues`

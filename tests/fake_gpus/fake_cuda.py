@@ -16,6 +16,7 @@ from fake_gpus.late_queues import FakeStream, Position
 from fake_gpus.machine import FakeEvent, Machine, plainly
 from rlplace import cuda
 from rlplace.measure.run import channels, placed_step, workers
+from rlplace.measure.run.residents import Residents
 
 MEMORY_BYTES = 1 << 34
 SYNCHRONISING: tuple[ModuleType, ...] = (channels, placed_step, workers)
@@ -146,6 +147,7 @@ def install(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda(machine)
     for name in (name for name in vars(FakeCuda) if not name.startswith("_")):
         patch.setattr(cuda, name, getattr(fake, name), raising=name != "unsettled")
+    patch.setattr(Residents, "unsettled", lambda _: machine.attached(), raising=False)
     threads = FakeThreading(machine)
     for module in SYNCHRONISING:
         patch.setattr(module, "threading", threads)

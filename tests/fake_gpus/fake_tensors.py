@@ -151,7 +151,9 @@ class Effects:
 def effects(func: Any) -> Effects:
     """Of an `OpOverload`."""
     schema = func._schema
-    marked = [(at, each.name) for at, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write]
+    marked = [
+        (at, each.name) for at, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write
+    ]
     returned = [each.alias_info for each in schema.returns]
     return Effects(
         written=tuple(marked),

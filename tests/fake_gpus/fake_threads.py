@@ -1,8 +1,8 @@
 """Locks and threads that carry clocks, and tell at once when all threads wait for each other.
 
 The code under test uses a `threading.Lock` in two ways. As a signal, one side calls `release` and the other `acquire`,
-in this order whatever the timing: what the one knows, the other learns. As a mutex (`with lock`) the order is chance and
-proves nothing: no clock goes over.
+in this order whatever the timing: what the one knows, the other learns. As a mutex (`with lock`) the order is chance
+and proves nothing: no clock goes over.
 """
 
 from __future__ import annotations

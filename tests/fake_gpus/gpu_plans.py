@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from core_hosts import core_device, core_host
-from naive_plan import random_devices
+from naive_plan import naive_plan, random_devices
+from numpy.typing import NDArray
 from placed_steps import Run, run_placed, single
 from small_models import CASES, Case, Dropouts, mean_square, random
+from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
@@ -24,13 +26,31 @@ from rlplace.measure.run.workers import Crew
 from rlplace.measure.simulate.simulator import Simulator
 
 MODELS = {
-    **{name: CASES[name] for name in (
-        *("linear", "batch_norm_train", "batch_norm_shared", "tied", "buffers", "attention_causal", "gru", "pooling"),
-        *("split", "writes", "input_changed", "integers", "transposed_gradient", "targets", "constants"),
-    )},
+    **{
+        name: CASES[name]
+        for name in (
+            *(
+                "linear",
+                "batch_norm_train",
+                "batch_norm_shared",
+                "tied",
+                "buffers",
+                "attention_causal",
+                "gru",
+                "pooling",
+            ),
+            *("split", "writes", "input_changed", "integers", "transposed_gradient", "targets", "constants"),
+        )
+    },
+    "two_layers": lambda: Case(two_layers(), random(3, 4), mean_square),
     "dropout": lambda: Case(Dropouts(0.5), random(16, 4), mean_square),
 }
 """Training steps with batch norm, dropout, updates in place, views, embeddings, random numbers and constants."""
+
+
+def two_layers() -> nn.Module:
+    """The second weight is read once more for the first one's gradient, of which its own update needs nothing."""
+    return nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 2, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -75,7 +95,9 @@ def graph_of(model: str, optimizer: str) -> OpGraph:
 
 
 def random_plans(graph: OpGraph, host: Host, generator: np.random.Generator, count: int) -> tuple[Plan, ...]:
-    """As the simulator plans random placements with random priorities; what steps change stays in one place."""
+    """Of random placements, what steps change in one place: as the simulator plans with random priorities, and orders
+    that no planner would choose.
+    """
     shape = (graph.num_ops, host.num_devices)
     problem = Problem.grouped(graph, host, Costs(generator.random(shape) * 1e-5 + 1e-6, "estimated"))
     simulator = Simulator(problem, threads=1)
@@ -85,19 +107,47 @@ def random_plans(graph: OpGraph, host: Host, generator: np.random.Generator, cou
     plans = []
     for _ in range(count):
         devices = np.where(stays, home, random_devices(graph, num_used, generator)).astype(np.int32)
-        plans.append(simulator.plan(devices, generator.random(graph.num_ops)))
+        is_planned = generator.random() < 0.5
+        priorities = generator.random(graph.num_ops)
+        plans.append(simulator.plan(devices, priorities) if is_planned else naive_plan(graph, devices, generator))
     return tuple(plans)
 
 
 def random_setting(seed: int) -> Setting:
     """The same one for the same seed."""
     generator = np.random.default_rng(seed)
-    model = str(generator.choice(list(MODELS)))
-    optimizer = str(generator.choice(list(OPTIMIZERS)))
-    graph, host = graph_of(model, optimizer), random_host(generator)
-    plans = random_plans(graph, host, generator, 2)
+    model, optimizer = str(generator.choice(list(MODELS))), str(generator.choice(list(OPTIMIZERS)))
+    return setting_of(model, optimizer, random_host(generator), seed)
+
+
+def setting_of(model: str, optimizer: str, host: Host, seed: int = 0) -> Setting:
+    """A step on a host, with two random plans."""
+    graph = graph_of(model, optimizer)
     names = " ".join(device.name for device in host.devices)
+    plans = random_plans(graph, host, np.random.default_rng(seed), 2)
     return Setting(f"{seed}: {model}, {optimizer} on {names}", model, optimizer, graph, host, plans)
+
+
+def late_copy() -> Setting:
+    """A parameter that another GPU reads for what its update does not need: only the wait for the copy orders them."""
+    graph = graph_of("two_layers", "momentum")
+    devices, priorities = np.zeros(graph.num_ops, dtype=np.int32), np.zeros(graph.num_ops)
+    devices[graph.names.index("mm")], priorities[graph.names.index("update_2.weight")] = 1, 1
+    return _on_two_gpus("late copy", graph, devices, priorities)
+
+
+def input_elsewhere() -> Setting:
+    """All on one GPU but for the input."""
+    graph = graph_of("two_layers", "momentum")
+    devices = np.array([int(target != "input") for target in graph.targets], dtype=np.int32)
+    return _on_two_gpus("input elsewhere", graph, devices, np.zeros(graph.num_ops))
+
+
+def _on_two_gpus(name: str, graph: OpGraph, devices: NDArray[np.int32], priorities: NDArray[np.float64]) -> Setting:
+    host = gpu_host(("cuda:0", "cuda:1"))
+    problem = Problem.grouped(graph, host, Costs(np.full((graph.num_ops, 2), 1e-5), "estimated"))
+    plan = Simulator(problem, threads=1).plan(devices, priorities)
+    return Setting(name, "two_layers", "momentum", graph, host, (plan,))
 
 
 @functools.cache

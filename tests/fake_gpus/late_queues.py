@@ -10,8 +10,7 @@ from typing import Literal
 from fake_gpus.vector_clocks import StreamActor
 
 Policy = Literal["now", "lazy", "compute", "copies", "random"]
-"""What runs before it must: everything at its launch; nothing; what is on streams for computing; on those for copies; any.
-"""
+"""What runs before it must: all at its launch; nothing; what streams to compute on have; those for copies; any."""
 Work = Callable[[], object]
 POLICIES: tuple[Policy, ...] = ("lazy", "compute", "copies", "random")
 
@@ -45,10 +44,14 @@ class Queues:
     Args:
         policy: what runs before it must.
         seed: of the random one.
+
+    Attributes:
+        failures: what ops raised that were launched long before.
     """
 
     def __init__(self, policy: Policy, seed: int = 0) -> None:
         self.policy = policy
+        self.failures: list[Exception] = []
         self._busy: dict[FakeStream, None] = {}
         self._random = random.Random(seed)
 
@@ -72,9 +75,10 @@ class Queues:
         stream = position.stream
         while not position.is_done:
             head = stream.queue[0]
-            if isinstance(head, Position):
+            if isinstance(head, Position) and not head.is_done:
                 self.complete(head)
-            self._run_head(stream)
+            else:
+                self._run_head(stream)
 
     def complete_all(self) -> None:
         while self._busy:
@@ -107,7 +111,10 @@ class Queues:
     def _run_head(self, stream: FakeStream) -> None:
         entry = stream.queue.popleft()
         if not isinstance(entry, Position):
-            entry()
+            try:
+                entry()
+            except Exception as error:  # an index without a value, say: whoever launched it is long gone
+                self.failures.append(error)
         stream.num_done += 1
         if not stream.queue:
             self._busy.pop(stream, None)

@@ -108,9 +108,7 @@ class Machine:
         kind = name or ("copies" if is_urgent else "stream")
         with self.mutex:
             self._num_made += 1
-            return FakeStream(
-                self.order.stream(f"{kind} {self._num_made} of cuda:{gpu}"), gpu, is_urgent=is_urgent
-            )
+            return FakeStream(self.order.stream(f"{kind} {self._num_made} of cuda:{gpu}"), gpu, is_urgent=is_urgent)
 
     def new_event(self, *, is_timed: bool) -> FakeEvent:
         with self.mutex:
@@ -233,7 +231,9 @@ class Machine:
                     return self._copy_to(there, func, args, kwargs)
                 gpus, kwargs = {there}, {**kwargs, "device": torch.device("cpu")}
             if len(gpus) > 1:
-                self.order.blame("place", f"{func} on tensors of {[(gpu_of(t),t) for t in tensors_in((args,kwargs))]}")
+                self.order.blame(
+                    "place", f"{func} on tensors of {[(gpu_of(t), t) for t in tensors_in((args, kwargs))]}"
+                )
                 raise RuntimeError(f"Expected all tensors to be on the same device, but found {sorted(gpus)}")
             gpu = gpus.pop() if gpus else HOST
             if gpu != HOST and device is None and func is not torch.ops.aten._to_copy.default:

@@ -1,8 +1,8 @@
 """Mutants: the code under test with one call that keeps an order taken out, found in its source by themselves.
 
-Orders are kept by the functions of `rlplace.cuda` in `ORDERING`, by `settled`, by `CudaChannel`'s locks and its `_mark`,
-by `Streams.settle`, and by what generated code calls of a channel. A function of which one such call is neutralised gets
-the code so compiled for as long as the mutant lives; its objects and those who call it stay as they are.
+Orders are kept by the functions of `rlplace.cuda` in `ORDERING`, by `settled`, by `CudaChannel`'s locks and its
+`_mark`, by `Streams.settle`, and by what generated code calls of a channel. A function of which one such call is
+neutralised gets the code so compiled for as long as the mutant lives; its objects and its callers stay as they are.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _tree(module: ModuleType) -> ast.Module:
 
 
 class _TakeOut(ast.NodeTransformer):
-    """Puts the arguments in the place of a call, the unsettled in that of `settled`, `pass` in that of an emitted line."""
+    """Puts its arguments in the place of a call, `unsettled` in that of `settled`, `pass` in that of a line of code."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._place = mutant.line, mutant.column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,14 +17,16 @@ from fake_gpus.gpu_plans import Setting, expected_run
 from fake_gpus.late_queues import Policy
 from fake_gpus.machine import Machine
 from fake_gpus.vector_clocks import Violation
-from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.run.placed_step import PlacedStep
 from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.workers import Crew
 
 LATEST_S = 300.0
-"""After which a step counts as stuck; steps that wait for each other are found out at once."""
+"""After which a step counts as stuck; threads that wait for each other are found out at once."""
+
+Body = Callable[[Machine], list[str]]
+"""Runs something and says what came out otherwise than on one CPU core."""
 
 
 @dataclass
@@ -39,14 +41,16 @@ class Verdict:
 
     violations: list[Violation] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    error: BaseException | None = None
+    error: Exception | None = None
 
     @property
-    def is_fine(self) -> bool:
-        return not (self.violations or self.wrong or self.error)
+    def caught_by(self) -> str:
+        """What is wrong with it: `order`, `values` or `error`, or several of them; `""` if nothing is."""
+        found = {"order": self.violations, "values": self.wrong, "error": self.error}
+        return " ".join(name for name, what in found.items() if what)
 
     def __str__(self) -> str:
-        first = "; ".join(violation.why for violation in self.violations[:3])
+        first = "; ".join(f"{each.kind}: {each.why}" for each in self.violations[:3])
         return f"{len(self.violations)} violations ({first}), wrong: {self.wrong[:3]}, error: {self.error!r}"
 
 
@@ -62,34 +66,48 @@ def machine_installed(policy: Policy = "now", seed: int = 0) -> Iterator[Machine
             machine.close()
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The values of a machine's tensor, as plain PyTorch has them; waits as `cpu()` does."""
-    here = tensor.detach().cpu()
-    return here.inner.clone() if isinstance(here, FakeTensor) else here.clone()
-
-
-def run_setting(setting: Setting, policy: Policy = "now", *, seed: int = 0, is_traced: bool = False) -> Verdict:
-    """Trains some steps with the setting's plans in turn, on one set of tensors and threads."""
-    expected = expected_run(setting.model, setting.optimizer)
+def judged(body: Body, policy: Policy = "now", seed: int = 0) -> Verdict:
+    """What `body` came to on a new machine."""
     verdict = Verdict()
     with machine_installed(policy, seed) as machine:
-        crew = Crew(setting.host.devices)
         try:
-            actual = _train(setting, crew, is_traced=is_traced)
-            verdict.wrong = differences(actual, expected)
-        except (RunnerError, TimeoutError, RuntimeError) as error:
+            verdict.wrong = body(machine)
+        except Exception as error:
             verdict.error = error
-        finally:
-            crew.stop()
-        verdict.violations = machine.order.violations
+    verdict.violations = machine.order.violations
+    verdict.error = next(iter(machine.queues.failures), verdict.error)
     return verdict
 
 
-def _train(setting: Setting, crew: Crew, *, is_traced: bool) -> Run:
-    residents = Residents(setting.graph, setting.host)
-    steps = [
+@contextlib.contextmanager
+def crew_of(setting: Setting) -> Iterator[Crew]:
+    crew = Crew(setting.host.devices)
+    try:
+        yield crew
+    finally:
+        crew.stop()
+
+
+def trained(setting: Setting, *, is_traced: bool = False) -> Body:
+    """Some steps with the setting's plans in turn, on one set of tensors and threads."""
+
+    def body(_: Machine) -> list[str]:
+        with crew_of(setting) as crew:
+            residents = Residents(setting.graph, setting.host)
+            steps = placed_steps(setting, residents, crew, is_traced=is_traced)
+            return train(setting, residents, steps, is_traced=is_traced)
+
+    return body
+
+
+def placed_steps(setting: Setting, residents: Residents, crew: Crew, *, is_traced: bool = False) -> list[PlacedStep]:
+    return [
         PlacedStep(setting.graph, setting.host, plan, residents, crew, is_traced=is_traced) for plan in setting.plans
     ]
+
+
+def train(setting: Setting, residents: Residents, steps: list[PlacedStep], *, is_traced: bool = False) -> list[str]:
+    """What differs from one CPU core after some steps."""
     run = Run()
     for number in range(NUM_STEPS):
         step = steps[number % len(steps)]
@@ -97,29 +115,21 @@ def _train(setting: Setting, crew: Crew, *, is_traced: bool) -> Run:
         run.losses.append(plain(step.result).reshape(()))
         if is_traced:
             step.timeline()
-    run.state = state_of(setting, residents)
-    return run
-
-
-def state_of(setting: Setting, residents: Residents) -> dict[str, Tensor]:
-    """Parameters and buffers where the first plan keeps them."""
     devices = setting.plans[0].devices
-    return {
-        source.key: plain(residents.tensor(op, int(devices[op])))
-        for op, source in require_program(setting.graph).sources.items()
-        if source.kind in ("parameter", "buffer")
-    }
+    for op, source in require_program(setting.graph).sources.items():
+        if source.kind in ("parameter", "buffer"):
+            run.state[source.key] = plain(residents.tensor(op, int(devices[op])))
+    return differences(run, expected_run(setting.model, setting.optimizer))
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The values of a machine's tensor, as plain PyTorch has them; waits as `cpu()` does."""
+    here = tensor.detach().cpu().clone()
+    return here.inner if isinstance(here, FakeTensor) else here
 
 
 def differences(actual: Run, expected: Run) -> list[str]:
     """What is not the same to the bit."""
-    wrong = [f"loss {k}" for k in range(len(actual.losses)) if not _same(actual.losses[k], expected.losses[k])]
-    return wrong + [name for name, value in expected.state.items() if not _same(actual.state[name], value)]
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one, other)
-
-
-def run_all(settings: Sequence[Setting], policy: Policy = "now") -> list[Verdict]:
-    return [run_setting(setting, policy) for setting in settings]
+    pairs = {f"loss {k}": pair for k, pair in enumerate(zip(actual.losses, expected.losses, strict=True))}
+    pairs |= {name: (actual.state[name], value) for name, value in expected.state.items()}
+    return [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]

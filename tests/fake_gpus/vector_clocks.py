@@ -1,9 +1,9 @@
 """Happens-before by vector clocks (Mattern 1989), and accesses to memory held against it (FastTrack, Flanagan 2009).
 
-Actors are host threads and streams. What a thread launches on a stream happens after all that the thread knows; a stream
-that waits for an event happens after all that was launched before its record. No time enters: where two accesses are
-ordered here, they are in every run of the same code, as long as its premises hold, which are checked as well: one
-thread at a time uses a stream, and every wait for an event is ordered with every record of it.
+Actors are host threads and streams. What a thread launches on a stream happens after all that the thread knows; what a
+stream does after it waited for an event happens after all that was launched before the record. No time enters: accesses
+that are in order here are so in every run of the same code, as long as its premises hold, which are checked as well:
+one thread at a time uses a stream, and every wait for an event is ordered with every record of it.
 """
 
 from __future__ import annotations
@@ -104,18 +104,19 @@ class Order:
     def blame(self, kind: str, why: str) -> None:
         self.violations.append(Violation(kind, why))
 
+    def forgive(self, *kinds: str) -> None:
+        """Drops what was found wrong of these kinds."""
+        self.violations = [violation for violation in self.violations if violation.kind not in kinds]
+
     def use(self, host: Actor, stream: StreamActor) -> None:
         """`host` launches something on `stream`."""
         user, count = stream.user
-        if user != host.number:
-            if user != stream.number and host.clock.get(user, 0) < count:
-                self.blame("premise", f"{host} and {self.actors[user]} use {stream} at the same time")
+        if user not in (host.number, stream.number) and host.clock.get(user, 0) < count:
+            self.blame("premise", f"{host} and {self.actors[user]} use {stream} at the same time")
         stream.user = (host.number, host.tick())
         stream.learn(host.clock)
 
-    def launch(
-        self, host: Actor, stream: StreamActor, reads: list[Memory], writes: list[Memory], what: str
-    ) -> None:
+    def launch(self, host: Actor, stream: StreamActor, reads: list[Memory], writes: list[Memory], what: str) -> None:
         """An op on `stream`."""
         self.use(host, stream)
         stream.tick()
@@ -136,9 +137,7 @@ class Order:
             memory.used[actor.number] = (count, what)
             memory.reads = {}
 
-    def _check(
-        self, actor: Actor, memory: Memory, before: tuple[int, int, str] | None, what: str, how: str
-    ) -> None:
+    def _check(self, actor: Actor, memory: Memory, before: tuple[int, int, str] | None, what: str, how: str) -> None:
         if before is not None and actor.clock.get(before[0], 0) < before[1]:
             other = f"{before[2]} on {self.actors[before[0]]}"
             self.blame("race", f"{what} on {actor} {how} {memory.name}, in no order with {other}")
@@ -180,6 +179,10 @@ class Order:
     def has_seen(self, host: Actor, event: EventActor) -> bool:
         """Whether `host` knows that `event` has come to pass."""
         return event.stream is not None and all(host.clock.get(a, 0) >= n for a, n in event.clock.items())
+
+    def knows_all(self, host: Actor, stream: StreamActor) -> bool:
+        """Whether `host` knows that all is done that was launched on `stream`."""
+        return host.clock.get(stream.number, 0) >= stream.clock[stream.number]
 
     def free(self, host: Actor, memory: Memory) -> None:
         """`host` drops the last reference: its owner may reuse the memory at once, after what both know."""

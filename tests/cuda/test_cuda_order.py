@@ -1,0 +1,77 @@
+"""What placed steps launch on GPUs is in order whatever the timing: proven by vector clocks on made-up GPUs.
+
+Each run trains three steps with two plans in turn over one set of tensors and threads, and must leave the losses, the
+parameters and the buffers of one CPU core, to the bit. `benchmarks/cuda_order.py` does the same with ten times as many.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_gpus.gpu_plans import MODELS, gpu_host, input_elsewhere, random_setting, setting_of
+from fake_gpus.plan_runs import crew_of, judged, machine_installed, placed_steps, trained
+from fake_gpus.scenarios import failed_and_run_again, gang, placed_model, timed_out_and_run_again
+
+from rlplace.measure.run.residents import Residents
+
+NUM_PLANS, AT_ONCE = 100, 10
+
+
+@pytest.mark.parametrize("first", range(0, NUM_PLANS, AT_ONCE))
+def test_random_plans(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        setting = random_setting(seed)
+        verdict = judged(trained(setting, is_traced=seed % 4 == 0))
+        assert not verdict.caught_by, f"{setting.name}: {verdict}"
+
+
+def test_random_plans_cover_what_they_should() -> None:
+    settings = [random_setting(seed) for seed in range(NUM_PLANS)]
+    assert {setting.model for setting in settings} == set(MODELS)
+    devices = [setting.host.devices for setting in settings]
+    assert {sum(each.backend == "cuda" for each in host) for host in devices} == set(range(1, 9))
+    for name in ("cpu", "cuda:0", "cuda:0/1", "cuda:3"):
+        assert any(each.name == name for host in devices for each in host)
+    assert any(setting.plans[0].num_transfers > 30 for setting in settings)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "input_changed"])
+def test_models_whose_state_is_read_and_set_between_steps(model: str) -> None:
+    host = gpu_host(("cuda:0/0", "cuda:0/1", "cuda:1", "cpu"))
+    for reads in ((), ("state_dict", "copy_to", "load_state_dict")):
+        verdict = judged(placed_model(setting_of(model, "adamw", host, len(model)), reads))
+        assert not verdict.caught_by, str(verdict)
+
+
+@pytest.mark.parametrize("seed", range(200, 210))
+def test_a_step_that_fails_leaves_nothing_behind(seed: int) -> None:
+    setting = random_setting(seed)
+    verdict = judged(failed_and_run_again(setting, 4))
+    assert not verdict.caught_by, f"{setting.name}: {verdict}"
+
+
+def test_a_step_that_is_stuck_leaves_nothing_behind() -> None:
+    setting = setting_of("tied", "adam", gpu_host(("cuda:0", "cuda:1", "cuda:2")), 1)
+    verdict = judged(timed_out_and_run_again(setting))
+    assert not verdict.caught_by, str(verdict)
+
+
+def test_cores_and_a_gang_of_them() -> None:
+    verdict = judged(gang(setting_of("tied", "adam", gpu_host(("cuda:0",)))))
+    assert not verdict.caught_by, str(verdict)
+
+
+def test_a_timeline_of_gpus_has_one_item_at_a_time_on_each() -> None:
+    """Also where updates that follow each other are one fused call, marked as one."""
+    setting = input_elsewhere()
+    graph, plan = setting.graph, setting.plans[0]
+    with machine_installed("random"), crew_of(setting) as crew:
+        step = placed_steps(setting, Residents(graph, setting.host), crew, is_traced=True)[0]
+        step.run()
+        timeline = step.timeline()
+    is_timed = ~graph.is_source
+    assert np.all(timeline.op_start_s[is_timed] < timeline.op_end_s[is_timed])
+    assert np.all(timeline.transfer_start_s < timeline.transfer_end_s)
+    for device in range(2):
+        ops = [op for op in plan.sequence if op < graph.num_ops and is_timed[op] and plan.devices[op] == device]
+        assert np.all(timeline.op_end_s[ops][:-1] <= timeline.op_start_s[ops][1:] + 1e-9)

@@ -1,0 +1,184 @@
+"""What else is done with plans on GPUs: failures, models that are loaded and read between steps, clocks, gangs."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from naive_plan import naive_plan
+from placed_steps import GANG_HOST, NUM_STEPS, Run
+from small_models import random
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fake_gpus.gpu_plans import Setting, expected_run, gpu_host
+from fake_gpus.machine import Machine
+from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
+from rlplace.errors import RunnerError
+from rlplace.export.step import PlacedModel
+from rlplace.graphs import capture
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.run.channels import CudaChannel
+from rlplace.measure.run.clocks import CudaClock
+from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.workers import Crew
+
+FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+def failed_and_run_again(setting: Setting, allocation: int) -> Body:
+    """No memory is left at one allocation of a step; then everything is set anew and trains as if nothing had been.
+
+    Of the step that failed only memory counts: its threads were told to go on without what they waited for.
+    """
+
+    def body(machine: Machine) -> list[str]:
+        with crew_of(setting) as crew:
+            residents = Residents(setting.graph, setting.host)
+            steps = placed_steps(setting, residents, crew)
+            machine.fails_at = machine.num_allocations + allocation
+            with pytest.raises(RunnerError, match="out of memory"):
+                steps[0].run()
+            machine.fails_at = None
+            machine.order.forgive("race", "wait")
+            residents.reset()
+            return train(setting, residents, steps)
+
+    return body
+
+
+def timed_out_and_run_again(setting: Setting) -> Body:
+    """What the first step sends never arrives."""
+
+    def body(machine: Machine) -> list[str]:
+        with crew_of(setting) as crew:
+            residents = Residents(setting.graph, setting.host)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(CudaChannel, "send", lambda channel, tensor: None)
+                steps = placed_steps(setting, residents, crew)
+            with pytest.raises(TimeoutError):
+                steps[0].run()
+            machine.order.forgive("race", "wait", "deadlock")
+            residents.reset()
+            steps[1:] = placed_steps(setting, residents, crew)[1:]
+            return train(setting, residents, steps)
+
+    return body
+
+
+def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy_to", "load_state_dict")) -> Body:
+    """A model on GPUs whose inputs and state come from a GPU and go there.
+
+    Args:
+        setting: its first plan is run; steps of it that change their input start from the same one every time.
+        reads: what is called between all steps.
+    """
+
+    def body(machine: Machine) -> list[str]:
+        with machine.attached():
+            args, kwargs, targets = _on_gpu(_origin(setting))
+        placed = PlacedModel(_from_gpu(setting.graph, machine), setting.host, setting.plans[0])
+        run = Run()
+        try:
+            for _ in range(NUM_STEPS):
+                run.losses.append(placed(*args, targets=targets or None, **kwargs))
+                if "state_dict" in reads:
+                    run.state = placed.state_dict()
+                if "copy_to" in reads:
+                    with machine.attached():
+                        run.state = _zeros(setting)
+                    placed.copy_to(_Model(run.state))  # type: ignore[arg-type]
+                if "load_state_dict" in reads:
+                    placed.load_state_dict(run.state)
+            run.state = run.state or placed.state_dict()
+        finally:
+            placed.close()
+        run.losses = [plain(loss).reshape(()) for loss in run.losses]
+        run.state = {name: plain(value) for name, value in run.state.items()}
+        return differences(run, expected_run(setting.model, setting.optimizer))
+
+    return body
+
+
+def inference(machine: Machine) -> list[str]:
+    """A model from one GPU whose parameters are on another; nothing there is set or updated."""
+    model, x = nn.Linear(4, 2, dtype=torch.float64), random(3, 4)
+    graph, host = capture(model, x), gpu_host(("cuda:0", "cuda:1"))
+    is_parameter = np.array([target == "parameter" for target in graph.targets])
+    plan = naive_plan(graph, np.where(is_parameter, 1, 0).astype(np.int32))
+    crew = Crew(host.devices)
+    try:
+        graph = _from_gpu(graph, machine)
+        step = PlacedStep(graph, host, plan, Residents(graph, host), crew)
+        step.run()
+        return [] if torch.equal(plain(step.result), model(x)) else ["result"]
+    finally:
+        crew.stop()
+
+
+def clock_alone(machine: Machine) -> list[str]:
+    """Marks that nobody but the clock waits for, after work that its start must not count."""
+    clock, stream = CudaClock(FIRST_GPU), machine.current_stream(0)
+    with machine.attached():
+        torch.zeros(1, device=FIRST_GPU)
+        clock.start()
+        wrong = [] if machine.order.knows_all(machine.host, stream.actor) else ["the host's time at the start"]
+        marks = [clock.mark()]
+        torch.zeros(1, device=FIRST_GPU)
+        marks.append(clock.mark())
+    first, second = map(clock.seconds, marks)
+    return wrong if first < second else [*wrong, "time does not pass"]
+
+
+def gang(setting: Setting) -> Body:
+    """Cores and a gang of them, to which tensors are handed over; no GPU."""
+    graph = setting.graph
+    devices = (torch.arange(graph.num_ops) % 3).int().numpy()
+    devices[graph.colocation >= 0] = 0
+    on_cores = dataclasses.replace(setting, host=GANG_HOST, plans=(naive_plan(graph, devices),))
+
+    def body(_: Machine) -> list[str]:
+        crew = Crew(GANG_HOST.devices)
+        try:
+            residents = Residents(graph, GANG_HOST)
+            return train(on_cores, residents, placed_steps(on_cores, residents, crew))
+        finally:
+            crew.stop()
+
+    return body
+
+
+def _origin(setting: Setting) -> Any:
+    origin = require_program(setting.graph).origin
+    return origin.args, origin.kwargs, origin.targets
+
+
+def _zeros(setting: Setting) -> dict[str, Tensor]:
+    """Memory for the state, on a GPU where no input is."""
+    state = [each for each in require_program(setting.graph).sources.values() if each.kind in ("parameter", "buffer")]
+    return {each.key: torch.zeros(each.value.shape, dtype=each.value.dtype, device=LAST_GPU) for each in state}
+
+
+def _on_gpu(values: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().to(FIRST_GPU), values)
+
+
+def _from_gpu(graph: OpGraph, machine: Machine) -> OpGraph:
+    """The graph as if the model had been on a GPU when it was captured."""
+    program = require_program(graph)
+    with machine.attached():
+        sources = {op: dataclasses.replace(each, value=_on_gpu(each.value)) for op, each in program.sources.items()}
+    return dataclasses.replace(graph, program=dataclasses.replace(program, sources=sources))
+
+
+class _Model(SimpleNamespace):
+    """What `copy_to` needs of a model, on a GPU."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__(named_parameters=tensors.items, named_buffers=lambda: ())
