@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fake_gpus.fake_tensors import HOST, fakes_in, gpu_of
+from fake_gpus.fake_tensors import HOST, fakes_in, gpu_of, plainly
 from fake_gpus.fake_threads import FakeThreading
-from fake_gpus.late_queues import FakeStream, Position
-from fake_gpus.machine import FakeEvent, Machine, plainly
+from fake_gpus.late_queues import FakeEvent, FakeStream, Position
+from fake_gpus.machine import Machine
 from rlplace import cuda
 from rlplace.measure.run import channels, placed_step, workers
 from rlplace.measure.run.residents import Residents

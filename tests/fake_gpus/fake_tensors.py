@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -163,3 +164,10 @@ def effects(func: Any) -> Effects:
         needs_values=bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)),
         is_composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """While active, ops are PyTorch's own on plain tensors, neither of inference mode nor with gradients."""
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.no_grad():
+        yield

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from fake_gpus.vector_clocks import StreamActor
+from fake_gpus.vector_clocks import EventActor, StreamActor
 
 Policy = Literal["now", "lazy", "compute", "copies", "random"]
 """What runs before it must: all at its launch; nothing; what streams to compute on have; those for copies; any."""
@@ -36,6 +36,14 @@ class Position:
     @property
     def is_done(self) -> bool:
         return self.stream.num_done >= self.count
+
+
+class FakeEvent:
+    """An event: what it proves, and where in its stream's queue it stands."""
+
+    def __init__(self, name: str, *, is_timed: bool) -> None:
+        self.actor = EventActor(name, is_timed)
+        self.position: Position | None = None
 
 
 class Queues:

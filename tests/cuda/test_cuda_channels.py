@@ -1,0 +1,31 @@
+"""Channels between made-up GPUs, by themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_gpus.gpu_plans import gpu_host
+from fake_gpus.late_queues import FakeEvent, FakeStream
+from fake_gpus.plan_runs import machine_installed
+
+from rlplace import cuda
+from rlplace.measure.run.channels import make_channel
+from rlplace.measure.run.streams import Streams
+
+
+def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that `abort` woke takes what is there: never a tensor whose event is still that of another step."""
+    with machine_installed() as machine, machine.attached():
+        source, destination = gpu_host(("cuda:0", "cuda:1")).devices
+        channel = make_channel(source, destination, Streams().copies(source, destination))
+        tensor, record = torch.ones(3, device=torch.device("cuda", 0)), cuda.record
+
+        def take_first(event: FakeEvent, stream: FakeStream) -> None:
+            with pytest.raises(AssertionError, match="nothing was sent"):
+                channel.take()
+            record(event, stream)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "record", take_first)
+            channel.send(tensor)
+        assert channel.take().device == torch.device("cuda", 1)
