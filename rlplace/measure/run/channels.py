@@ -116,12 +116,12 @@ class CudaChannel:
         self.wait_ready = self._ready.acquire
 
     def send(self, tensor: torch.Tensor) -> None:
+        if self._produced is not None:  # before the tensor is there: who is woken by `abort` may take it at once
+            cuda.record(self._produced, cuda.current_stream(self._source))
         self._slot = tensor
         if self._is_aborted:  # looked at after the slot was filled, as `abort` clears it after it said so
             self._slot = None
             return
-        if self._produced is not None:
-            cuda.record(self._produced, cuda.current_stream(self._source))
         self._ready.release()
 
     def take(self) -> torch.Tensor:
