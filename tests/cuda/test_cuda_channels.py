@@ -6,9 +6,11 @@ import pytest
 import torch
 from fake_gpus.gpu_plans import gpu_host
 from fake_gpus.late_queues import FakeEvent, FakeStream
-from fake_gpus.plan_runs import machine_installed
+from fake_gpus.machine import Machine
+from fake_gpus.plan_runs import judged, machine_installed
 
 from rlplace import cuda
+from rlplace.measure.costs.links import profile_links
 from rlplace.measure.run.channels import make_channel
 from rlplace.measure.run.streams import Streams
 
@@ -29,3 +31,12 @@ def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(cuda, "record", take_first)
             channel.send(tensor)
         assert channel.take().device == torch.device("cuda", 1)
+
+
+def test_links_are_measured_in_order() -> None:
+    def body(_: Machine) -> list[str]:
+        links = profile_links(gpu_host(("cuda:0/0", "cuda:0/1", "cuda:1", "cpu")), repeats=1).links
+        return [link.name for link in links if not link.bandwidth_bytes_per_s > 0]
+
+    verdict = judged(body, "compute")
+    assert not verdict.caught_by, str(verdict)

@@ -101,9 +101,13 @@ def trained(setting: Setting, *, is_traced: bool = False) -> Body:
 
 
 def placed_steps(setting: Setting, residents: Residents, crew: Crew, *, is_traced: bool = False) -> list[PlacedStep]:
-    return [
+    """One for each plan, loaded."""
+    steps = [
         PlacedStep(setting.graph, setting.host, plan, residents, crew, is_traced=is_traced) for plan in setting.plans
     ]
+    for step in steps:
+        step.load()
+    return steps
 
 
 def train(setting: Setting, residents: Residents, steps: list[PlacedStep], *, is_traced: bool = False) -> list[str]:
