@@ -1,4 +1,4 @@
-"""Channels between made-up GPUs, by themselves."""
+"""Channels between made-up GPUs, and their streams, by themselves."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def test_links_are_measured_in_order() -> None:
 
     verdict = judged(body, "compute")
     assert not verdict.caught_by, str(verdict)
+
+
+def test_streams_of_threads_left_behind_are_waited_for_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that timed out goes on there, in memory that is about to be set anew."""
+    with machine_installed():
+        (device,) = gpu_host(("cuda:0",)).devices
+        streams, busy = Streams(), set[object]()
+        monkeypatch.setattr(cuda, "is_done", lambda stream: stream not in busy)
+        busy.add(streams.renew_compute(device))
+        streams.renew_compute(device)
+        assert not streams.settle(0.0)
+        busy.clear()
+        assert streams.settle(0.0)

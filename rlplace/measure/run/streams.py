@@ -48,6 +48,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._compute: dict[str, cuda.Stream] = {}
+        self._left: list[cuda.Stream] = []  # of threads that were left behind: what they launched may still run
         self._copies: dict[tuple[str, str], CopyStreams] = {}
         self._lock = threading.Lock()
 
@@ -55,6 +56,8 @@ class Streams:
         """A stream for the thread that computes on a GPU from now on."""
         stream = cuda.stream(torch_device(device))
         with self._lock:
+            if device.name in self._compute:
+                self._left.append(self._compute[device.name])
             self._compute[device.name] = stream
         return stream
 
@@ -72,13 +75,15 @@ class Streams:
         """Whether all that was launched on them ended within `timeout_s`, be it with an error."""
         with self._lock:
             pairs = [each for pair in self._copies.values() for each in (pair.incoming, pair.outgoing)]
-            pending = [*self._compute.values(), *(each for each in pairs if each is not None)]
+            pending = [*self._left, *self._compute.values(), *(each for each in pairs if each is not None)]
         until_s = time.monotonic() + timeout_s
         for stream in pending:
             while not _is_done(stream):
                 if time.monotonic() > until_s:
                     return False
                 time.sleep(POLL_S)
+        with self._lock:
+            self._left = [stream for stream in self._left if stream not in pending]
         return True
 
 
