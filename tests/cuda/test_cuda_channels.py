@@ -44,10 +44,10 @@ def test_links_are_measured_in_order() -> None:
 
 def test_streams_of_threads_left_behind_are_waited_for_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that timed out goes on there, in memory that is about to be set anew."""
-    with machine_installed():
+    with machine_installed(), monkeypatch.context() as patch:
         (device,) = gpu_host(("cuda:0",)).devices
         streams, busy = Streams(), set[object]()
-        monkeypatch.setattr(cuda, "is_done", lambda stream: stream not in busy)
+        patch.setattr(cuda, "is_done", lambda stream: stream not in busy)
         busy.add(streams.renew_compute(device))
         streams.renew_compute(device)
         assert not streams.settle(0.0)
