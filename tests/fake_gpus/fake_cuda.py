@@ -92,6 +92,14 @@ class FakeCuda:
     def await_all(self) -> None:
         self._machine.await_stream(self._machine.current_stream(self._current))
 
+    @contextlib.contextmanager
+    def forbid_waits(self) -> Iterator[None]:
+        before, self._machine.forbids_waits = self._machine.forbids_waits, True
+        try:
+            yield
+        finally:
+            self._machine.forbids_waits = before
+
     def elapsed_s(self, begin: FakeEvent, end: FakeEvent) -> float:
         with self._machine.mutex:
             order, host = self._machine.order, self._machine.host

@@ -99,7 +99,7 @@ class Ops:
         )
         if is_awaited:
             self._machine.order.launch(self._machine.host, stream.actor, reads, writes, what)
-            self._machine.await_stream(stream)
+            self._wait_for(stream, what)
         if is_awaited or not self._machine.queues.is_late:
             out = self._wrap(run(), args, gpu, stream, what)
         elif does.returns_written:
@@ -150,7 +150,13 @@ class Ops:
             ours = source if here == HOST else target
             is_pinned = isinstance(ours, FakeTensor) and ours.block.is_pinned
             if not (is_async and is_pinned):
-                self._machine.await_stream(stream)
+                self._wait_for(stream, "a copy of memory that is not pinned")
+
+    def _wait_for(self, stream: FakeStream, what: str) -> None:
+        """What an op does that needs to know values."""
+        if self._machine.forbids_waits:
+            raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
+        self._machine.await_stream(stream)
 
     def _barrier(self, first: FakeStream, then: FakeStream) -> None:
         event = FakeEvent("PyTorch's own event", is_timed=False)

@@ -42,6 +42,7 @@ class Machine:
         limit_bytes: by GPU: beyond it there is no memory left.
         fails_at: the allocation, counted from 1, at which no memory is left.
         num_allocations: so far.
+        forbids_waits: whether an op must not make the host wait for a GPU.
     """
 
     def __init__(self, num_gpus: int = 8, policy: Policy = "now", seed: int = 0) -> None:
@@ -53,6 +54,7 @@ class Machine:
         self.limit_bytes: dict[int, int] = {}
         self.fails_at: int | None = None
         self.num_allocations = 0
+        self.forbids_waits = False
         self.generators = {gpu: torch.Generator() for gpu in (HOST, *range(num_gpus))}
         self._thread = _Thread()
         self._default_streams: dict[int, FakeStream] = {}

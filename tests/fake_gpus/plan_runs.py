@@ -17,6 +17,7 @@ from fake_gpus.gpu_plans import Setting, expected_run
 from fake_gpus.late_queues import Policy
 from fake_gpus.machine import Machine
 from fake_gpus.vector_clocks import Violation
+from rlplace import cuda
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.run.placed_step import PlacedStep
 from rlplace.measure.run.residents import Residents
@@ -111,11 +112,12 @@ def placed_steps(setting: Setting, residents: Residents, crew: Crew, *, is_trace
 
 
 def train(setting: Setting, residents: Residents, steps: list[PlacedStep], *, is_traced: bool = False) -> list[str]:
-    """What differs from one CPU core after some steps."""
+    """What differs from one CPU core after some steps, none of which may make the host wait but for whole parts."""
     run = Run()
     for number in range(NUM_STEPS):
         step = steps[number % len(steps)]
-        step.run(number, deadline_s=LATEST_S)
+        with cuda.forbid_waits():
+            step.run(number, deadline_s=LATEST_S)
         run.losses.append(plain(step.result).reshape(()))
         if is_traced:
             step.timeline()
