@@ -61,8 +61,8 @@ def test_variations_beat_the_first_weights_and_are_the_same_for_every_seed() -> 
         leaders = score_greedy(task, until=1.0)
         before = task.evaluations
         varied = vary(task, leaders, until=1.0)
-        assert task.evaluations == before + VARIED
-        assert len({one.devices.tobytes() for one in varied}) == len(varied) == len(leaders) + VARIED
+        assert before + VARIED <= task.evaluations < before + VARIED + POPULATION
+        assert len({one.devices.tobytes() for one in varied}) == len(varied) == task.evaluations
         assert varied[0].step_s == task.best_s < leaders[0].step_s
         assert task.generator.random() == np.random.default_rng(seed).random()
         found.append(varied[0].devices)
