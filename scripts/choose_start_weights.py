@@ -1,6 +1,6 @@
-"""Chooses the list of weights that searches begin with, on development problems that no benchmark uses.
+"""Chooses the list of weights that small budgets begin with, on development problems that no benchmark uses.
 
-python scripts/choose_start_weights.py    # prints `START_WEIGHTS` of rlplace/search/improve/start_weights.py
+python scripts/choose_start_weights.py    # prints `FIRST_WEIGHTS` of rlplace/search/improve/start_weights.py
 
 Reduced training steps of six models on random hosts of 2 to 8 devices. Weights are drawn, those that do best together
 are varied, and of all over every grouping, one after the other is taken with which the best of those taken so far is
@@ -47,7 +47,7 @@ WIRES = {"pcie3": (11.4e9, 14e-6), "pcie4": (22e9, 12e-6), "nvlink": (90e9, 2e-6
 
 SEEDS = range(72)
 """Of the hosts; those from 72 to 99 are kept to judge the list on."""
-DRAWN, BASES, VARIED, LISTED = 300, 24, 200, 32
+DRAWN, BASES, VARIED, LISTED = 300, 24, 200, 24
 """Weights that are drawn, those of them that are varied, their variations, and the length of the list."""
 RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
 """What weights are drawn from, uniformly, before they are spread by a log-normal factor."""
@@ -136,7 +136,7 @@ weights = draw(generator, DRAWN)
 columns = choose(log_ratios(weights, [0]), BASES)
 bases = weights[list(dict.fromkeys(column // len(GROUPINGS) for column in columns))]
 weights = np.concatenate([bases, vary(generator, bases, VARIED)])
-print("START_WEIGHTS = (")
+print("FIRST_WEIGHTS = (")
 for column in choose(log_ratios(weights, [1, 2]), LISTED):
     row = ", ".join(f"{weight:g}" for weight in weights[column // len(GROUPINGS)] + 0.0)
     print(f'    ("{GROUPINGS[column % len(GROUPINGS)]}", ({row})),')

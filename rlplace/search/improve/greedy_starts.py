@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.coarsening import by_module, by_role, nested
-from rlplace.search.improve.start_weights import START_WEIGHTS
+from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
 from rlplace.search.improve.warm_starts import balanced, best_start, check_budget, losses, score_starts
 from rlplace.search.schedule.greedy import Greedy
 from rlplace.search.task import Task
@@ -21,16 +20,18 @@ from rlplace.search.task import Task
 GROUPINGS = ("own", "coarser", "finer", "modules-16", "modules-64", "roles", "finest")
 """Names of groupings: the problem's own groups, the next coarser, next finer and finest of `nested`, modules cut into
 about 16 and 64, and roles cut into about 64."""
+CROSSED = ("own", "coarser", "finer", "modules-16", "modules-64")
+"""Those that every one of `START_WEIGHTS` is tried over."""
 MANY = 300
 """Evaluations of a budget from which heuristics begin: by then the seconds that they take are worth it."""
 SHARE = 0.2
 """Most that fixed weights may take of such a budget ..."""
-FEW_SHARE = 0.5
-"""... and of a smaller one ..."""
+FEW_SHARE = 0.35
+"""... and of a smaller one, which begins with `FIRST_WEIGHTS` ..."""
 LEAST = 7
 """... but for so many evaluations, which they may always take."""
-BATCH = 8
-"""Placements scored at once."""
+
+Pair = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,24 +75,32 @@ def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[G
     """Devices (N,) int32 and step time of the best of fixed weights and other starts, and the former, best first.
 
     The step time is infinite where none is feasible; nothing here draws, so every seed starts here. With few
-    evaluations the other starts are those that cost no list scheduling over ops, with many all cheap heuristics.
+    evaluations the other starts are the plain ones, which take milliseconds, with many all cheap heuristics.
 
     Raises:
         InvalidValue: the task's budget is infinite.
     """
     check_budget(task)
-    leaders = score_greedy(task, until=task.spent + start_share(task))
-    found = [(one.step_s, one.devices) for one in leaders[:1]]
+    crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     if has_few_evaluations(task):
-        found += [_plain_start(task)]
+        share = max(FEW_SHARE, LEAST / task.budget.evaluations)
+        leaders = score_greedy(task, [*FIRST_WEIGHTS, *crossed], until=task.spent + share)
+        devices, step_s = _plain_start(task)
     else:
-        found += [best_start(task)[::-1]]
-    step_s, devices = min(found, key=lambda pair: pair[0])
+        devices, step_s = best_start(task)
+        leaders = score_greedy(task, crossed, until=task.spent + SHARE)
+    if leaders and leaders[0].step_s < step_s:
+        devices, step_s = leaders[0].devices, leaders[0].step_s
     return devices, step_s, leaders
 
 
-def _plain_start(task: Task) -> tuple[float, NDArray[np.int32]]:
-    """Step time and devices (N,) int32 of the best of `score_starts`; groups by bytes first where nothing fits so far.
+def has_few_evaluations(task: Task) -> bool:
+    """Whether the whole budget is less than `MANY` evaluations."""
+    return task.budget.evaluations < MANY
+
+
+def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
+    """The best of `score_starts`, devices (N,) int32 and step time; groups by bytes come first where nothing fits yet.
 
     A budget may end before all are scored.
     """
@@ -101,38 +110,25 @@ def _plain_start(task: Task) -> tuple[float, NDArray[np.int32]]:
         groups = balanced(task.problem)
         found += [(float(task.score_groups(groups)[0]), own.expand(groups))]
     starts, times = score_starts(task)
-    found += [(float(times[0]), own.expand(starts[0]))]
-    return min(found, key=lambda pair: pair[0])
+    step_s, devices = min([*found, (float(times[0]), own.expand(starts[0]))], key=lambda pair: pair[0])
+    return devices, step_s
 
 
-def has_few_evaluations(task: Task) -> bool:
-    """Whether the whole budget is less than `MANY` evaluations; under one of seconds alone, as the pace has it."""
-    if math.isfinite(task.budget.evaluations):
-        return task.budget.evaluations < MANY
-    return task.evaluations + task.expected_evaluations(1.0) < MANY
-
-
-def start_share(task: Task) -> float:
-    """Most of the budget that fixed weights may take; all of it is 1 or more."""
-    if task.budget.evaluations >= MANY:
-        return SHARE
-    return max(FEW_SHARE, LEAST / task.budget.evaluations)
-
-
-def score_greedy(task: Task, *, until: float) -> list[GreedyPlacement]:
-    """What `START_WEIGHTS` give, each over its grouping, best first; equal placements are scored once.
+def score_greedy(task: Task, pairs: Sequence[Pair], *, until: float) -> list[GreedyPlacement]:
+    """What weights give, each over the grouping of that name, best first; equal placements are scored once.
 
     Args:
         task: scores and counts.
+        pairs: names of groupings, and weights (9,).
         until: share of the task's budget at which to stop.
     """
     schedulers, seen = Schedulers(task.problem), set[bytes]()
     found: list[GreedyPlacement] = []
-    for first in range(0, len(START_WEIGHTS), BATCH):
+    for first in range(0, len(pairs), len(CROSSED)):
         if evaluations_until(task, until) < 1:
             break
-        pairs = [(schedulers[name], np.array(weights)) for name, weights in START_WEIGHTS[first : first + BATCH]]
-        found += score_weights(task, pairs, seen, until=until)
+        batch = [(schedulers[name], np.array(weights)) for name, weights in pairs[first : first + len(CROSSED)]]
+        found += score_weights(task, batch, seen, until=until)
     return sorted(found, key=lambda one: one.loss)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from random_problems import plain_host
@@ -15,19 +17,22 @@ from rlplace.search.groups import allowed_devices
 from rlplace.search.improve import greedy_starts, warm_starts
 from rlplace.search.improve.coarsening import nested
 from rlplace.search.improve.greedy_starts import (
+    CROSSED,
     GROUPINGS,
     MANY,
+    Pair,
     Schedulers,
     best_start_with_greedy,
     evaluations_until,
     grouping_of,
-    has_few_evaluations,
     score_greedy,
 )
-from rlplace.search.improve.start_weights import START_WEIGHTS
+from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
 from rlplace.search.improve.warm_starts import best_start, score_starts
 from rlplace.search.schedule.greedy import FEATURES, Greedy
 from rlplace.search.task import Budget, Task
+
+CROSS = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
 
 
 def layered_problem() -> Problem:
@@ -37,12 +42,13 @@ def layered_problem() -> Problem:
     return Problem(plain.graph, plain_host(3, 1e9), plain.costs, grouping)
 
 
-def test_all_weights_are_tried_each_over_its_grouping_and_equal_placements_once() -> None:
+@pytest.mark.parametrize("pairs", [CROSS, FIRST_WEIGHTS], ids=["crossed", "first"])
+def test_all_weights_are_tried_each_over_its_grouping_and_equal_placements_once(pairs: Sequence[Pair]) -> None:
     problem = layered_problem()
     timer = Counting(problem)
-    found = score_greedy(Task(problem, timer, Budget(1000)), until=1.0)
+    found = score_greedy(Task(problem, timer, Budget(1000)), pairs, until=1.0)
     levels, expected = nested(problem), []
-    for name, weights in START_WEIGHTS:
+    for name, weights in pairs:
         grouping = grouping_of(problem, levels, name)
         expected.append(grouping.expand(Greedy.of(problem, grouping).place(np.array(weights)))[0])
     assert {one.devices.tobytes() for one in found} == {row.tobytes() for row in expected}
@@ -51,14 +57,15 @@ def test_all_weights_are_tried_each_over_its_grouping_and_equal_placements_once(
     assert [one.step_s for one in found] == step_s.tolist() == sorted(step_s)
 
 
-def test_the_list_names_groupings_and_has_a_weight_for_every_feature() -> None:
-    assert {name for name, _ in START_WEIGHTS} <= set(GROUPINGS)
-    assert np.array([weights for _, weights in START_WEIGHTS]).shape == (len(START_WEIGHTS), len(FEATURES))
+def test_the_lists_name_groupings_and_have_a_weight_for_every_feature() -> None:
+    assert {*CROSSED, *(name for name, _ in FIRST_WEIGHTS)} <= set(GROUPINGS)
+    rows = [*START_WEIGHTS, *(weights for _, weights in FIRST_WEIGHTS)]
+    assert np.array(rows).shape == (len(rows), len(FEATURES))
 
 
 def test_what_does_not_fit_comes_last_and_the_least_full_of_it_first() -> None:
     problem = tight_problem(12, 3)
-    found = score_greedy(Task(problem, Simulator(problem, threads=1), Budget(1000)), until=1.0)
+    found = score_greedy(Task(problem, Simulator(problem, threads=1), Budget(1000)), CROSS, until=1.0)
     fits = [np.isfinite(one.step_s) for one in found]
     assert fits == sorted(fits, reverse=True)
     assert not all(fits)
@@ -91,19 +98,12 @@ def test_heuristics_begin_where_evaluations_are_many(
     assert bool(asked) == begins
 
 
-def test_seconds_are_many_evaluations_where_the_pace_says_so() -> None:
-    problem = layered_problem()
-    task = Task(problem, Counting(problem), Budget(seconds=3600.0))
-    assert has_few_evaluations(task)  # nothing was scored yet
-    task.score(np.zeros((4, problem.graph.num_ops), dtype=np.int32))
-    assert not has_few_evaluations(task)
-
-
 @pytest.mark.parametrize("evaluations", [8, 30])
 def test_groups_balanced_by_bytes_fit_where_no_weights_do(evaluations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = tight_problem(12, 3)
     gather = ("own", (0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0))
-    monkeypatch.setattr(greedy_starts, "START_WEIGHTS", (gather,) * 32)
+    monkeypatch.setattr(greedy_starts, "FIRST_WEIGHTS", (gather,) * 32)
+    monkeypatch.setattr(greedy_starts, "START_WEIGHTS", ())
     task = Task(problem, Counting(problem), Budget(evaluations))
     devices, step_s, leaders = best_start_with_greedy(task)
     assert not any(np.isfinite(one.step_s) for one in leaders)
@@ -124,11 +124,11 @@ def test_they_keep_to_their_share() -> None:
     problem = layered_problem()
     timer = Counting(problem)
     task = Task(problem, timer, Budget(100))
-    score_greedy(task, until=0.07)
+    score_greedy(task, CROSS, until=0.07)
     assert timer.count == 7
     assert evaluations_until(task, 0.07) == 0
     assert evaluations_until(task, 0.5) == 43
-    assert score_greedy(task, until=0.07) == []
+    assert score_greedy(task, CROSS, until=0.07) == []
 
 
 def test_groupings_are_the_problems_own_the_next_ones_modules_and_roles() -> None:
