@@ -14,6 +14,7 @@ from rlplace.search.improve.greedy_starts import (
     GreedyPlacement,
     best_start_with_greedy,
     evaluations_until,
+    has_few_evaluations,
     score_weights,
 )
 from rlplace.search.improve.warm_starts import losses
@@ -22,6 +23,8 @@ from rlplace.search.task import Task
 POPULATION = 8
 TUNING_SHARE = 0.15
 """Share of the budget that goes into tuning."""
+FEW_TUNING_SHARE = 0.7
+"""The same where evaluations are few."""
 TUNING = 500
 """Evaluations after which tuning hardly finds more."""
 SIGMA = 0.2
@@ -65,7 +68,12 @@ def tuned_start(
 
 
 def tuning_share(task: Task, *, until: float) -> float:
-    """Share of the budget to tune for: `TUNING_SHARE` of what is left until then, at most `TUNING` evaluations."""
+    """Share of the budget to tune for: `TUNING_SHARE` of what is left until then, at most `TUNING` evaluations.
+
+    With few evaluations it is `FEW_TUNING_SHARE` of what is left.
+    """
+    if has_few_evaluations(task):
+        return FEW_TUNING_SHARE * (until - task.spent)
     most = 1.0 if math.isinf(task.budget.evaluations) else TUNING / task.budget.evaluations
     return min(TUNING_SHARE * (until - task.spent), most)
 

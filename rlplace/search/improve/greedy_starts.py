@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.coarsening import by_module, nested
-from rlplace.search.improve.warm_starts import best_start, losses
+from rlplace.search.improve.coarsening import by_module, by_role, nested
+from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
+from rlplace.search.improve.warm_starts import balanced, best_start, check_budget, losses, score_starts
 from rlplace.search.schedule.greedy import Greedy
 from rlplace.search.task import Task
 
-START_WEIGHTS = np.array((
-    (1.33, 1.32, 0.88, 2.12, 1.35, 0.42, 1.22, 1.1, 0.0),
-    (1.25, 0.83, 1.44, 0.56, 1.57, -0.04, 0.89, 0.0, -0.14),
-    (1.15, 0.43, 0.12, 0.0, 0.97, 0.0, 0.36, 0.15, 0.09),
-    (0.72, 0.0, 0.17, 0.0, 2.54, 0.48, 0.43, 0.0, 0.0),
-    (0.0, 0.0, 3.87, 5.18, 0.14, 0.82, 1.85, 0.0, 0.0),
-    (2.52, 2.8, 0.94, 0.0, 0.96, -0.23, -0.16, 0.02, 0.0),
-    (1.96, 1.74, 3.52, 0.12, 4.98, 0.83, 3.85, 1.49, -0.06),
-    (0.19, 0.45, 0.0, 1.79, 0.25, -0.12, 0.56, 0.57, -0.57),
-    (0.44, 0.39, 3.26, 0.0, 0.0, 0.0, 0.0, 3.84, -0.99),
-    (1.11, 1.05, 0.0, 1.23, 0.0, 0.5, 0.68, 0.51, 0.03),
-    (1.8, 0.0, 2.01, 3.99, 5.07, 0.69, 3.48, 0.0, 1.12),
-    (1.14, 0.3, 1.18, 1.39, 0.0, 0.15, 0.55, -0.07, -0.37),
-    (0.81, 1.21, 0.85, 0.37, 2.73, 0.0, 0.76, 0.37, 0.0),
-    (0.38, 0.93, 3.63, 1.44, 2.87, 0.77, 2.92, 3.64, -1.13),
-    (0.59, 0.15, 0.0, 0.0, 0.28, 0.1, 0.22, 0.0, 0.07),
-    (2.36, 2.49, 3.81, 7.53, 3.91, 0.43, 2.29, 1.88, -1.39),
-))  # fmt: skip
-"""Weights to begin with, in the order of `FEATURES`: of 316, most of them drawn uniformly, the 16 of which the best
-over `groupings` is best in the geometric mean over the training steps of four models (`rnnlm`, `inception_v3`, `gpt2`,
-`clip`) on five hosts."""
+GROUPINGS = ("own", "coarser", "finer", "modules-16", "modules-64", "roles", "finest")
+"""Names of groupings: the problem's own groups, the next coarser, next finer and finest of `nested`, modules cut into
+about 16 and 64, and roles cut into about 64."""
+CROSSED = ("own", "coarser", "finer", "modules-16", "modules-64")
+"""Those that every one of `START_WEIGHTS` is tried over."""
+MANY = 300
+"""Evaluations of a budget from which heuristics begin: by then the seconds that they take are worth it."""
 SHARE = 0.2
-"""Most that these placements may take of a budget."""
+"""Most that fixed weights may take of such a budget ..."""
+FEW_SHARE = 0.35
+"""... and of a smaller one, which begins with `FIRST_WEIGHTS` ..."""
+LEAST = 7
+"""... but for so many evaluations, which they may always take."""
+
+Pair = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,36 +53,82 @@ class GreedyPlacement:
     loss: float
 
 
-def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[GreedyPlacement]]:
-    """Devices (N,) int32 and step time of the best of heuristics and fixed weights, and the latter, best first.
+class Schedulers:
+    """A problem's list schedulers, one for each of the `GROUPINGS` that are asked for, laid out when they first are."""
 
-    The step time is infinite where none is feasible; nothing here draws, so every seed starts here.
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._made: dict[str, Greedy] = {}
+
+    def __getitem__(self, grouping: str) -> Greedy:
+        """The scheduler of a grouping by its name."""
+        if grouping not in self._made:
+            self._made[grouping] = Greedy.of(self._problem, grouping_of(self._problem, self._levels, grouping))
+        return self._made[grouping]
+
+    @cached_property
+    def _levels(self) -> list[Grouping]:
+        return nested(self._problem)
+
+
+def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[GreedyPlacement]]:
+    """Devices (N,) int32 and step time of the best of fixed weights and other starts, and the former, best first.
+
+    The step time is infinite where none is feasible; nothing here draws, so every seed starts here. With few
+    evaluations the other starts are the plain ones, which take milliseconds, with many all cheap heuristics.
 
     Raises:
         InvalidValue: the task's budget is infinite.
     """
-    devices, step_s = best_start(task)
-    leaders = score_greedy(task, until=task.spent + SHARE)
+    check_budget(task)
+    crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
+    if has_few_evaluations(task):
+        share = max(FEW_SHARE, LEAST / task.budget.evaluations)
+        leaders = score_greedy(task, [*FIRST_WEIGHTS, *crossed], until=task.spent + share)
+        devices, step_s = _plain_start(task)
+    else:
+        devices, step_s = best_start(task)
+        leaders = score_greedy(task, crossed, until=task.spent + SHARE)
     if leaders and leaders[0].step_s < step_s:
         devices, step_s = leaders[0].devices, leaders[0].step_s
     return devices, step_s, leaders
 
 
-def score_greedy(task: Task, *, until: float) -> list[GreedyPlacement]:
-    """What `START_WEIGHTS` give over every one of `groupings`, best first; equal placements are scored once.
+def has_few_evaluations(task: Task) -> bool:
+    """Whether the whole budget is less than `MANY` evaluations."""
+    return task.budget.evaluations < MANY
+
+
+def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
+    """The best of `score_starts`, devices (N,) int32 and step time; groups by bytes come first where nothing fits yet.
+
+    A budget may end before all are scored.
+    """
+    own = task.problem.grouping
+    found: list[tuple[float, NDArray[np.int32]]] = []
+    if task.best_devices is None:
+        groups = balanced(task.problem)
+        found += [(float(task.score_groups(groups)[0]), own.expand(groups))]
+    starts, times = score_starts(task)
+    step_s, devices = min([*found, (float(times[0]), own.expand(starts[0]))], key=lambda pair: pair[0])
+    return devices, step_s
+
+
+def score_greedy(task: Task, pairs: Sequence[Pair], *, until: float) -> list[GreedyPlacement]:
+    """What weights give, each over the grouping of that name, best first; equal placements are scored once.
 
     Args:
         task: scores and counts.
+        pairs: names of groupings, and weights (9,).
         until: share of the task's budget at which to stop.
     """
-    greedies: list[Greedy] = []
+    schedulers, seen = Schedulers(task.problem), set[bytes]()
     found: list[GreedyPlacement] = []
-    seen: set[bytes] = set()
-    for weights in START_WEIGHTS:
+    for first in range(0, len(pairs), len(CROSSED)):
         if evaluations_until(task, until) < 1:
             break
-        greedies = greedies or [Greedy.of(task.problem, grouping) for grouping in groupings(task.problem)]
-        found += score_weights(task, [(greedy, weights) for greedy in greedies], seen, until=until)
+        batch = [(schedulers[name], np.array(weights)) for name, weights in pairs[first : first + len(CROSSED)]]
+        found += score_weights(task, batch, seen, until=until)
     return sorted(found, key=lambda one: one.loss)
 
 
@@ -136,9 +176,26 @@ def evaluations_until(task: Task, until: float) -> float:
     return min(until * task.budget.evaluations - task.evaluations, task.evaluations_left)
 
 
-def groupings(problem: Problem) -> list[Grouping]:
-    """The problem's own groups, the next coarser and finer ones of `nested`, and modules cut into about 16 and 64."""
-    levels = nested(problem)
+def grouping_of(problem: Problem, levels: Sequence[Grouping], name: str) -> Grouping:
+    """The grouping that a name of `GROUPINGS` stands for.
+
+    Args:
+        problem: what is placed.
+        levels: its nested groupings.
+        name: one of `GROUPINGS`.
+    """
     own = next(rung for rung, level in enumerate(levels) if level is problem.grouping)
-    beside = levels[max(own - 1, 0) : own] + levels[own + 1 : own + 2]
-    return [problem.grouping, *beside, by_module(problem, 16), by_module(problem, 64)]
+    match name:
+        case "coarser":
+            return levels[max(own - 1, 0)]
+        case "finer":
+            return levels[min(own + 1, len(levels) - 1)]
+        case "finest":
+            return levels[-1]
+        case "modules-16":
+            return by_module(problem, 16)
+        case "modules-64":
+            return by_module(problem, 64)
+        case "roles":
+            return by_role(problem, 64)
+    return problem.grouping

@@ -75,8 +75,7 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     Raises:
         InvalidValue: the task's budget is infinite: a search would never end.
     """
-    if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
-        raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
+    check_budget(task)
     problem = task.problem
     devices = [single(problem, device) for device in _kinds(problem)]
     devices += [blocks(problem), eft(problem)]
@@ -85,6 +84,16 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
     return starts[order], times[order]
+
+
+def check_budget(task: Task) -> None:
+    """Refuses a task whose budget is infinite.
+
+    Raises:
+        InvalidValue: it is: a search would never end.
+    """
+    if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
+        raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
 
 
 def _kinds(problem: Problem) -> list[int]:

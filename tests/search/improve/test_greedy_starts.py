@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 from random_problems import plain_host
 from search_problems import Counting, fork_problem, tight_problem
 
@@ -11,16 +14,25 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.groups import allowed_devices
+from rlplace.search.improve import greedy_starts, warm_starts
+from rlplace.search.improve.coarsening import nested
 from rlplace.search.improve.greedy_starts import (
-    START_WEIGHTS,
+    CROSSED,
+    GROUPINGS,
+    MANY,
+    Pair,
+    Schedulers,
     best_start_with_greedy,
     evaluations_until,
-    groupings,
+    grouping_of,
     score_greedy,
 )
-from rlplace.search.improve.warm_starts import best_start
-from rlplace.search.schedule.greedy import Greedy
+from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
+from rlplace.search.improve.warm_starts import best_start, score_starts
+from rlplace.search.schedule.greedy import FEATURES, Greedy
 from rlplace.search.task import Budget, Task
+
+CROSS = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
 
 
 def layered_problem() -> Problem:
@@ -30,22 +42,30 @@ def layered_problem() -> Problem:
     return Problem(plain.graph, plain_host(3, 1e9), plain.costs, grouping)
 
 
-def test_all_weights_are_tried_over_all_groupings_and_equal_placements_once() -> None:
+@pytest.mark.parametrize("pairs", [CROSS, FIRST_WEIGHTS], ids=["crossed", "first"])
+def test_all_weights_are_tried_each_over_its_grouping_and_equal_placements_once(pairs: Sequence[Pair]) -> None:
     problem = layered_problem()
     timer = Counting(problem)
-    found = score_greedy(Task(problem, timer, Budget(1000)), until=1.0)
-    expected = np.concatenate(
-        [grouping.expand(Greedy.of(problem, grouping).place(START_WEIGHTS)) for grouping in groupings(problem)]
-    )
+    found = score_greedy(Task(problem, timer, Budget(1000)), pairs, until=1.0)
+    levels, expected = nested(problem), []
+    for name, weights in pairs:
+        grouping = grouping_of(problem, levels, name)
+        expected.append(grouping.expand(Greedy.of(problem, grouping).place(np.array(weights)))[0])
     assert {one.devices.tobytes() for one in found} == {row.tobytes() for row in expected}
-    assert timer.count == len(found) == len(np.unique(expected, axis=0))
+    assert timer.count == len(found) == len(np.unique(np.stack(expected), axis=0))
     step_s = Simulator(problem, threads=1).step_times(np.stack([one.devices for one in found]))
     assert [one.step_s for one in found] == step_s.tolist() == sorted(step_s)
 
 
+def test_the_lists_name_groupings_and_have_a_weight_for_every_feature() -> None:
+    assert {*CROSSED, *(name for name, _ in FIRST_WEIGHTS)} <= set(GROUPINGS)
+    rows = [*START_WEIGHTS, *(weights for _, weights in FIRST_WEIGHTS)]
+    assert np.array(rows).shape == (len(rows), len(FEATURES))
+
+
 def test_what_does_not_fit_comes_last_and_the_least_full_of_it_first() -> None:
     problem = tight_problem(12, 3)
-    found = score_greedy(Task(problem, Simulator(problem, threads=1), Budget(1000)), until=1.0)
+    found = score_greedy(Task(problem, Simulator(problem, threads=1), Budget(1000)), CROSS, until=1.0)
     fits = [np.isfinite(one.step_s) for one in found]
     assert fits == sorted(fits, reverse=True)
     assert not all(fits)
@@ -54,36 +74,79 @@ def test_what_does_not_fit_comes_last_and_the_least_full_of_it_first() -> None:
 
 def test_the_start_is_the_best_of_all_and_the_same_for_every_seed() -> None:
     problem = layered_problem()
-    starts = []
-    for seed in (1, 2):
-        task = Task(problem, Simulator(problem, threads=1), Budget(1000), seed=seed)
-        devices, step_s, leaders = best_start_with_greedy(task)
-        assert step_s == task.best_s
-        alone = Task(problem, Simulator(problem, threads=1), Budget(1000))
-        assert step_s == min(best_start(alone)[1], leaders[0].step_s)
-        starts.append(devices)
-    assert np.array_equal(*starts)
+    for evaluations, others in ((1000, best_start), (MANY - 1, score_starts)):
+        starts = []
+        for seed in (1, 2):
+            task = Task(problem, Simulator(problem, threads=1), Budget(evaluations), seed=seed)
+            devices, step_s, leaders = best_start_with_greedy(task)
+            assert step_s == task.best_s
+            alone = Task(problem, Simulator(problem, threads=1), Budget(1000))
+            others(alone)
+            assert step_s == min(alone.best_s, leaders[0].step_s)
+            starts.append(devices)
+        assert np.array_equal(*starts)
+
+
+@pytest.mark.parametrize(("evaluations", "begins"), [(MANY - 1, False), (MANY, True)])
+def test_heuristics_begin_where_evaluations_are_many(
+    evaluations: int, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Task] = []
+    monkeypatch.setattr(warm_starts, "HEURISTICS", (asked.append,))
+    problem = layered_problem()
+    best_start_with_greedy(Task(problem, Counting(problem), Budget(evaluations)))
+    assert bool(asked) == begins
+
+
+@pytest.mark.parametrize("evaluations", [8, 30])
+def test_groups_balanced_by_bytes_fit_where_no_weights_do(evaluations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tight_problem(12, 3)
+    gather = ("own", (0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0))
+    monkeypatch.setattr(greedy_starts, "FIRST_WEIGHTS", (gather,) * 32)
+    monkeypatch.setattr(greedy_starts, "START_WEIGHTS", ())
+    task = Task(problem, Counting(problem), Budget(evaluations))
+    devices, step_s, leaders = best_start_with_greedy(task)
+    assert not any(np.isfinite(one.step_s) for one in leaders)
+    assert np.isfinite(step_s)
+    assert step_s == Simulator(problem, threads=1).step_times(devices[None])[0]
+
+
+def test_a_spent_budget_still_gives_devices() -> None:
+    problem = layered_problem()
+    task = Task(problem, Counting(problem), Budget(100))
+    task.stop()
+    devices, _, leaders = best_start_with_greedy(task)
+    assert devices.shape == (problem.graph.num_ops,)
+    assert leaders == []
 
 
 def test_they_keep_to_their_share() -> None:
     problem = layered_problem()
     timer = Counting(problem)
     task = Task(problem, timer, Budget(100))
-    score_greedy(task, until=0.07)
+    score_greedy(task, CROSS, until=0.07)
     assert timer.count == 7
     assert evaluations_until(task, 0.07) == 0
     assert evaluations_until(task, 0.5) == 43
-    assert score_greedy(task, until=0.07) == []
+    assert score_greedy(task, CROSS, until=0.07) == []
 
 
-def test_groupings_are_the_problems_own_the_next_ones_and_modules() -> None:
+def test_groupings_are_the_problems_own_the_next_ones_modules_and_roles() -> None:
     problem = layered_problem()
-    own, *others = groupings(problem)
-    assert own is problem.grouping
-    assert len(others) >= 3
+    levels = nested(problem)
+    found = {name: grouping_of(problem, levels, name) for name in GROUPINGS}
+    assert found["own"] is problem.grouping
+    assert found["finest"].num_groups == problem.graph.num_ops
+    assert found["coarser"].num_groups < found["own"].num_groups < found["finer"].num_groups
     single = fork_problem(0, 2)
     whole = Problem(single.graph, single.host, single.costs, Grouping(np.zeros(single.graph.num_ops, dtype=np.int32)))
-    assert groupings(whole)[0].num_groups == 1
-    for grouping in groupings(whole):
+    for name in GROUPINGS:
+        grouping = grouping_of(whole, nested(whole), name)
         assert len(grouping.op_group) == whole.graph.num_ops
         assert allowed_devices(whole, grouping).any(axis=1).all()
+
+
+def test_a_scheduler_is_laid_out_once() -> None:
+    schedulers = Schedulers(layered_problem())
+    assert schedulers["roles"] is schedulers["roles"]
+    assert schedulers["own"].grouping is not schedulers["finest"].grouping

@@ -83,6 +83,16 @@ def test_every_search_spreads_what_does_not_fit(method: str) -> None:
     assert np.isfinite(found.step_time_s)
 
 
+@pytest.mark.parametrize("method", ["anneal", "evolve", "portfolio"])
+@pytest.mark.parametrize("evaluations", [8, 40])
+def test_few_evaluations_find_what_fits(method: str, evaluations: int) -> None:
+    for seed in range(6):
+        problem = tight_problem(12, 3, seed)
+        found = find(problem, method, Simulator(problem, threads=1), Budget(evaluations), seed=1)
+        assert found.devices is not None
+        assert np.isfinite(found.step_time_s)
+
+
 @pytest.mark.parametrize("method", SEARCHES)
 def test_seconds_end_every_search_and_no_budget_is_refused(method: str) -> None:
     problem = fork_problem(2, 3)
