@@ -105,6 +105,7 @@ class Crew:
         self.streams = Streams()
         self.workers = [Worker(device, self.streams) for device in devices]
         self._is_stopped = False
+        self._is_settled = True  # False: what a failed step launched may still run
 
     def run(self, jobs: list[Job], step: int, *, on_error: Callable[[], None], deadline_s: float) -> None:
         """Runs one job a device and returns when all have ended.
@@ -116,11 +117,13 @@ class Crew:
             deadline_s: seconds that all of it may take.
 
         Raises:
-            RunnerError: a job raised: the first cause, chained.
+            RunnerError: a job raised: the first cause, chained. Or a GPU still runs what a failed step launched.
             TimeoutError: a job did not end within `deadline_s` seconds; its thread is left behind if it is stuck.
         """
         if self._is_stopped:
             raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+        if not self._is_settled and not self._settle():
+            raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
         failure = _Failure(on_error)
         until_s = time.monotonic() + deadline_s
@@ -139,11 +142,15 @@ class Crew:
         finally:
             self._leave_behind([worker for worker in running if not worker.wait(GRACE_S)])
             if failure.cause is not None:  # what was launched goes on, in memory that is about to be set anew
-                self.streams.settle(GRACE_S)
+                self._settle()
         if isinstance(failure.cause, _Late):
             raise TimeoutError(str(failure.cause))
         if failure.cause is not None:
             raise RunnerError(f"{type(failure.cause).__name__}: {failure.cause}") from failure.cause
+
+    def _settle(self) -> bool:
+        self._is_settled = self.streams.settle(GRACE_S)
+        return self._is_settled
 
     def _leave_behind(self, stuck: list[Worker]) -> None:
         """Threads stuck in native code cannot be ended: go on with fresh ones."""

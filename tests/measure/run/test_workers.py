@@ -175,6 +175,25 @@ def test_a_core_that_is_not_there_fails_every_job_instead_of_hanging() -> None:
     crew.stop()
 
 
+def test_nothing_is_run_over_a_gpu_that_is_still_busy_with_a_failed_step(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_done = False
+    monkeypatch.setattr(crew.streams, "settle", lambda timeout_s: is_done)
+
+    def fails(_: int) -> None:
+        raise ValueError("boom")
+
+    finished: list[int] = []
+    with pytest.raises(RunnerError, match="boom"):
+        run(crew, fails, finished.append)
+    with pytest.raises(RunnerError, match="still busy with a step"):
+        run(crew, finished.append, finished.append)
+    is_done, before = True, len(finished)
+    run(crew, finished.append, finished.append)
+    assert len(finished) == before + 2
+
+
 def test_a_stopped_crew_says_so_and_may_be_stopped_again(crew: Crew) -> None:
     crew.stop()
     crew.stop()
