@@ -11,7 +11,8 @@ import numpy as np
 from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
-from rlplace.measure.costs.profile import profile_costs, profile_links
+from rlplace.measure.costs.links import profile_links
+from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.run.streams import torch_device
 from rlplace.measure.run.workers import Crew, Job
 
