@@ -115,6 +115,7 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
     spec = states[0].spec
     parameters, momenta = list(parameters), [moment for state in states for moment in state.moments]
     laid_out = _layouts(parameters)
+    has_momentum = bool(momenta)
 
     def sgd(*gradients: torch.Tensor) -> None:
         torch._fused_sgd_(
@@ -127,7 +128,7 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=states[0].is_first,
+            is_first_step=has_momentum and states[0].is_first,  # without, the GPU's kernel warns of it
         )
         for state in states:
             state.is_first = False

@@ -54,6 +54,18 @@ def test_several_parameters_at_once_are_updated_as_one_by_one(name: str) -> None
         assert all(map(torch.equal, alone, together))
 
 
+@pytest.mark.parametrize(("name", "firsts"), [("sgd", [False, False]), ("momentum", [True, False])])
+def test_only_momentum_has_a_first_step(name: str, firsts: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of GPUs warns where it is told of one without momentum."""
+    told: list[bool] = []
+    monkeypatch.setattr(torch, "_fused_sgd_", lambda *_, is_first_step, **__: told.append(is_first_step))
+    parameter = random(3)
+    update = updater([UpdateState(OPTIMIZERS[name], parameter)], [parameter])
+    for _ in range(2):
+        update(random(3))
+    assert told == firsts
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_reset_forgets_every_step(name: str) -> None:
     parameter = random(3)
