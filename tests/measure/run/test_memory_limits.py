@@ -41,3 +41,19 @@ def test_limits_end_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.limits == [("cuda:0", 1750), ("cuda:1", 1000)]
     assert limits.__exit__(ValueError, ValueError("boom"), None) is False
     assert calls.limits[2:] == [("cuda:0", cuda.UNLIMITED), ("cuda:1", cuda.UNLIMITED)]
+
+
+def test_a_lost_gpu_does_not_hide_what_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch asks a GPU how much memory it has when its limit changes, and a lost one answers nothing."""
+
+    def limit(_: torch.device, num_bytes: int) -> None:
+        if num_bytes == cuda.UNLIMITED:
+            raise RuntimeError(says)
+
+    monkeypatch.setattr(cuda, "limit_memory", limit)
+    says = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(ValueError, match="boom"), limited_memory(parts()):
+        raise ValueError("boom")
+    says = "invalid device ordinal"
+    with pytest.raises(RuntimeError, match="ordinal"), limited_memory(parts()):
+        pass
