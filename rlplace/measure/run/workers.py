@@ -188,11 +188,13 @@ class _Failure:
 def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
     """While active, the calling thread runs ops as `device` does; gives the stream that a GPU's run on."""
     pin_current_thread(device.cores)
+    is_gpu = device.backend == "cuda"
+    # a GPU's thread copies to pinned memory: a team for that, on few cores, would slow the CPU's
+    set_intra_op_threads(1 if is_gpu else max(len(device.cores), 1))
     with torch.inference_mode():
-        if device.backend == "cuda":
+        if is_gpu:
             stream = streams.renew_compute(device)
             with cuda.using(stream):
                 yield stream
         else:
-            set_intra_op_threads(max(len(device.cores), 1))
             yield None

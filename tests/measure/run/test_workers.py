@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Iterator
 
+import plain_gpus
 import pytest
 import torch
 from core_hosts import core_device
@@ -217,3 +219,18 @@ def test_an_idle_crew_keeps_nothing_of_its_last_jobs_alive(crew: Crew) -> None:
     del big
     gc.collect()
     assert gone() is None
+
+
+def test_the_thread_of_a_gpu_runs_ops_of_the_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_gpus.install(monkeypatch)
+    described = dataclasses.replace(plain_gpus.gpu_host(1, 1000).devices[0], cores=usable_cores())
+    crew = Crew((described,))
+    threads: list[int] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(crew, lambda _: threads.append(torch.get_num_threads()))
+    finally:
+        torch.set_num_threads(before)
+        crew.stop()
+    assert threads == [1]
