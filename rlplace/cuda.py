@@ -30,6 +30,7 @@ _OUT_OF_MEMORY = (
 _STICKY = (
     *("device-side assert", "illegal memory access", "unspecified launch failure", "misaligned address"),
     *("illegal instruction", "hardware stack error", "uncorrectable ecc error", "launch timed out"),
+    *("invalid program counter", "not supported on global/shared address space", "uncorrectable nvlink error"),
 )
 
 
@@ -70,11 +71,6 @@ def gpu(index: int) -> Gpu:
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     kept_bytes = torch.cuda.memory_reserved(index)
     return Gpu(torch.cuda.get_device_properties(index).name, int(total_bytes), int(free_bytes + kept_bytes))
-
-
-def can_access_peer(one: torch.device, other: torch.device) -> bool:
-    """Whether a GPU reads the memory of another without the host."""
-    return torch.cuda.can_device_access_peer(one, other)
 
 
 def use(place: torch.device) -> None:
@@ -146,9 +142,9 @@ def is_done(stream: Stream) -> bool:
     return stream.query()
 
 
-def await_all() -> None:
-    """Returns when all is done on the calling thread's current GPU."""
-    torch.cuda.synchronize()
+def await_all(place: torch.device) -> None:
+    """Returns when all is done on a GPU."""
+    torch.cuda.synchronize(place)
 
 
 @contextlib.contextmanager
@@ -217,7 +213,8 @@ def hold_back(stream: Stream, cycles: int) -> None:
 def limit_memory(place: torch.device, num_bytes: int) -> None:
     """Beyond so many bytes, allocations of this process on a GPU fail as out of memory; `UNLIMITED` lifts that."""
     total_bytes = torch.cuda.get_device_properties(place).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(num_bytes / total_bytes, 1.0), place)
+    with torch.cuda.device(place):  # else PyTorch's allocator leaves it the thread's current one
+        torch.cuda.set_per_process_memory_fraction(min(num_bytes / total_bytes, 1.0), place)
 
 
 def peak_bytes(place: torch.device) -> int:
@@ -235,25 +232,28 @@ def give_back_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def capture_graph(run: Callable[[], None], *, warmup: int = 3) -> Callable[[], None]:
-    """What `run` launches on the current GPU, as one CUDA graph: the function that comes back replays it.
+def capture_graph(run: Callable[[], None], place: torch.device, *, warmup: int = 3) -> Callable[[], None]:
+    """What `run` launches on a GPU, as one CUDA graph: the function that comes back replays it.
 
     Args:
         run: must not synchronise.
+        place: the GPU.
         warmup: runs before the capture, on a stream of their own: allocations and lazy states must be there.
 
     Raises:
         RuntimeError: `run` does something that a CUDA graph cannot hold.
     """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(warmup):
+    with torch.cuda.device(place):
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warmup):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # a stream of its own: PyTorch's is on the GPU of the process's first capture
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
     return graph.replay
 
 

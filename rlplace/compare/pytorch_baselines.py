@@ -144,7 +144,7 @@ class _CudaGraphStep:
     def __call__(self) -> float:
         begin = time.perf_counter()
         self._replay()
-        cuda.await_all()
+        cuda.await_all(self._step.place)
         return time.perf_counter() - begin
 
 

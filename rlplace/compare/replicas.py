@@ -230,7 +230,7 @@ def _replica(
         while pipe.recv() == "step":
             _step(model, inputs, work.loss_fn if is_training else None, targets, optimizer)
             if is_cuda:
-                cuda.await_all()
+                cuda.await_all(place)
             pipe.send("done")
         dist.destroy_process_group()
     except EOFError:  # the parent is gone

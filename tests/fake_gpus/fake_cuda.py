@@ -30,7 +30,6 @@ class FakeCuda:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._current = 0
 
     def num_gpus(self) -> int:
         return self._machine.num_gpus
@@ -41,11 +40,8 @@ class FakeCuda:
     def gpu(self, index: int) -> cuda.Gpu:
         return cuda.Gpu("fake GPU", MEMORY_BYTES, MEMORY_BYTES - self._machine.live_bytes[index])
 
-    def can_access_peer(self, one: torch.device, other: torch.device) -> bool:
-        return one != other
-
     def use(self, place: torch.device) -> None:
-        self._current = place.index
+        """Nothing: who asks for something names the GPU."""
 
     def stream(self, place: torch.device, *, is_urgent: bool = False) -> FakeStream:
         return self._machine.new_stream(place.index, is_urgent=is_urgent)
@@ -89,8 +85,8 @@ class FakeCuda:
             self._machine.host.learn(stream.actor.clock)
             return True
 
-    def await_all(self) -> None:
-        self._machine.await_stream(self._machine.current_stream(self._current))
+    def await_all(self, place: torch.device) -> None:
+        self._machine.await_stream(self._machine.current_stream(place.index))
 
     @contextlib.contextmanager
     def forbid_waits(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -41,6 +42,9 @@ class EagerStep:
         transform: what the model becomes before it runs, e.g. `torch.compile`.
         is_capturable: whether `as_cuda_graph` is going to be asked for.
 
+    Attributes:
+        place: where it runs.
+
     Raises:
         InvalidValue: the model was built from fake tensors and has no values to run with.
     """
@@ -59,10 +63,11 @@ class EagerStep:
         optimizer = require_program(graph).optimizer
         if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
             raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
-        place = "cuda:0" if any(device.backend == "cuda" for device in host.devices) else "cpu"
+        has_gpus = any(device.backend == "cuda" for device in host.devices)
+        self.place = place = torch.device("cuda", 0) if has_gpus else torch.device("cpu")
         self._num_threads = num_threads or len(usable_cores())
         self.worker = worker
-        self._is_cuda = place != "cpu"
+        self._is_cuda = has_gpus
         self._model = copy.deepcopy(origin.model).to(place)
         self._args, self._kwargs, self._targets = pytree.tree_map_only(
             torch.Tensor,
@@ -125,7 +130,9 @@ class EagerStep:
         Raises:
             RuntimeError: the step does something that a CUDA graph cannot hold.
         """
-        return cuda.capture_graph(lambda: self._step(is_synchronised=False))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This instance was constructed with capturable")  # of steps to warm up
+            return cuda.capture_graph(lambda: self._step(is_synchronised=False), self.place)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by dotted name."""
@@ -145,7 +152,7 @@ class EagerStep:
                 self._optimizer.step()
             self.loss = loss.detach()
         if self._is_cuda and is_synchronised:
-            cuda.await_all()
+            cuda.await_all(self.place)
 
     def _casting(self) -> AbstractContextManager[object]:
         """What was active around the capture."""
