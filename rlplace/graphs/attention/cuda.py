@@ -1,7 +1,8 @@
 """Attention on a GPU: PyTorch's memory-efficient kernel, fed what it wants and read in the layout of every backend.
 
-That kernel wants rows of whole 16 bytes, biases whose rows start at whole 16 items, and its logarithms padded to 32
-queries; the padding is put on and taken off here. Half precision and float32 take it; float64 goes by the formula.
+That kernel wants rows of whole 16 bytes, biases whose rows start at whole 16 items, its logarithms padded to 32
+queries, and its output in memory as it made it; the padding is put on and taken off here. Half precision and float32
+take it; float64 goes by the formula.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def attention_backward_cuda(
     scale = width**-0.5 if scale is None else scale
     unused = torch.zeros((), dtype=torch.int64, device=query.device)  # the state of dropout's generator
     gradients = _backward(
-        *(aligned_rows(grad), query, key, value, bias, aligned_rows(out), padded_logsumexp(logsumexp)),
+        *(aligned_rows(grad), query, key, value, bias),
+        *(laid_out(aligned_rows(out)), padded_logsumexp(logsumexp)),  # whose stride of queries it takes for granted
         *(unused, unused, 0.0, [True, True, True, False], is_causal),
         scale=scale,
     )

@@ -54,6 +54,7 @@ def backward(
     """As `aten._scaled_dot_product_efficient_attention_backward`."""
     check_inputs(query, key, value, bias)
     check_rows(grad, out)
+    assert out.transpose(1, 2).is_contiguous()  # `o_strideM` of the kernel is heads times width, whatever the tensor's
     assert seed.dtype == offset.dtype == torch.int64
     assert (dropout, wanted) == (0.0, [True, True, True, False])
     length = query.shape[2]
