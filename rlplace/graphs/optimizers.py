@@ -128,7 +128,8 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=has_momentum and states[0].is_first,  # without, the GPU's kernel warns of it
+            # without momentum the GPU's kernel warns of it; a momentum of zeros needs no first step
+            is_first_step=has_momentum and all(state.is_first for state in states),
         )
         for state in states:
             state.is_first = False

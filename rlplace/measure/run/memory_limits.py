@@ -31,6 +31,8 @@ def limited_memory(host: Host) -> Iterator[None]:
     capacities = gpu_capacities(host)
     for place, num_bytes in capacities.items():
         cuda.limit_memory(place, num_bytes)
+    if capacities:  # what PyTorch keeps from before could be used beyond the limit
+        cuda.give_back_memory()
     try:
         yield
     finally:

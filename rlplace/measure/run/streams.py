@@ -43,7 +43,8 @@ class CopyStreams:
 class Streams:
     """Streams of the GPUs among some devices, made when first asked for: each device and each pair has its own.
 
-    Those for copies come from the pool of high priority, where no compute stream comes from; a pool holds 32 a GPU.
+    Those for copies come from the pool of high priority, where no compute stream comes from. A pool holds 32 a GPU and
+    hands them out in turn: a GPU with more pairs (in seven parts or more) has some share a stream, and run in order.
     """
 
     def __init__(self) -> None:

@@ -198,7 +198,7 @@ def test_launches_run_ahead_of_a_traced_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls.held_back) == (1 + 4) * num_held
     assert len(set(calls.held_back)) == 1
     assert 0 < calls.held_back[0] <= 1.5e8
-    assert calls.num_given_back == 1
+    assert calls.num_given_back == 2, "before the limit holds, and after the residents are gone"
     assert [num_bytes for _, num_bytes in calls.limits] == [1 << 30, cuda.UNLIMITED]
 
 
