@@ -73,13 +73,15 @@ class UpdateState:
 
 
 def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
-    """A function of the gradients that updates `parameters` and their states in place, all by one fused call.
+    """Updates `parameters` and their states in place by the gradients it is given, in one fused call if that is right.
 
     Args:
         states: one a parameter, all of one optimizer.
         parameters: of one dtype and device.
     """
-    return _adam(states, parameters) if states[0].step is not None else _sgd(states, parameters)
+    if states[0].step is not None:
+        return _adam(states, parameters)
+    return _sgd_op_by_op(states, parameters) if _is_fused_sgd_wrong(parameters[0]) else _sgd(states, parameters)
 
 
 def _adam(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
@@ -137,6 +139,26 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
     return sgd
 
 
+def _is_fused_sgd_wrong(parameter: torch.Tensor) -> bool:
+    """Whether PyTorch's fused SGD leaves vectors of it as they were: in half precision on a CPU (pytorch#191763)."""
+    return parameter.device.type == "cpu" and parameter.dtype in (torch.bfloat16, torch.float16)
+
+
+def _sgd_op_by_op(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
+    spec = states[0].spec
+
+    def sgd(*gradients: torch.Tensor) -> None:
+        with torch.no_grad():
+            for state, parameter, gradient in zip(states, parameters, gradients, strict=True):
+                change = gradient.add(parameter, alpha=spec.weight_decay) if spec.weight_decay else gradient
+                for moment in state.moments:
+                    change = moment.copy_(change) if state.is_first else moment.mul_(spec.momentum).add_(change)
+                parameter.add_(change, alpha=-spec.lr)
+                state.is_first = False
+
+    return sgd
+
+
 def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """Gradients in their parameters' layouts: fused kernels walk raw memory, whatever the strides."""
     strides = [parameter.stride() for parameter in parameters]
@@ -153,7 +175,7 @@ def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Ten
 def torch_optimizer(
     spec: OptimizerSpec, parameters: list[torch.nn.Parameter], *, is_capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """The same optimizer as PyTorch offers it, with its fused kernels: what `eager` runs.
+    """The same optimizer as PyTorch offers it, with its fused kernels where they are right: what `eager` runs.
 
     Args:
         spec: its name and options.
@@ -171,4 +193,7 @@ def torch_optimizer(
             fused=True,
             capturable=is_capturable,
         )
-    return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+    is_fused = not any(map(_is_fused_sgd_wrong, parameters))
+    return torch.optim.SGD(
+        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=is_fused
+    )

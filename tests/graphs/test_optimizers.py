@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_models import random
@@ -38,6 +40,27 @@ def test_updates_equal_torch_optim_whatever_the_memory_layout(name: str, layout:
         expected.grad = torch.empty_like(expected).copy_(gradient * factor if layout == "contiguous" else gradient)
         optimizer.step()
         assert torch.equal(parameter, expected)
+
+
+@pytest.mark.parametrize("name", [*SPECS, "sgd_decay"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_updated_as_in_float32_but_for_rounding(name: str, dtype: torch.dtype) -> None:
+    # longer than any vector of a CPU: PyTorch's fused SGD skips whole ones in half precision
+    spec = OptimizerSpec("sgd", lr=0.1, weight_decay=0.1) if name == "sgd_decay" else SPECS[name]
+    spec = replace(spec, lr=0.1)
+    start, gradients = random(3, 67).to(dtype), [random(3, 67, seed=seed).to(dtype) for seed in (1, 2, 3)]
+    parameter, exact = start.clone(), torch.nn.Parameter(start.float())
+    eager = torch.nn.Parameter(start.clone())
+    update = updater([UpdateState(spec, parameter)], [parameter])
+    optimizers = [torch_optimizer(spec, [exact]), torch_optimizer(spec, [eager])]
+    for gradient in gradients:
+        update(gradient)
+        exact.grad, eager.grad = gradient.float(), gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(parameter, eager)
+    assert (parameter.float() - exact).abs().max() < 0.05
+    assert (exact - start.float()).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("name", SPECS)
