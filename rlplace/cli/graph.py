@@ -143,13 +143,11 @@ def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tupl
         return load_graph(spec.path, dims=dims), time.perf_counter() - start
     if dims:
         raise InvalidValue("dims", dims, "none: only an ONNX model has dynamic dimensions", where=str(spec))
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from rlplace.runs.setup import capture_workload
-    from rlplace.workloads import build
+    from rlplace.workloads import build, without_memory
 
     try:
-        with FakeTensorMode():
+        with without_memory():
             workload = build(spec, default_size="small", seed=seed)
     except InvalidValue:
         if not spec.is_function:

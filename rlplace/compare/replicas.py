@@ -21,7 +21,7 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules.baselines import plain_devices, single
-from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build
+from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
 
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 300.0
@@ -73,10 +73,8 @@ def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: S
         default_size: of a workload named without one.
         seed: of the workload.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     begin = time.monotonic()
-    with FakeTensorMode():
+    with without_memory():
         work = build(share, default_size=default_size, seed=seed)
         graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer, targets=work.targets)
     replica = Problem.estimate(graph, problem.host, num_groups=1)

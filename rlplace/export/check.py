@@ -86,7 +86,10 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     with _Double():
         double = capture(model, inputs, loss_fn, optimizer, targets=targets)
     if double.targets != graph.targets:
-        raise InvalidValue("targets", "other ops in float64", "the ops of the placed graph", where="export check")
+        hint = "Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check."
+        raise InvalidValue(
+            "model", "other ops in float64", "the ops of the placed graph", where="export check", hint=hint
+        )
     if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
         raise InvalidValue(
             "model",

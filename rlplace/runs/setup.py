@@ -17,7 +17,7 @@ from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.problem import Problem
-from rlplace.workloads import Size, Workload, WorkloadSpec, build
+from rlplace.workloads import Size, Workload, WorkloadSpec, build, without_memory
 
 if TYPE_CHECKING:
     from rlplace.report.progress import Progress
@@ -149,7 +149,5 @@ def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
     """The workload at the size that suits the host; without memory behind it where the host is simulated."""
     if not host.is_simulated:
         return build(spec, default_size=default_size(host), seed=seed)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():  # a simulated host runs nothing: no need to allocate a model of a paper's size
+    with without_memory():  # a simulated host runs nothing: no need to allocate a model of a paper's size
         return build(spec, default_size=default_size(host), seed=seed)

@@ -9,7 +9,7 @@ from rlplace.workloads.counts import describe_workloads
 from rlplace.workloads.inception_v3 import InceptionV3Config
 from rlplace.workloads.nmt import NMTConfig
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
-from rlplace.workloads.registry import build, parse_workload
+from rlplace.workloads.registry import build, parse_workload, without_memory
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Parts, Workload
 
@@ -40,6 +40,7 @@ __all__ = [
     "describe_workloads",
     "parse_workload",
     "register_workload",
+    "without_memory",
 ]
 
 _NEED_TORCH = {

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from typing import Any
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI
@@ -55,7 +57,7 @@ def parse_workload(text: str) -> WorkloadSpec:
 def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int = 0) -> Workload:
     """The workload's model, inputs, loss and optimizer; the same seed gives the same weights and inputs.
 
-    The global random state is left as it was. Under an active `FakeTensorMode` nothing is allocated.
+    The global random state is left as it was. Inside of `without_memory()` nothing is allocated.
 
     Args:
         spec: from `parse_workload`, or the text itself.
@@ -91,6 +93,24 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
         else:
             parts = CATALOG[spec.name].build(spec.config(default_size))
     return Workload(str(spec), parts.model, parts.inputs, parts.loss_fn, "adam")
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """While active, what is built has shapes but no memory behind it, copies included.
+
+    `copy.deepcopy` of a fake tensor copies its mode too, and tensors of two modes cannot meet in one op: so layers that
+    are copies (`nn.TransformerEncoder` makes its own that way) keep the one mode here.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
+        def __deepcopy__(self, memo: dict[int, Any]) -> Mode:
+            return self
+
+    with warnings.catch_warnings(), Mode():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)  # `deepcopy` does
+        yield
 
 
 @contextmanager

@@ -197,11 +197,18 @@ def _check_loss(loss: Any) -> torch.Tensor:
 
 def _fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Fake twins without symbols: whatever depends on data then fails where it happens, on the user's own line."""
-    mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
-    return [
-        value.detach() if isinstance(value, FakeTensor) else mode.from_tensor(value.detach(), static_shapes=True)
-        for value in values
-    ]
+    own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    mode = detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
+    return [_twin(value, mode) for value in values]
+
+
+def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    if not isinstance(value, FakeTensor):
+        return mode.from_tensor(value.detach(), static_shapes=True)
+    if value.fake_mode is mode:
+        return value.detach()
+    with mode:  # `copy.deepcopy` of a fake tensor copies its mode too, as `nn.TransformerEncoder` does with its layers
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.workloads.registry import build, parse_workload
+from rlplace.workloads.registry import build, parse_workload, without_memory
 
 NMT = "nmt@layers=2,units=8,vocab=11,steps=3,batch=2"
 
@@ -167,6 +168,30 @@ def test_a_model_of_fake_tensors_is_captured_like_a_real_one() -> None:
     real = capture(build_model(), torch.randn(3, 4), mean_square, "adam")
     assert capture(model, x, mean_square, "adam").fingerprint == real.fingerprint
     assert capture(model, torch.randn(3, 4), mean_square, "adam").fingerprint == real.fingerprint
+
+
+def test_copies_of_fake_layers_are_captured_too() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.scale = torch.ones(4)
+            self.register_buffer("shift", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.scale + self.shift
+
+    def build_model(layer: nn.Module) -> nn.Module:
+        return nn.Sequential(copy.deepcopy(layer), copy.deepcopy(layer))
+
+    real = capture(build_model(Layer()), torch.randn(3, 4), mean_square, "adam").fingerprint
+    with warnings.catch_warnings(record=True) as seen, without_memory():
+        fake, x = build_model(Layer()), torch.randn(3, 4)
+    assert not seen
+    assert capture(fake, x, mean_square, "adam").fingerprint == real
+    with FakeTensorMode():  # a mode of the user's: every copy has its own
+        fake, x = nn.Sequential(*(copy.deepcopy(nn.Linear(4, 4)) for _ in range(2))), torch.randn(3, 4)
+    assert capture(fake, x, mean_square, "adam").num_ops
 
 
 def test_without_an_optimizer_there_are_gradients_but_no_updates() -> None:
