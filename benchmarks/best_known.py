@@ -1,6 +1,6 @@
 """The best step time known for each problem of a suite: python benchmarks/best_known.py core [--share K/M].
 
-Every problem is searched in passes, at least 1.5 million evaluations in all, each of another seed or length; what is
+Every problem is searched in passes, a million evaluations in the first four, each of another seed or length; what is
 known already is kept in `benchmarks/best_known.json`, so that the command goes on where it was stopped, and several may
 run at once. A placement that annealing gives up, because it can no longer be accepted, counts as an evaluation too.
 """

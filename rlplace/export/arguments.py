@@ -22,7 +22,7 @@ class Arguments:
     def __init__(self, origin: Origin) -> None:
         self._keywords = tuple(origin.kwargs)
         self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
-        self._num_targets = len(origin.targets)
+        self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> list[torch.Tensor]:
         """The tensors among the inputs, and the targets behind them, in the order of capture.
@@ -41,7 +41,11 @@ class Arguments:
         leaves, spec = pytree.tree_flatten((args, {**ordered, **kwargs}))
         if spec != self._spec:
             expected = _shown(pytree.tree_unflatten(self._leaves, self._spec))
-            raise InvalidValue("inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step")
+            more = self._num_targets and targets is None and len(args) > self._num_positional
+            hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
+            raise InvalidValue(
+                "inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step", hint=hint
+            )
         for position, (value, captured) in enumerate(zip(leaves, self._leaves, strict=True)):
             if not _agree(value, captured):
                 paths, _ = pytree.tree_flatten_with_path((args, {**ordered, **kwargs}))

@@ -125,6 +125,18 @@ def test_another_call_than_the_captured_one_is_refused(step: Any, kwargs: dict[s
         step(**{"x": X, "flag": False, "scale": 0.5, **kwargs})
 
 
+def test_labels_behind_the_inputs_are_told_their_place() -> None:
+    x, (labels, _) = batches(1)[0]
+    *_, placed = placed_on_cores(capture(Classifier(), x, functional.cross_entropy, "sgd", targets=labels))
+    with pytest.raises(
+        InvalidValue, match=r"expected \(tensor\), as captured\. Labels are given by name: `step\(x, targets="
+    ):
+        placed(x, labels)
+    with pytest.raises(InvalidValue, match=r"expected \(tensor\), as captured\.$"):
+        placed(x, x, targets=labels)
+    placed.close()
+
+
 def test_keywords_come_in_any_order(step: Any) -> None:
     before = step.state_dict()
     first = step(scale=0.5, targets=[LABELS], flag=False, x=X)

@@ -55,12 +55,15 @@ def resolve_host(text: str, *, gangs: bool = False) -> Host:
         return load_host(PRESETS / f"{text}.yaml")
     if text.endswith(ENDINGS):
         return load_host(text)
-    if _GPUS.match(text) or text.split(":")[0] == "cores":
+    if _GPUS.match(text) or text.partition(":")[0] == "cores" or text.startswith(("cores/", "cores+")):
         return _detect(text, gangs)
     if text.startswith(("cuda", "auto+", "auto/")):
         hint = "The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees."
         raise InvalidValue(
-            "host", text, "auto, cuda or cuda/PARTS, each with +cpu or without, e.g. cuda/2+cpu", hint=hint
+            "host",
+            text,
+            "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
+            hint=hint,
         )
     if os.sep in text:
         return load_host(text)

@@ -61,7 +61,9 @@ def test_words_for_this_machine(detected: list[object], word: str, call: tuple[o
     assert detected == [(*call, False), (*call, True)]
 
 
-@pytest.mark.parametrize("word", ["cores:", "cores:0", "cores:x", "cores:2x", "cores:2x0", "cores:-1", "cores:2x4x8"])
+@pytest.mark.parametrize(
+    "word", ["cores:", "cores:0", "cores:x", "cores:2x", "cores:2x0", "cores:-1", "cores:2x4x8", "cores/2"]
+)
 def test_malformed_cores(detected: list[object], word: str) -> None:
     with pytest.raises(InvalidValue, match=f"host is '{word}', expected cores, cores:DEVICES"):
         resolve_host(word)
@@ -73,7 +75,8 @@ def test_malformed_cores(detected: list[object], word: str) -> None:
 )
 def test_malformed_gpus(detected: list[object], word: str) -> None:
     with pytest.raises(
-        InvalidValue, match=r"expected auto, cuda or cuda/PARTS, each with \+cpu .* CUDA_VISIBLE_DEVICES"
+        InvalidValue,
+        match=r"expected auto, cuda or cuda/PARTS \(PARTS from 1\), each with \+cpu .* CUDA_VISIBLE_DEVICES",
     ):
         resolve_host(word)
     assert detected == []
