@@ -92,9 +92,9 @@ def main() -> None:
     table = "".join(rows(workload, host) for workload in sys.argv[1:])
     text = "# Attention as one op a direction, beside its definition\n\n" + as_markdown(record())
     text += (
-        f"\nHost `cores`, {idle:.0%} idle before. Each workload is one race of 30 rounds; medians, and the median of the\n"
-        f"rounds' ratios. `portfolio` searched {EVALUATIONS:,} placements with each of three seeds on each graph's own\n"
-        "profile. Peaks are simulated, of both cores together.\n\n"
+        f"\nHost `cores`, {idle:.0%} idle before. Each workload is one race of 30 rounds; medians, and the median of\n"
+        f"the rounds' ratios. `portfolio` searched {EVALUATIONS:,} placements with each of three seeds on each\n"
+        "graph's own profile. Peaks are simulated, of both cores together.\n\n"
     )
     write_text_atomic(RESULTS / "attention.md", text + HEADER + table)
 
