@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.granularity import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 
@@ -20,17 +20,17 @@ def single_device_plan(graph: OpGraph, device: int) -> Plan:
 def single_device_peak_bytes(graph: OpGraph, host: Host, device: int) -> int:
     """Peak bytes of `single_device_plan`, context included, as the simulator counts (docs/step-time-model.md)."""
     described = host.devices[device]
-    sizes = _rounded(graph.tensor_bytes, described.memory_granularity_bytes)
+    sizes = allocated(graph.tensor_bytes, described.memory_granularity_bytes)
     is_resident = graph.is_source[graph.tensor_op]
     held = described.context_bytes + int(sizes[is_resident].sum())
-    held += int(_rounded(graph.state_bytes, described.memory_granularity_bytes).sum())
+    held += int(allocated(graph.state_bytes, described.memory_granularity_bytes).sum())
     last = graph.tensor_op.astype(np.int64)  # the op after whose end each tensor is freed
     np.maximum.at(last, graph.input_tensors, graph.edge_op)
     last[graph.output_tensors] = graph.num_ops
     changes = np.zeros(graph.num_ops + 2, dtype=np.int64)
     np.add.at(changes, graph.tensor_op[~is_resident], sizes[~is_resident])
     np.subtract.at(changes, last[~is_resident] + 1, sizes[~is_resident])
-    levels = np.cumsum(changes)[: graph.num_ops] + _rounded(graph.workspace_bytes, described.memory_granularity_bytes)
+    levels = np.cumsum(changes)[: graph.num_ops] + allocated(graph.workspace_bytes, described.memory_granularity_bytes)
     return held + int(levels.max(initial=0))
 
 
@@ -44,7 +44,3 @@ def capacity_bytes(host: Host, device: int) -> int:
     ]
     smallest = min(each.memory_bytes for each in (described, *others))
     return smallest - sum(other.context_bytes for other in others)
-
-
-def _rounded(num_bytes: NDArray[np.int64], granularity: int) -> NDArray[np.int64]:
-    return -(-num_bytes // granularity) * granularity

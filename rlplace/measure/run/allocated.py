@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.granularity import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.codegen import StepCode
@@ -28,7 +29,7 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
         begin_s: (N + K,) when each item began.
         end_s: (N + K,) when it ended.
     """
-    sizes = [_rounded(graph.tensor_bytes, device.memory_granularity_bytes) for device in host.devices]
+    sizes = [allocated(graph.tensor_bytes, device.memory_granularity_bytes) for device in host.devices]
     resident = resident_bytes(graph, host, plan.devices)
     resident += np.array([device.context_bytes for device in host.devices], dtype=np.int64)
     events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
@@ -56,7 +57,7 @@ def resident_bytes(graph: OpGraph, host: Host, devices: NDArray[np.int32]) -> ND
     kept = graph.state_bytes + np.where(is_source, graph.output_bytes, 0)
     granularity = np.array([device.memory_granularity_bytes for device in host.devices], dtype=np.int64)[devices]
     held = np.zeros(host.num_devices, dtype=np.int64)
-    np.add.at(held, devices, -(-kept // granularity) * granularity)
+    np.add.at(held, devices, allocated(kept, granularity))
     return held
 
 
@@ -72,7 +73,3 @@ def _lent_until_s(graph: OpGraph, plan: Plan, code: StepCode, tensor: int, end_s
         there = readers[plan.devices[readers] == plan.transfer_destination[transfer]]
         lent_s = max(lent_s, float(end_s[there].max(initial=0.0)))
     return lent_s
-
-
-def _rounded(num_bytes: NDArray[np.int64], granularity: int) -> NDArray[np.int64]:
-    return -(-num_bytes // granularity) * granularity

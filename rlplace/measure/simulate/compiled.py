@@ -10,6 +10,7 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.paths import topological_order
 from rlplace.jit import Bytes, Floats, Ints, Longs
+from rlplace.measure.granularity import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 
@@ -258,7 +259,7 @@ def _accounts(host: Host) -> tuple[Ints, Longs]:
 
 
 def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
-    return np.concatenate([-(-num_bytes // granularity) * granularity for granularity in granularities])
+    return np.concatenate([allocated(num_bytes, granularity) for granularity in granularities])
 
 
 def _updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updates:
