@@ -53,7 +53,6 @@ class UpdateState:
     Attributes:
         moments: tensors of the parameter's shape, zero at the start.
         step: Adam's step counter, a float32 scalar, or None.
-        is_first: whether no step was made yet: momentum then starts with the gradient itself.
     """
 
     def __init__(self, spec: OptimizerSpec, parameter: torch.Tensor) -> None:
@@ -61,7 +60,6 @@ class UpdateState:
         self.moments = [torch.zeros_like(parameter) for _ in range(STATES_PER_PARAMETER[spec.name])]
         is_adam = spec.name in ("adam", "adamw")
         self.step = torch.zeros((), dtype=torch.float32, device=parameter.device) if is_adam else None
-        self.is_first = True
 
     def reset(self) -> None:
         """Back to the state before the first step."""
@@ -69,7 +67,6 @@ class UpdateState:
             moment.zero_()
         if self.step is not None:
             self.step.zero_()
-        self.is_first = True
 
 
 def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
@@ -117,7 +114,6 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
     spec = states[0].spec
     parameters, momenta = list(parameters), [moment for state in states for moment in state.moments]
     laid_out = _layouts(parameters)
-    has_momentum = bool(momenta)
 
     def sgd(*gradients: torch.Tensor) -> None:
         torch._fused_sgd_(
@@ -130,11 +126,8 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            # without momentum the GPU's kernel warns of it; a momentum of zeros needs no first step
-            is_first_step=has_momentum and all(state.is_first for state in states),
+            is_first_step=False,  # a momentum of zeros needs none: 0 * momentum + gradient
         )
-        for state in states:
-            state.is_first = False
 
     return sgd
 
@@ -152,9 +145,8 @@ def _sgd_op_by_op(states: Sequence[UpdateState], parameters: Sequence[torch.Tens
             for state, parameter, gradient in zip(states, parameters, gradients, strict=True):
                 change = gradient.add(parameter, alpha=spec.weight_decay) if spec.weight_decay else gradient
                 for moment in state.moments:
-                    change = moment.copy_(change) if state.is_first else moment.mul_(spec.momentum).add_(change)
+                    change = moment.mul_(spec.momentum).add_(change)
                 parameter.add_(change, alpha=-spec.lr)
-                state.is_first = False
 
     return sgd
 

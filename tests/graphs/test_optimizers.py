@@ -77,16 +77,20 @@ def test_several_parameters_at_once_are_updated_as_one_by_one(name: str) -> None
         assert all(map(torch.equal, alone, together))
 
 
-@pytest.mark.parametrize(("name", "firsts"), [("sgd", [False, False]), ("momentum", [True, False])])
-def test_only_momentum_has_a_first_step(name: str, firsts: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel of GPUs warns where it is told of one without momentum."""
-    told: list[bool] = []
-    monkeypatch.setattr(torch, "_fused_sgd_", lambda *_, is_first_step, **__: told.append(is_first_step))
-    parameter = random(3)
-    update = updater([UpdateState(OPTIMIZERS[name], parameter)], [parameter])
-    for _ in range(2):
-        update(random(3))
-    assert told == firsts
+@pytest.mark.parametrize("name", SPECS)
+def test_a_parameter_with_a_new_state_may_join_one_with_an_old_one(name: str) -> None:
+    """As where a part of a plan's residents was dropped and made anew."""
+    spec = SPECS[name]
+    old, new, expected_old, expected_new = random(4), random(5), random(4), random(5)
+    state = UpdateState(spec, old)
+    updater([state], [old])(random(4, seed=1))
+    updater([state, UpdateState(spec, new)], [old, new])(random(4, seed=2), random(5, seed=3))
+    alone = updater([UpdateState(spec, expected_old)], [expected_old])
+    for seed in (1, 2):
+        alone(random(4, seed=seed))
+    updater([UpdateState(spec, expected_new)], [expected_new])(random(5, seed=3))
+    assert torch.equal(old, expected_old)
+    assert torch.equal(new, expected_new)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
