@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -94,6 +95,18 @@ class Truth:
         return cls(kind, int(seed))
 
 
+def check_no_gangs(host: Host) -> None:
+    """Nothing, if the host has none.
+
+    Raises:
+        InvalidValue: it has gangs.
+    """
+    gangs = [device.name for device in host.devices if device.members]
+    if gangs:
+        hint = "An op's time on a gang is none of a device's own."
+        raise InvalidValue("devices", gangs, "none that are gangs", where="truth", hint=hint)
+
+
 def true_problem(problem: Problem, truth: Truth) -> Problem:
     """The problem as it really is: other op times, bandwidths and, in a misfit, latencies; all else is the same.
 
@@ -106,7 +119,7 @@ def true_problem(problem: Problem, truth: Truth) -> Problem:
     Raises:
         InvalidValue: the host has gangs, whose op times are no device's own.
     """
-    _check_no_gangs(problem)
+    check_no_gangs(problem.host)
     spread, graph, host = KINDS[truth.kind], problem.graph, problem.host
     generator = np.random.Generator(np.random.PCG64(truth.seed))
     names, kinds = sorted(link.name for link in host.links), [device.kind for device in host.devices]
@@ -160,13 +173,17 @@ class TrueTimer:
         """
         return [self._noisy(self._simulator.retime(plan)) for plan in plans]
 
-    def truth_s(self, plan: Plan) -> float:
-        """The step time without noise, in seconds, for the judge alone; infinite where memory does not suffice.
+    def truth(self, plan: Plan) -> Measurement:
+        """The plan without noise, for the judge alone; it is no measurement that counts.
 
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        return self._simulator.retime(plan).step_time_s
+        return self._simulator.retime(plan)
+
+    def truth_s(self, plan: Plan) -> float:
+        """Its step time in seconds; infinite where memory does not suffice. As `truth`."""
+        return self.truth(plan).step_time_s
 
     def _noisy(self, outcome: Measurement) -> Measurement:
         generator = np.random.Generator(np.random.PCG64([self._seed, self.num_measured]))
@@ -175,12 +192,6 @@ class TrueTimer:
             return outcome
         step_time_s = outcome.step_time_s * float(generator.lognormal(0.0, NOISE))
         return dataclasses.replace(outcome, step_time_s=step_time_s, samples_s=(step_time_s,))
-
-
-def _check_no_gangs(problem: Problem) -> None:
-    gangs = [device.name for device in problem.host.devices if device.members]
-    if gangs:
-        raise InvalidValue("host", gangs, "devices that are no gangs", where="truth")
 
 
 def _factors(

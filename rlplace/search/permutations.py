@@ -1,4 +1,4 @@
-"""The same placement with its devices relabelled: `permuted` looks for the best way, `permutations_of` draws some."""
+"""The same placement with its devices relabelled: in the best way, at random, or at random at no loss."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rlplace.measure.problem import Problem
 
 _TRIES = 20
 """Relabellings drawn for each one that is wanted, before there are taken to be no more."""
+_ROUNDING = 1e-9
+"""By what share two sums of the same seconds may differ."""
 
 
 def permuted(
@@ -31,15 +33,13 @@ def permuted(
         most: placements timed at most.
     """
     best, best_s = np.array(devices_N, dtype=np.int32), step_s
-    swaps = [pair for devices in _of_a_kind(problem) for pair in combinations(devices, 2)]
+    swaps = _swaps(problem)
     timed, tried = {best.tobytes()}, 0
     while tried < len(swaps) and len(timed) <= most:
-        one, other = swap = swaps.pop(0)
+        swap = swaps.pop(0)
         swaps.append(swap)
         tried += 1
-        mapping = np.arange(problem.host.num_devices, dtype=np.int32)
-        mapping[[one, other]] = other, one
-        swapped = mapping[best]
+        swapped = _swapped(problem, best, swap)
         if swapped.tobytes() in timed or not _is_allowed(problem, swapped):
             continue
         timed.add(swapped.tobytes())
@@ -47,6 +47,37 @@ def permuted(
         if swapped_s < best_s:
             best, best_s, tried = swapped, swapped_s, 0
     return best, best_s
+
+
+def shuffled(
+    problem: Problem,
+    devices_N: NDArray[np.int32],
+    step_s: float,
+    timer: StepTimer,
+    generator: np.random.Generator,
+    *,
+    swaps: int,
+) -> NDArray[np.int32]:
+    """`devices_N` relabelled at random as far as `timer` sees no loss: by a symmetry of the host where it has one.
+
+    A random walk: two devices of a kind are swapped, and stay so unless the step time grows.
+
+    Args:
+        problem: whose devices are relabelled.
+        devices_N: (N,) devices of ops.
+        step_s: its step time by `timer`, in seconds.
+        timer: times a placement.
+        generator: of the draws.
+        swaps: steps of the walk; placements timed at most.
+    """
+    devices, pairs = np.array(devices_N, dtype=np.int32), _swaps(problem)
+    for pair in generator.integers(len(pairs), size=swaps).tolist() if pairs else ():
+        swapped = _swapped(problem, devices, pairs[pair])
+        if np.array_equal(swapped, devices) or not _is_allowed(problem, swapped):
+            continue
+        if float(timer.step_times(swapped[None])[0]) <= step_s * (1.0 + _ROUNDING):
+            devices = swapped
+    return devices
 
 
 def permutations_of(
@@ -83,6 +114,18 @@ def _of_a_kind(problem: Problem) -> list[list[int]]:
     for index, device in enumerate(problem.host.devices):
         kinds[device.kind].append(index)
     return [devices for devices in kinds.values() if len(devices) > 1]
+
+
+def _swaps(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of devices of the same kind."""
+    return [pair for devices in _of_a_kind(problem) for pair in combinations(devices, 2)]
+
+
+def _swapped(problem: Problem, devices: NDArray[np.int32], swap: tuple[int, int]) -> NDArray[np.int32]:
+    """The placement with two devices in each other's place."""
+    mapping = np.arange(problem.host.num_devices, dtype=np.int32)
+    mapping[list(swap)] = swap[::-1]
+    return mapping[devices]
 
 
 def _is_allowed(problem: Problem, devices: NDArray[np.int32]) -> bool:

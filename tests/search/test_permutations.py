@@ -13,7 +13,7 @@ from search_problems import barred, chain_problem
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.permutations import permutations_of, permuted
+from rlplace.search.permutations import permutations_of, permuted, shuffled
 
 
 class Table:
@@ -108,3 +108,22 @@ def test_what_is_relabelled_keeps_to_the_simulators_rules() -> None:
     best, best_s = permuted(problem, start, float(simulator.step_times(start)[0]), simulator, most=50)
     assert best[0] == best[1] == best[2] == 2
     assert best_s == simulator.step_times(best)[0] < simulator.step_times(start)[0]
+
+
+def test_a_shuffle_stays_among_the_equals() -> None:
+    """Devices 0 and 1 are alike, device 2 is slower: only the two swap, and both ways come up."""
+    problem, start = chain_problem(2, 3), np.array([0, 1], dtype=np.int32)
+    timer = Table(np.array([[1.0, 1.0, 5.0]] * 2))
+    drawn = {
+        tuple(shuffled(problem, start, 2.0, timer, np.random.default_rng(seed), swaps=9).tolist()) for seed in range(9)
+    }
+    assert drawn == {(0, 1), (1, 0)}
+    assert len(timer.timed) <= 81
+    assert shuffled(problem, start, 2.0, timer, np.random.default_rng(0), swaps=0).tolist() == [0, 1]
+
+
+def test_a_shuffle_keeps_pins() -> None:
+    problem, timer = barred(chain_problem(2, 2), {0: (0,)}), Table(np.ones((2, 2)))
+    start = np.array([0, 1], dtype=np.int32)
+    assert shuffled(problem, start, 2.0, timer, np.random.default_rng(0), swaps=20).tolist() == [0, 1]
+    assert timer.timed == []
