@@ -1,9 +1,9 @@
 """A truth that nobody sees, on a suite of problems: python benchmarks/core_true.py core-dev, then again with --render.
 
 Every problem, truth, seed and number of measurements with every row of `rlplace compare --true`, and for each truth the
-best that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row: the command goes on where
-it was stopped, and processes with a share each (`--shard 1/2`) may run at once. `--render` writes `results/NAME.json` and
-`results/NAME.md`. In the suite `learn-dev` a seed is that of the problem, too.
+best that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row: the command goes on
+where it was stopped, and processes with a share each (`--shard 1/2`) may run at once. `--render` writes
+`results/NAME.json` and `results/NAME.md`. In the suite `learn-dev` a seed is that of the problem, too.
 """
 
 from __future__ import annotations

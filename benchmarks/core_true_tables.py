@@ -108,15 +108,15 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     num_problems, num_truths = len({row["problem"] for row in told}), len({(r["problem"], r["truth"]) for r in told})
     reference = f"`portfolio` with {' or '.join(f'{count:,}' for count in searches)} evaluations on the truth"
     text.append(
-        f"\n{num_problems} problems, {num_truths} truths. A row is scored by the true step time of the one plan that it\n"
-        f"names, over the least that any row or {reference} has.\n"
+        f"\n{num_problems} problems, {num_truths} truths. A row is scored by the true step time of the one plan\n"
+        f"that it names, over the least that any row or {reference} has.\n"
         "Geometric means with 95 % intervals bootstrapped by workload; docs/comparing.md has the definition.\n\n"
     )
     text += grid("row, over the best known", methods, columns, lambda m, kind, count: mean(of(m, kind, count)))
     if others:
         text.append(
-            f"\n`{AGENT}` over each row, below 1 where it is better: pairs by problem and seed, logarithms averaged by\n"
-            f"workload, 95 % t-interval over the {len(workloads)} workloads.\n\n"
+            f"\n`{AGENT}` over each row, below 1 where it is better: pairs by problem and seed, logarithms averaged\n"
+            f"by workload, 95 % t-interval over the {len(workloads)} workloads.\n\n"
         )
         text += grid(
             f"`{AGENT}` over", others, columns, lambda m, kind, count: pair(of(AGENT, kind, count), of(m, kind, count))
