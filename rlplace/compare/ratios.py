@@ -99,8 +99,8 @@ def _by_workload(
         raise InvalidValue("ratios", len(values), f"one for each of {len(workloads)} problems, at least one")
     if not np.all(np.isfinite(values)) or np.any(values <= 0):
         raise InvalidValue("ratios", values.tolist(), "positive finite numbers")
-    logs = np.log(values)
+    logs: NDArray[np.float64] = np.log(values)
     names, cluster = np.unique(np.asarray(workloads), return_inverse=True)
-    sums = np.bincount(cluster, weights=logs, minlength=len(names))
+    sums = np.bincount(cluster, weights=logs, minlength=len(names)).astype(np.float64)
     counts = np.bincount(cluster, minlength=len(names)).astype(np.float64)
     return logs, sums, counts
