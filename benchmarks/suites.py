@@ -1,10 +1,11 @@
-"""The suites of problems that every search method is judged on: eight training steps on five simulated hosts."""
+"""The suites of problems: eight training steps on five simulated hosts to judge on, others to develop on."""
 
 from __future__ import annotations
 
 import sys
 from functools import cache
 
+import learn_dev
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.graphs import OpGraph, capture
@@ -31,7 +32,9 @@ CORE_DEV = (
     ("inception_v3", "2x8xA100-ib"), ("rnnlm", "2x8xA100-ib"),
 )  # fmt: skip
 """Ten of them, two a host, every workload at least once: small enough to try an idea on."""
-SUITES = {"core": CORE, "core-dev": CORE_DEV}
+LEARN_DEV = tuple((learn_dev.workload_of(seed), f"random-{seed}") for seed in learn_dev.SEEDS)
+"""What learners are developed on: none of its workloads and hosts is one of the others'."""
+SUITES = {"core": CORE, "core-dev": CORE_DEV, "learn-dev": LEARN_DEV}
 
 
 @cache
@@ -44,7 +47,9 @@ def graph_of(workload: str) -> OpGraph:
 
 
 def problem_of(workload: str, host: str) -> Problem:
-    """A problem of the suite, with estimated costs and the default grouping."""
+    """A problem of a suite, with estimated costs and the default grouping."""
+    if (workload, host) in LEARN_DEV:
+        return learn_dev.problem_of(LEARN_DEV.index((workload, host)))
     return Problem.estimate(graph_of(workload), resolve_host(host))
 
 

@@ -11,39 +11,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlplace.graphs import OpGraph, capture
-from rlplace.measure import Host, Problem, resolve_host
-from rlplace.measure.hosts.wiring import Wiring, lay_routes
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.greedy_starts import GROUPINGS, Schedulers
-from rlplace.workloads import build, parse_workload
 
-WORKLOADS = (
-    "t5@paper,layers=4",
-    "vit@paper,layers=8",
-    "whisper@paper",
-    "llama@paper,layers=4",
-    "resnet50@paper",
-    "evoformer@paper,blocks=2",
-    "t5@paper,layers=2,batch=32",
-    "vit@paper,layers=4,batch=256",
-    "whisper@paper,layers=3,batch=2",
-    "llama@paper,layers=8,width=1024,heads=16,kv_heads=16,mlp=2752,batch=4,tokens=512",
-    "resnet50@paper,batch=128",
-    "evoformer@paper,blocks=1,residues=128",
-)
-KINDS = ("2xK80", "4xV100-pcie", "4xA100-nvlink", "4xRTX3090-pcie", "8xH100-nvswitch", "RTX4090+RTX3060")
-"""Presets whose first device is a kind that hosts are made of."""
-WIRES = {"pcie3": (11.4e9, 14e-6), "pcie4": (22e9, 12e-6), "nvlink": (90e9, 2e-6), "nvswitch": (270e9, 2e-6)}
-"""Bytes per second and latency in seconds between the devices of a node, as presets have them."""
-
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from learn_dev import problem_of
 
 SEEDS = range(72)
 """Of the hosts; those from 72 to 99 are kept to judge the list on."""
@@ -53,37 +30,6 @@ RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
 """What weights are drawn from, uniformly, before they are spread by a log-normal factor."""
 WORST = 3.0
 """Ratio to the best from which on placements are equally bad, those that do not fit among them."""
-
-
-@cache
-def graph_of(workload: str) -> OpGraph:
-    """The captured training step, never allocated."""
-    with FakeTensorMode():
-        work = build(parse_workload(workload), default_size="paper")
-    return capture(work.model, work.inputs, work.loss_fn, work.optimizer)
-
-
-def random_host(seed: int) -> Host:
-    """Two to eight devices of one kind, or of two; on one wire, or on two nodes that InfiniBand joins."""
-    draw = np.random.default_rng(seed)
-    count = int(draw.choice([2, 3, 4, 6, 8]))
-    hosts = [resolve_host(str(name)) for name in draw.choice(KINDS, 2, replace=False)]
-    first = count if draw.random() < 0.7 else int(draw.integers(1, count))
-    kinds = [hosts[0].devices[0]] * first + [hosts[1].devices[0]] * (count - first)
-    nodes = 2 if count >= 4 and draw.random() < 0.25 else 1
-    names = [f"n{d * nodes // count}:{d}" for d in range(count)]
-    wire = str(draw.choice(list(WIRES)))
-    wirings = [Wiring(f"{wire}-{node}", *WIRES[wire], ports=(f"n{node}:*",)) for node in range(nodes)] + [
-        Wiring("ib", 22e9, 10e-6, ports=("*",))
-    ] * (nodes - 1)
-    links, routes = lay_routes(wirings, names, "random host")
-    devices = [replace(kind, name=name, dispatcher=name[:2]) for kind, name in zip(kinds, names, strict=True)]
-    return replace(hosts[0], name=f"random-{seed}", devices=tuple(devices), links=links, routes=routes, sources={})
-
-
-def problem_of(seed: int, turn: int = 0) -> Problem:
-    """A development problem: the host of a seed with one of the workloads, another in each of 12 turns."""
-    return Problem.estimate(graph_of(WORKLOADS[(seed + 5 * turn) % len(WORKLOADS)]), random_host(seed))
 
 
 def draw(generator: np.random.Generator, count: int) -> NDArray[np.float64]:

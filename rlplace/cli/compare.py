@@ -20,6 +20,8 @@ def compare(
     seconds: float | None = None,
     seeds: int | None = None,
     objective: str | None = None,
+    true: str | None = None,
+    measured: int | None = None,
     seed: Seed = 0,
     save: Path | None = None,
     json: bool = False,
@@ -38,6 +40,9 @@ def compare(
         seconds: wall time of all methods and seeds together; 60 where no budget is given
         seeds: how many seeds each method that draws is run with; one by default
         objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
+        true: KIND:SEED, a truth that methods do not see (moderate, hard or misfit): on a preset, step times are off by
+            factors drawn from it, each method measures a few plans, and its score is the true time of the one it names
+        measured: plans that each method may measure; with --true
         seed: of the workload
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         json: print one JSON object on stdout
@@ -57,6 +62,10 @@ def compare(
             raise InvalidValue(
                 "host", host, "none", where="compare", hint="A dnn-partitioning file carries its own host."
             )
+        if true is not None or measured is not None:
+            field, given = ("true", true) if true is not None else ("measured", measured)
+            hint = "A dnn-partitioning file says what its steps take."
+            raise InvalidValue(field, given, "none with such a file", where="compare", hint=hint)
         result = run_published(
             spec.path,
             minimised,
@@ -64,6 +73,22 @@ def compare(
             evaluations=evaluations,
             seconds=seconds,
             seeds=num_seeds,
+            save=save,
+            is_quiet=quiet,
+        )
+    elif true is not None or measured is not None:
+        from rlplace.compare.true_session import run_true_compare, true_config
+
+        hidden = true_config(true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective)
+        found = placing.find_host(host or "auto")
+        result = run_true_compare(
+            spec,
+            found,
+            hidden,
+            seed=seed,
+            num_groups=grouping.num_groups,
+            grouping=grouping.rule,
+            constraints=placing.constraints(found),
             save=save,
             is_quiet=quiet,
         )

@@ -38,6 +38,7 @@ class Row:
         proved_s: a lower bound that the method proved on the way; 0 where it proved none.
         devices: (N,) int32; None where there is no placement.
         plan: the plan behind `value_s`; None where nothing was planned.
+        measured: plans that it measured before it named one, where a hidden truth was measured; None elsewhere.
     """
 
     method: str
@@ -54,6 +55,7 @@ class Row:
     proved_s: float = 0.0
     devices: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
     plan: Plan | None = field(default=None, repr=False, compare=False)
+    measured: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -74,6 +76,7 @@ class Comparison:
         budget: what each method could spend, as people read it.
         is_measured: whether step times come from running.
         is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
+        truth: kind and seed of the hidden truth that step times are of; empty where there is none.
     """
 
     workload: str
@@ -85,6 +88,7 @@ class Comparison:
     budget: dict[str, float | None]
     is_measured: bool = False
     is_interrupted: bool = False
+    truth: str = ""
 
     @property
     def best(self) -> Row | None:
@@ -113,6 +117,7 @@ class Comparison:
             "lower_bound_ms": self.lower_bound_s * 1e3 if is_published else None,
             "best": None if best is None else {"method": best.method, "seed": best.seed},
             "rows": [self._row(row, is_published=is_published) for row in self.rows],
+            **({"truth": self.truth} if self.truth else {}),
         }
 
     def _row(self, row: Row, *, is_published: bool) -> dict[str, Any]:
@@ -131,6 +136,8 @@ class Comparison:
         }
         if self.is_measured:
             facts |= {"spread_s": row.spread_s if row.ok else None, "simulated_s": row.simulated_s}
+        if self.truth:
+            facts |= {"measured": row.measured, "simulated_s": row.simulated_s}
         if row.why:
             facts["why"] = row.why
         return facts

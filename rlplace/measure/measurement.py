@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 
 Status = Literal["ok", "oom", "error", "timeout"]
@@ -81,6 +83,14 @@ class Measurer(Protocol):
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N)."""
+        ...
+
+
+class PlanMeasurer(Protocol):
+    """Whatever times plans exactly as they are."""
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """One `Measurement` for each plan, in their order."""
         ...
 
 

@@ -32,6 +32,9 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     if comparison.get("measured"):
         table.add_column("", justify="left", no_wrap=True)
         table.add_column("simulated", justify="right", no_wrap=True)
+    if comparison.get("truth"):
+        table.add_column("as known", justify="right", no_wrap=True)
+        table.add_column("measured", justify="right", no_wrap=True)
     for heading in ("over\nbound", "evaluations", "found\nin", "peak\nmemory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("notes", overflow="fold")
@@ -47,6 +50,8 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     blank = [Text("")] * has_seeds
     table.add_row(Text("lower bound"), *blank, Text(format_ms(bound_ms / 1e3)), style="cyan")
     notes = [f"bound: {comparison['lower_bound']}"] + ([NO_PLACEMENT_NOTE] if is_apart else [])
+    if comparison.get("truth"):
+        notes.append(f"truth: {comparison['truth']}; `as known` is what the simulator says that knows nothing of it")
     table.caption = "\n".join(notes)
     return table
 
@@ -62,6 +67,10 @@ def _cells(row: Mapping[str, Any], comparison: Mapping[str, Any], *, is_best: bo
         spread_s, simulated_s = row.get("spread_s"), row.get("simulated_s")
         cells.append(Text("" if spread_s is None else f"± {format_ms(spread_s)}"))
         cells.append(Text(NOTHING if simulated_s is None else format_ms(simulated_s)))
+    if comparison.get("truth"):
+        simulated_s = row["simulated_s"]
+        cells.append(Text(NOTHING if simulated_s is None else format_ms(simulated_s)))
+        cells.append(Text(f"{row['measured']}"))
     cells.append(Text(NOTHING if gap is None else f"{gap:+.1%}"))
     cells.append(Text(f"{row['evaluations']:,}" if row["evaluations"] else ""))
     cells.append(Text(format_seconds(row["plan_s"]) if row["plan_s"] else ""))

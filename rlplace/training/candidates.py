@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
-
-LEAST_DIFFERENCE = 0.01
-"""Share of ops in which placements that are measured in one batch differ, where there is a choice."""
+from rlplace.search.diversity import choose_diverse
 
 
 @dataclass
@@ -63,15 +61,11 @@ class Candidates:
     def next_to_measure(self, count: int) -> list[Candidate]:
         """The `count` best simulated placements that were never measured, unlike each other if possible."""
         self._prune()
-        ranked = sorted(self._fresh.values(), key=lambda candidate: candidate.simulated_s)
-        chosen: list[Candidate] = []
+        fresh = list(self._fresh.values())
+        devices = np.array([candidate.devices for candidate in fresh])
+        simulated_s = np.array([candidate.simulated_s for candidate in fresh])
         seen = [candidate.devices for candidate in self._measured.values()]
-        for candidate in ranked:
-            if len(chosen) < count and all(_difference(candidate.devices, other) >= LEAST_DIFFERENCE for other in seen):
-                chosen.append(candidate)
-                seen.append(candidate.devices)
-        others = (candidate for candidate in ranked if all(candidate is not one for one in chosen))
-        return [*chosen, *others][:count]
+        return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
 
     def best_measured(self, count: int) -> list[Candidate]:
         """The `count` placements with the lowest measured ratio."""
@@ -91,8 +85,3 @@ class Candidates:
         self._fresh = dict(kept)
         if len(kept) == self._capacity:
             self._worst_s = kept[-1][1].simulated_s
-
-
-def _difference(one: NDArray[np.int32], other: NDArray[np.int32]) -> float:
-    """Share of ops that are on another device."""
-    return float(np.count_nonzero(one != other)) / max(len(one), 1)

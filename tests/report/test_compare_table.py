@@ -77,3 +77,15 @@ def test_of_equal_rows_the_winner_comes_first() -> None:
     rows = (Row("blocks", 0, "ok", 0.002), Row("anneal", 0, "ok", 0.002))
     lines = shown(Comparison("w", "h", "latency", rows, 0.001, "b", {}))
     assert "★" in next(line for line in lines if line.strip().startswith(("blocks", "anneal")))
+
+
+def test_a_hidden_truth_is_named_beside_what_was_known() -> None:
+    rows = (
+        Row("portfolio", 3, "ok", 0.004, simulated_s=0.003, measured=16),
+        Row("learned", 3, "error", why="no luck", measured=7),
+    )
+    lines = shown(Comparison("w", "h", "latency", rows, 0.002, "work", {}, truth="hard:3"))
+    assert {"as", "known", "measured"} <= set(heading(lines).split())
+    assert line_of(lines, "portfolio").split()[2:5] == ["4.00", "3.00", "16"]
+    assert " 7 " in line_of(lines, "learned")
+    assert any("truth: hard:3" in line for line in lines)

@@ -1,0 +1,209 @@
+"""A truth that nobody sees, on a suite of problems: python benchmarks/core_true.py core-dev, then again with --render.
+
+Every problem, truth, seed and number of measurements with every row of `rlplace compare --true`, and for each truth the
+best that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row: the command goes on
+where it was stopped, and processes with a share each (`--shard 1/2`) may run at once. `--render` writes
+`results/NAME.json` and `results/NAME.md`. In the suite `learn-dev` a seed is that of the problem, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from best_known import encode
+from core_true_tables import markdown
+from record import RESULTS, record
+from suites import CORE_DEV, LEARN_DEV, key_of, problem_of
+
+from rlplace.compare.row import Row
+from rlplace.compare.true import TrueConfig, compare_true
+from rlplace.files import jsonable, read_json, write_json_atomic, write_text_atomic
+from rlplace.measure import Problem, Simulator
+from rlplace.measure.truth import KINDS, Truth, true_problem
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+
+REFERENCE = "reference"
+"""The method of a line that says what a long search on the truth found."""
+Lines = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem and its truth."""
+
+    workload: str
+    host: str
+    truth: Truth
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What its lines begin with."""
+        return {"problem": key_of(self.workload, self.host), "truth": str(self.truth)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What runs on every case."""
+
+    methods: tuple[str, ...]
+    measured: tuple[int, ...]
+    evaluations: int | None
+    """Simulated placements of a row; as `rlplace compare --true` has it where None."""
+    reference: int
+    """Evaluations of the search on the truth."""
+
+
+def cases_of(suite: str, kinds: tuple[str, ...], seeds: list[int]) -> list[Case]:
+    """All of a suite, those of one problem and truth side by side; in `learn-dev` a seed is that of its problem."""
+    if suite == "learn-dev":
+        return [Case(*LEARN_DEV[seed], Truth(kind, seed)) for seed in seeds for kind in kinds]
+    return [Case(*names, Truth(kind, seed)) for names in CORE_DEV for kind in kinds for seed in seeds]
+
+
+def read_lines(path: Path) -> Lines:
+    """What was finished so far; a last line that was cut off is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Adds a line, by one process at a time, on a line of its own whatever was cut off before."""
+    with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = file.seek(0, 2)
+        file.seek(max(size - 1, 0))
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write((b"\n" if is_cut else b"") + json.dumps(jsonable(line)).encode() + b"\n")
+
+
+def key(line: dict[str, Any]) -> tuple[object, ...]:
+    """Two lines with the same key answer the same question."""
+    return tuple(line[name] for name in ("problem", "truth", "measured", "method", "allowed"))
+
+
+def run(cases: list[Case], settings: Settings, path: Path) -> None:
+    """Runs what is missing."""
+    done = {key(line) for line in read_lines(path) if "method" in line}
+    problem_for = lru_cache(maxsize=1)(problem_of)  # cases of a problem are side by side
+    begin = time.monotonic()
+    for number, case in enumerate(cases):
+        for count in settings.measured:
+            asked = TrueConfig(case.truth, count, settings.methods, settings.evaluations)
+            missing = tuple(name for name in asked.names if key(case.facts | _question(asked, name)) not in done)
+            if missing:
+                _compare(case, replace(asked, methods=missing), problem_for, path)
+        reference = case.facts | {"method": REFERENCE, "measured": 0, "allowed": settings.reference}
+        if key(reference) not in done:
+            found = search_truth(problem_for(case.workload, case.host), case.truth, settings.reference)
+            append(path, reference | found)
+        spent_s = time.monotonic() - begin
+        print(f"{case.facts['problem']} {case.truth}: {number + 1} of {len(cases)}, {spent_s:.0f} s", file=sys.stderr)
+
+
+def _compare(case: Case, config: TrueConfig, problem_for: Callable[[str, str], Problem], path: Path) -> None:
+    """Runs rows of a case, each kept as it comes."""
+
+    def keep(row: Row) -> None:
+        append(path, case.facts | _question(config, row.method) | _answer(row))
+
+    if compare_true(problem_for(case.workload, case.host), config, on_row=keep).is_interrupted:
+        raise KeyboardInterrupt
+
+
+def _question(config: TrueConfig, name: str) -> dict[str, Any]:
+    return {"method": name, "measured": config.measured, "allowed": config.budget.evaluations}
+
+
+def _answer(row: Row) -> dict[str, Any]:
+    return {
+        "status": row.status,
+        "step_time_s": row.value_s,
+        "evaluations": row.evaluations,
+        "num_measured": row.measured,
+        "plan_s": row.plan_s,
+        "why": row.why,
+    }
+
+
+def search_truth(problem: Problem, truth: Truth, evaluations: int) -> dict[str, Any]:
+    """The best that `portfolio` finds where it sees the truth, plans and ranks as well: step time and placement."""
+    true = true_problem(problem, truth)
+    found = find(true, "portfolio", Simulator(true, threads=1), Budget(evaluations=evaluations), seed=truth.seed)
+    return {
+        "status": "oom" if found.devices is None else "ok",
+        "step_time_s": found.step_time_s,
+        "evaluations": found.evaluations,
+        "plan_s": found.plan_s,
+        "devices": "" if found.devices is None else encode(found.devices),
+    }
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds in `100-104` or `1,5,7`."""
+    if "-" in text:
+        first, last = (int(part) for part in text.split("-"))
+        return list(range(first, last + 1))
+    return [int(part) for part in text.split(",")]
+
+
+def render(suite: str, path: Path) -> None:
+    """Writes the tables, from what was finished, or from the committed results where there is nothing else."""
+    results = path.with_suffix(".json")
+    lines = read_lines(path)
+    if lines:
+        facts = [line["run"] for line in lines if "run" in line][-1]
+        rows = list({key(line): line for line in lines if "method" in line}.values())
+        write_json_atomic(results, {"schema": 1, **facts, "suite": suite, "rows": rows}, indent=None)
+    kept = read_json(results)
+    write_text_atomic(path.with_suffix(".md"), markdown(suite, kept["rows"], kept))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=("core-dev", "learn-dev"))
+    parser.add_argument("--truths", default=",".join(KINDS))
+    parser.add_argument("--seeds", help="FIRST-LAST, or with commas; 100-104, of learn-dev 0-9")
+    parser.add_argument("--measured", default="16,64", help="plans that a row may measure, with commas between them")
+    parser.add_argument("--methods", default="all")
+    parser.add_argument("--evaluations", type=int, help="placements that a row may simulate")
+    parser.add_argument("--reference", type=int, default=20_000, help="evaluations of the search on the truth")
+    parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
+    parser.add_argument("--shard", default="1/1", help="I/N: every N-th case, from the I-th")
+    parser.add_argument("--name", help="of the results' files")
+    parser.add_argument("--render", action="store_true", help="no run: the tables of what was finished")
+    options = parser.parse_args()
+    is_development = options.suite == "learn-dev"
+    path = RESULTS / f"{options.name or ('learn-dev-true' if is_development else 'core-true')}.jsonl"
+    if options.render:
+        render(options.suite, path)
+        return
+    seeds = seeds_of(options.seeds or ("0-9" if is_development else "100-104"))
+    cases = cases_of(options.suite, tuple(options.truths.split(",")), seeds)
+    if options.problems is not None:
+        cases = [case for case in cases if case.facts["problem"] in options.problems.split(";")]
+    shard, shards = (int(part) for part in options.shard.split("/"))
+    measured = tuple(int(part) for part in options.measured.split(","))
+    settings = Settings(tuple(options.methods.split(",")), measured, options.evaluations, options.reference)
+    append(path, {"run": record()})
+    run(cases[shard - 1 :: shards], settings, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The tables of `core_true.py`: ratios to the best known of each truth, by row, by workload and in pairs; wall time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from record import as_markdown
+
+from rlplace.compare.ratios import mean_ratio, paired_ratio
+from rlplace.compare.true_rows import ROWS
+from rlplace.measure.truth import KINDS
+
+AGENT = "learned"
+Rows = list[dict[str, Any]]
+
+
+def workload_of(problem: str) -> str:
+    """The name in `WORKLOAD/HOST`, without its size."""
+    return problem.partition("/")[0].partition("@")[0]
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """The kind of its truth."""
+    return str(row["truth"]).partition(":")[0]
+
+
+def with_ratios(rows: Rows) -> Rows:
+    """Every method's row with `ratio`, of its step time to the least that any row or search on that truth has.
+
+    Infinite where the row has none.
+    """
+    least: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
+    for row in rows:
+        if row["step_time_s"] is not None:
+            case = row["problem"], row["truth"]
+            least[case] = min(least[case], row["step_time_s"])
+    told = []
+    for row in rows:
+        if row["method"] in ROWS:
+            is_known = row["step_time_s"] is not None
+            ratio = row["step_time_s"] / least[row["problem"], row["truth"]] if is_known else math.inf
+            told.append(row | {"ratio": ratio})
+    return told
+
+
+def mean(rows: Rows) -> str:
+    """Geometric mean of the ratios with its interval by workload, and how many rows have none."""
+    solved = [row for row in rows if math.isfinite(row["ratio"])]
+    if not solved:
+        return "–"
+    told = mean_ratio([row["ratio"] for row in solved], [workload_of(row["problem"]) for row in solved])
+    return f"{told}{f', {len(rows) - len(solved)} without' if len(solved) < len(rows) else ''}"
+
+
+def point(rows: Rows) -> str:
+    """Geometric mean of the ratios alone."""
+    solved = [row["ratio"] for row in rows if math.isfinite(row["ratio"])]
+    return f"{statistics.geometric_mean(solved):.3f}" if solved else "–"
+
+
+def pair(rows: Rows, others: Rows) -> str:
+    """The ratio of the first to the second on the cases that both have solved, with its t-interval over workloads."""
+    second = {_case(row): row["ratio"] for row in others if math.isfinite(row["ratio"])}
+    both = [row for row in rows if math.isfinite(row["ratio"]) and _case(row) in second]
+    if not both:
+        return "–"
+    ratios = [row["ratio"] / second[_case(row)] for row in both]
+    return str(paired_ratio(ratios, [workload_of(row["problem"]) for row in both]))
+
+
+def _case(row: dict[str, Any]) -> tuple[str, str, int]:
+    return row["problem"], row["truth"], row["measured"]
+
+
+def grid(
+    first: str, lines: Iterable[str], columns: list[tuple[str, int]], cell: Callable[[str, str, int], str]
+) -> list[str]:
+    """A table with a line for each word and a column for each kind of truth and number of measurements."""
+    text = [f"| {first} |", *(f" {kind} {count} |" for kind, count in columns), "\n|---|", "---|" * len(columns), "\n"]
+    for line in lines:
+        text.append(f"| {line} | {' | '.join(cell(line, kind, count) for kind, count in columns)} |\n")
+    return text
+
+
+def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
+    """All tables."""
+    told = with_ratios(rows)
+    found = {(kind_of(row), row["measured"]) for row in told}
+    columns = sorted(found, key=lambda column: (list(KINDS).index(column[0]), column[1]))
+    methods = [name for name in ROWS if any(row["method"] == name for row in told)]
+    others = [name for name in methods if name != AGENT] if AGENT in methods else []
+    workloads = list(dict.fromkeys(workload_of(row["problem"]) for row in told))
+
+    def of(method: str, kind: str, count: int, workload: str = "") -> Rows:
+        return [
+            row
+            for row in told
+            if (row["method"], kind_of(row), row["measured"]) == (method, kind, count)
+            and workload in ("", workload_of(row["problem"]))
+        ]
+
+    searches = sorted({row["allowed"] for row in rows if row["method"] not in ROWS})
+    text = [f"# A truth that nobody sees, on suite `{suite}`\n", as_markdown(facts)]
+    num_problems, num_truths = len({row["problem"] for row in told}), len({(r["problem"], r["truth"]) for r in told})
+    reference = f"`portfolio` with {' or '.join(f'{count:,}' for count in searches)} evaluations on the truth"
+    text.append(
+        f"\n{num_problems} problems, {num_truths} truths. A row is scored by the true step time of the one plan\n"
+        f"that it names, over the least that any row or {reference} has.\n"
+        "Geometric means with 95 % intervals bootstrapped by workload; docs/comparing.md has the definition.\n\n"
+    )
+    text += grid("row, over the best known", methods, columns, lambda m, kind, count: mean(of(m, kind, count)))
+    if others:
+        text.append(
+            f"\n`{AGENT}` over each row, below 1 where it is better: pairs by problem and seed, logarithms averaged\n"
+            f"by workload, 95 % t-interval over the {len(workloads)} workloads.\n\n"
+        )
+        text += grid(
+            f"`{AGENT}` over", others, columns, lambda m, kind, count: pair(of(AGENT, kind, count), of(m, kind, count))
+        )
+    for kind, count in columns:
+        text.append(f"\n{kind}, {count} measurements, by workload:\n\n| row |")
+        text += [*(f" {name} |" for name in workloads), "\n|---|", "---|" * len(workloads), "\n"]
+        for method in methods:
+            text.append(f"| {method} | {' | '.join(point(of(method, kind, count, name)) for name in workloads)} |\n")
+    text.append("\nWall time besides measuring, median and most, in seconds:\n\n")
+    counts = sorted({count for _, count in columns})
+    text += [f"| row |{''.join(f' {count} measured |' for count in counts)}\n|---|{'---|' * len(counts)}\n"]
+    for method in methods:
+        spent = [[r["plan_s"] for r in told if (r["method"], r["measured"]) == (method, count)] for count in counts]
+        text.append(f"| {method} | {' | '.join(seconds(times) for times in spent)} |\n")
+    return "".join(text)
+
+
+def seconds(times: list[float]) -> str:
+    """Median and most."""
+    return f"{statistics.median(times):.1f}, {max(times):.1f}" if times else "–"

@@ -1,0 +1,110 @@
+"""`run_true_compare`: what `rlplace compare --true` does, from words to a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlplace.compare.session import check_save, method_words, save_rows, say_row, show
+from rlplace.compare.true import TrueConfig, compare_true
+from rlplace.compare.true_rows import ROWS
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.truth import Truth, check_no_gangs
+from rlplace.report.progress import make_progress
+from rlplace.runs.setup import graph_for, make_problem
+from rlplace.workloads import WorkloadSpec
+
+
+def true_config(
+    truth: str | None,
+    measured: int | None,
+    methods: str,
+    evaluations: int | None,
+    seconds: float | None,
+    *,
+    seeds: int | None,
+    objective: str | None,
+) -> TrueConfig:
+    """What `--true` and `--measured` ask for.
+
+    Args:
+        truth: `KIND:SEED`.
+        measured: plans that each row may measure.
+        methods: `all`, or names with commas between them.
+        evaluations: placements that each row may simulate.
+        seconds: of all rows.
+        seeds: what `--seeds` says; must be None.
+        objective: what `--objective` says; latency or None.
+
+    Raises:
+        UserError: one of the two without the other, an option that does not go with them, or a mistake in one.
+    """
+    if truth is None:
+        raise InvalidValue(
+            "true", None, "KIND:SEED beside --measured", where="compare", hint="For example: --true hard:0."
+        )
+    if measured is None:
+        raise InvalidValue(
+            "measured", None, "a number of plans beside --true", where="compare", hint="For example: --measured 16."
+        )
+    if seeds is not None:
+        raise InvalidValue(
+            "seeds", seeds, "none beside --true", where="compare", hint="The seed of --true is that of all draws."
+        )
+    if objective not in (None, "latency"):
+        raise InvalidValue("objective", objective, "latency beside --true", where="compare")
+    words = method_words(methods, ROWS, "method with a hidden truth")
+    return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds)
+
+
+@one_thread_here()
+def run_true_compare(
+    spec: WorkloadSpec,
+    host: Host,
+    config: TrueConfig,
+    *,
+    seed: int = 0,
+    num_groups: int = 256,
+    grouping: str = "heavy-edge",
+    constraints: Constraints | None = None,
+    save: Path | None = None,
+    is_quiet: bool = False,
+) -> dict[str, Any]:
+    """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
+
+    Args:
+        spec: the workload.
+        host: a simulated one.
+        config: who takes part and what is true.
+        seed: of the workload.
+        num_groups: groups that searches move.
+        grouping: the rule that makes them.
+        constraints: the user's pins and exclusions.
+        save: a folder for `METHOD-SEED.placement.json`.
+        is_quiet: no progress.
+
+    Raises:
+        UserError: the host is real or has gangs, the workload cannot be built or captured, or `save` cannot be
+            written to.
+    """
+    if not host.is_simulated:
+        raise InvalidValue(
+            "host",
+            host.name,
+            "a simulated host beside --true",
+            where="compare",
+            hint="Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured.",
+        )
+    check_no_gangs(host)
+    check_save(save)
+    progress = make_progress(is_quiet=is_quiet)
+    graph = graph_for(spec, host, seed)
+    progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}, truth {config.truth}")
+    problem = make_problem(graph, host, num_groups, progress, spec=spec, grouping=grouping, constraints=constraints)
+    comparison = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))
+    if save is not None:
+        save_rows(problem, comparison.rows, save)
+    return show(comparison, progress, is_quiet=is_quiet)

@@ -1,0 +1,217 @@
+"""A truth that nobody sees: a problem whose costs and links are off by drawn factors, and a timer that measures on it.
+
+The problem that methods know is the *nominal* one. What they submit are plans; how long a plan really takes is what the
+simulator says of it on the *true* problem, and what they are told is that with noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.seeds import check_seed
+
+NOISE = 0.01
+"""Standard deviation of the logarithm of a measured step time."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far a kind of truth is from what is known."""
+
+    target_sigma: float
+    """Log standard deviation of a factor for each pair of an op's target and a kind of device."""
+    bandwidth_range: float
+    """Largest factor on a link's bandwidth, and its inverse the least; uniform in the logarithm."""
+    device_sigma: float
+    """Log standard deviation of a factor for each device."""
+    overhead_s: tuple[float, float]
+    """Least and most of what every op takes longer; uniform."""
+    signature_sigma: float | None = None
+    """Log standard deviation of a factor for each pair of an op's signature and a kind of device."""
+    latency_range: float | None = None
+    """Largest factor on a link's latency, and its inverse the least; uniform in the logarithm."""
+
+
+KINDS: Mapping[str, Spread] = {
+    "moderate": Spread(0.3, 2.0, 0.0, (1e-6, 8e-6)),
+    "hard": Spread(0.6, 3.0, 0.15, (1e-6, 20e-6)),
+    "misfit": Spread(0.6, 3.0, 0.15, (1e-6, 20e-6), signature_sigma=0.25, latency_range=3.0),
+}
+"""In a misfit, op times and latencies differ in ways that no factor per op type, link or device describes."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a true problem is drawn from.
+
+    Raises:
+        UnknownName: no such kind.
+        InvalidValue: a seed out of range.
+    """
+
+    kind: str
+    """A name of `KINDS`."""
+    seed: int
+    """Of the draws, and of the noise of measurements."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UnknownName("kind of truth", self.kind, KINDS)
+        check_seed(self.seed, where="truth")
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.kind}:{self.seed}"
+
+    @classmethod
+    def parse(cls, text: str) -> Truth:
+        """The truth that `KIND:SEED` names.
+
+        Raises:
+            UnknownName: no such kind.
+            InvalidValue: no seed, or one out of range.
+
+        >>> Truth.parse("hard:3")
+        Truth(kind='hard', seed=3)
+        """
+        kind, _, seed = text.partition(":")
+        if kind not in KINDS:
+            raise UnknownName("kind of truth", kind, KINDS)
+        if not re.fullmatch(r"[0-9]{1,10}", seed):
+            raise InvalidValue("truth", text, f"a kind and a seed, such as {kind}:0", where="compare")
+        return cls(kind, int(seed))
+
+
+def check_no_gangs(host: Host) -> None:
+    """Nothing, if the host has none.
+
+    Raises:
+        InvalidValue: it has gangs.
+    """
+    gangs = [device.name for device in host.devices if device.members]
+    if gangs:
+        hint = "An op's time on a gang is none of a device's own."
+        raise InvalidValue("devices", gangs, "none that are gangs", where="truth", hint=hint)
+
+
+def true_problem(problem: Problem, truth: Truth) -> Problem:
+    """The problem as it really is: other op times, bandwidths and, in a misfit, latencies; all else is the same.
+
+    One generator draws one array for each figure, in the order of this function. Sources take no time and keep none.
+
+    Args:
+        problem: the nominal one.
+        truth: kind and seed.
+
+    Raises:
+        InvalidValue: the host has gangs, whose op times are no device's own.
+    """
+    check_no_gangs(problem.host)
+    spread, graph, host = KINDS[truth.kind], problem.graph, problem.host
+    generator = np.random.Generator(np.random.PCG64(truth.seed))
+    names, kinds = sorted(link.name for link in host.links), [device.kind for device in host.devices]
+    runs = ~graph.is_source
+    op_time_s = problem.costs.op_time_s * _factors(generator, graph.targets, kinds, runs, spread.target_sigma)
+    bandwidth = dict(zip(names, _log_uniform(generator, spread.bandwidth_range, len(names)), strict=True))
+    op_time_s = op_time_s * generator.lognormal(0.0, spread.device_sigma, len(kinds))
+    overhead_s = generator.uniform(*spread.overhead_s)
+    if spread.signature_sigma is not None:
+        op_time_s = op_time_s * _factors(generator, graph.signatures, kinds, runs, spread.signature_sigma)
+    latency = dict.fromkeys(names, 1.0)
+    if spread.latency_range is not None:
+        latency = dict(zip(names, _log_uniform(generator, spread.latency_range, len(names)), strict=True))
+    op_time_s = np.where(runs[:, None], op_time_s + overhead_s, problem.costs.op_time_s)
+    links = tuple(
+        dataclasses.replace(
+            link,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth[link.name],
+            latency_s=link.latency_s * latency[link.name],
+        )
+        for link in host.links
+    )
+    return dataclasses.replace(
+        problem, host=dataclasses.replace(host, links=links), costs=Costs(op_time_s, problem.costs.source)
+    )
+
+
+class TrueTimer:
+    """Measures plans on a true problem: the simulator's word for exactly this plan, times noise drawn for each.
+
+    Every measurement has its number and its own draw, also one that does not fit into memory or repeats a plan.
+
+    Attributes:
+        num_measured: measurements so far.
+
+    Args:
+        problem: the true one.
+        seed: of the noise.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.num_measured = 0
+        self._simulator = Simulator(problem, threads=1)
+        self._seed = seed
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """One `Measurement` for each plan, of a single sample; `oom` where it does not fit into memory.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        return [self._noisy(self._simulator.retime(plan)) for plan in plans]
+
+    def truth(self, plan: Plan) -> Measurement:
+        """The plan without noise, for the judge alone; it is no measurement that counts.
+
+        Raises:
+            InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
+        """
+        return self._simulator.retime(plan)
+
+    def truth_s(self, plan: Plan) -> float:
+        """Its step time in seconds; infinite where memory does not suffice. As `truth`."""
+        return self.truth(plan).step_time_s
+
+    def _noisy(self, outcome: Measurement) -> Measurement:
+        generator = np.random.Generator(np.random.PCG64([self._seed, self.num_measured]))
+        self.num_measured += 1
+        if not outcome.ok:
+            return outcome
+        step_time_s = outcome.step_time_s * float(generator.lognormal(0.0, NOISE))
+        return dataclasses.replace(outcome, step_time_s=step_time_s, samples_s=(step_time_s,))
+
+
+def _factors(
+    generator: np.random.Generator, words: Sequence[str], kinds: Sequence[str], runs: NDArray[np.bool_], sigma: float
+) -> NDArray[np.float64]:
+    """(N, D) a factor for each pair of a word of an op and a kind of device, drawn in their order; 1 for sources.
+
+    Args:
+        generator: of the draws.
+        words: of ops, (N,).
+        kinds: of devices, (D,).
+        runs: (N,) False for sources.
+        sigma: log standard deviation of the factors.
+    """
+    pairs = sorted({(word, kind) for word, is_run in zip(words, runs, strict=True) if is_run for kind in kinds})
+    drawn = dict(zip(pairs, generator.lognormal(0.0, sigma, len(pairs)).tolist(), strict=True))
+    return np.array([[drawn.get((word, kind), 1.0) for kind in kinds] for word in words])
+
+
+def _log_uniform(generator: np.random.Generator, largest: float, count: int) -> list[float]:
+    """`count` factors from 1 / `largest` to `largest`."""
+    drawn = np.exp(generator.uniform(-np.log(largest), np.log(largest), count))
+    return [float(factor) for factor in drawn]

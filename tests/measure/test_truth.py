@@ -1,0 +1,170 @@
+"""True problems, by the definition written out once more, and measurements on them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from micrographs import op_graph
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs import Grouping
+from rlplace.measure import Costs, Device, Host, Link, Plan, Problem, Route, Simulator
+from rlplace.measure.truth import KINDS, TrueTimer, Truth, true_problem
+
+TARGETS = ["parameter", "aten.mm", "aten.add", "aten.mm"]
+
+
+def small_problem(memory_bytes: int = 1000) -> Problem:
+    """A parameter, then mm -> add -> mm, on three devices of two kinds; links not in order of their names."""
+    graph = op_graph([[], [0], [1], [2]], 10, targets=TARGETS)
+    devices = tuple(Device(f"d{k}", kind, "simulated", memory_bytes) for k, kind in enumerate(("b", "a", "b")))
+    links = (Link("z", 1e3, 0.5), Link("a", 2e3, 0.25), Link("m", 4e3))
+    routes = tuple(Route(f"d{i}", f"d{j}", ("zam"[(i + j) % 3],)) for i in range(3) for j in range(3) if i != j)
+    costs = np.array([[0.0] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    return Problem(graph, Host("three", devices, links, routes), Costs(costs, "estimated"), Grouping(np.arange(4)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "s", "r", "v", "high"),
+    [("moderate", 0.3, 2, 0.0, 8e-6), ("hard", 0.6, 3, 0.15, 20e-6), ("misfit", 0.6, 3, 0.15, 20e-6)],
+)
+def test_the_draws_are_those_of_the_definition(kind: str, s: float, r: float, v: float, high: float) -> None:
+    nominal = small_problem()
+    true = true_problem(nominal, Truth(kind, 5))
+    g = np.random.Generator(np.random.PCG64(5))
+    f1 = g.lognormal(0.0, s, 4)  # (add, a), (add, b), (mm, a), (mm, b)
+    f2 = np.exp(g.uniform(-np.log(r), np.log(r), 3))  # a, m, z
+    f3 = g.lognormal(0.0, v, 3)  # d0, d1, d2
+    o = g.uniform(1e-6, high)
+    f5, f6 = np.ones(6), np.ones(3)
+    if kind == "misfit":
+        f5 = g.lognormal(0.0, 0.25, 6)  # (add:2, a), (add:2, b), (mm:1, a), (mm:1, b), (mm:3, a), (mm:3, b)
+        f6 = np.exp(g.uniform(-np.log(3), np.log(3), 3))
+    expected = [
+        [0.0, 0.0, 0.0],
+        [
+            1.0 * f1[3] * f5[3] * f3[0] + o,
+            2.0 * f1[2] * f5[2] * f3[1] + o,
+            3.0 * f1[3] * f5[3] * f3[2] + o,
+        ],
+        [
+            4.0 * f1[1] * f5[1] * f3[0] + o,
+            5.0 * f1[0] * f5[0] * f3[1] + o,
+            6.0 * f1[1] * f5[1] * f3[2] + o,
+        ],
+        [
+            7.0 * f1[3] * f5[5] * f3[0] + o,
+            8.0 * f1[2] * f5[4] * f3[1] + o,
+            9.0 * f1[3] * f5[5] * f3[2] + o,
+        ],
+    ]
+    np.testing.assert_allclose(true.costs.op_time_s, expected, rtol=1e-13)
+    assert [link.name for link in true.host.links] == ["z", "a", "m"]
+    bandwidths = [link.bandwidth_bytes_per_s for link in true.host.links]
+    np.testing.assert_allclose(bandwidths, [1e3 * f2[2], 2e3 * f2[0], 4e3 * f2[1]], rtol=1e-13)
+    latencies = [link.latency_s for link in true.host.links]
+    np.testing.assert_allclose(latencies, [0.5 * f6[2], 0.25 * f6[0], 0.0], rtol=1e-13)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_all_else_is_the_same(kind: str) -> None:
+    nominal = small_problem()
+    true = true_problem(nominal, Truth(kind, 0))
+    assert true.host.fingerprint == nominal.host.fingerprint
+    assert (true.graph, true.grouping, true.costs.source) == (nominal.graph, nominal.grouping, nominal.costs.source)
+    assert true.host.devices == nominal.host.devices
+    assert true.host.routes == nominal.host.routes
+    assert dataclasses.replace(true.host, links=nominal.host.links) == nominal.host
+
+
+def test_one_seed_is_one_truth() -> None:
+    nominal = small_problem()
+    once, again, other = (true_problem(nominal, Truth("hard", seed)) for seed in (1, 1, 2))
+    assert np.array_equal(once.costs.op_time_s, again.costs.op_time_s)
+    assert once.host == again.host
+    assert not np.any(once.costs.op_time_s[1:] == other.costs.op_time_s[1:])
+
+
+def test_a_plan_is_timed_exactly_as_it_is() -> None:
+    """One device: the sum of its ops. The nominal plan, though the true ranks would order it otherwise."""
+    nominal = small_problem()
+    true = true_problem(nominal, Truth("moderate", 3))
+    timer = TrueTimer(true, 3)
+    alone = Simulator(nominal).plan(np.zeros(4, dtype=np.int32))
+    assert timer.truth_s(alone) == pytest.approx(true.costs.op_time_s[:, 0].sum(), rel=1e-12)
+    spread = Simulator(nominal).plan(np.array([0, 0, 1, 2], dtype=np.int32))
+    assert timer.truth_s(spread) == Simulator(true).retime(spread).step_time_s
+    assert timer.num_measured == 0
+
+
+def test_the_kth_measurement_has_the_kth_draw_also_where_it_repeats_or_does_not_fit() -> None:
+    nominal = small_problem(memory_bytes=35)
+    tight = small_problem(memory_bytes=15)
+    true = true_problem(nominal, Truth("hard", 7))
+    timer = TrueTimer(true, 7)
+    plan = Simulator(nominal).plan(np.array([0, 0, 1, 2], dtype=np.int32))
+    measured = [*timer.measure_plans([plan, plan]), *timer.measure_plans([plan])]
+    assert timer.num_measured == 3
+    for k, outcome in enumerate(measured):
+        noise = np.random.Generator(np.random.PCG64([7, k])).lognormal(0.0, 0.01)
+        assert outcome.step_time_s == timer.truth_s(plan) * noise
+        assert outcome.samples_s == (outcome.step_time_s,)
+    assert len({outcome.step_time_s for outcome in measured}) == 3
+
+    timer = TrueTimer(true_problem(tight, Truth("hard", 7)), 7)
+    outcomes = timer.measure_plans([plan, plan])
+    assert [outcome.status for outcome in outcomes] == ["oom", "oom"]
+    assert timer.num_measured == 2
+    assert timer.truth_s(plan) == np.inf
+
+
+def test_a_failed_measurement_takes_its_draw() -> None:
+    """Of two plans the first does not fit: the second gets the second draw."""
+    nominal = small_problem(memory_bytes=25)
+    timer = TrueTimer(true_problem(nominal, Truth("moderate", 4)), 4)
+    simulator = Simulator(nominal)
+    plans = [simulator.plan(np.array(row, dtype=np.int32)) for row in ([0, 0, 0, 0], [0, 1, 2, 1])]
+    fits = [np.isfinite(timer.truth_s(plan)) for plan in plans]
+    assert fits == [False, True]
+    _, second = timer.measure_plans(plans)
+    noise = np.random.Generator(np.random.PCG64([4, 1])).lognormal(0.0, 0.01)
+    assert second.step_time_s == timer.truth_s(plans[1]) * noise
+
+
+def test_gangs_are_refused() -> None:
+    free = small_problem()
+    devices = (*free.host.devices[:2], dataclasses.replace(free.host.devices[2], members=("d0", "d1")))
+    ganged = dataclasses.replace(free, host=dataclasses.replace(free.host, devices=devices))
+    with pytest.raises(InvalidValue, match="gangs"):
+        true_problem(ganged, Truth("hard", 0))
+
+
+def test_words_and_back() -> None:
+    assert Truth.parse("hard:3") == Truth("hard", 3)
+    assert str(Truth.parse("misfit:100")) == "misfit:100"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hrad:3", "did you mean 'hard'"),
+        ("hard", "hard:0"),
+        ("hard:", "seed"),
+        ("hard:x", "seed"),
+        ("hard:-1", "seed"),
+        ("hard:1.5", "seed"),
+        ("hard:9999999999", "seed"),
+    ],
+)
+def test_mistakes_are_refused(text: str, words: str) -> None:
+    with pytest.raises((UnknownName, InvalidValue), match=words):
+        Truth.parse(text)
+
+
+def test_a_plan_of_another_graph_is_refused() -> None:
+    timer = TrueTimer(true_problem(small_problem(), Truth("hard", 0)), 0)
+    empty = np.zeros(0, dtype=np.int32)
+    with pytest.raises(InvalidValue):
+        timer.truth_s(Plan(np.zeros(3, dtype=np.int32), empty, empty, np.arange(3)))

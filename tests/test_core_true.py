@@ -1,0 +1,143 @@
+"""The benchmark of hidden truths: its cases, what it skips when it goes on, and its tables, by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from search_problems import fork_problem
+
+from rlplace.compare.true import EVALUATIONS
+from rlplace.files import read_json
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.truth import KINDS, Truth, true_problem
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def core_true(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("core_true")
+    monkeypatch.setattr(module, "problem_of", lambda workload, host: fork_problem(len(workload)))
+    return module
+
+
+@pytest.fixture
+def tables(core_true: ModuleType) -> ModuleType:
+    return importlib.import_module("core_true_tables")
+
+
+def settings(core_true: ModuleType, *methods: str, measured: tuple[int, ...] = (2,)) -> Any:
+    return core_true.Settings(methods, measured, 40, 100)
+
+
+def lines_of(core_true: ModuleType, path: Path) -> list[tuple[Any, ...]]:
+    return [(line["problem"], line["truth"], line["measured"], line["method"]) for line in core_true.read_lines(path)]
+
+
+def test_the_suite_is_every_problem_with_every_truth(core_true: ModuleType) -> None:
+    cases = core_true.cases_of("core-dev", tuple(KINDS), core_true.seeds_of("100-104"))
+    assert len(cases) == len({str(case) for case in cases}) == 10 * 3 * 5
+    halves = [cases[shard::2] for shard in range(2)]
+    assert sorted(map(str, cases)) == sorted(str(case) for half in halves for case in half)
+    developed = core_true.cases_of("learn-dev", ("hard",), core_true.seeds_of("3,7"))
+    assert [(case.host, str(case.truth)) for case in developed] == [("random-3", "hard:3"), ("random-7", "hard:7")]
+
+
+def test_no_problem_to_develop_on_is_one_to_judge_on(core_true: ModuleType) -> None:
+    suites = importlib.import_module("suites")
+    assert len(suites.LEARN_DEV) == len({host for _, host in suites.LEARN_DEV}) == 100
+    assert not {w.partition("@")[0] for w, _ in suites.LEARN_DEV} & set(suites.WORKLOADS)
+
+
+def test_it_goes_on_where_it_was_stopped(core_true: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    cases = [core_true.Case("rnnlm", "2xK80", Truth("hard", seed)) for seed in (1, 2)]
+    core_true.run(cases[:1], settings(core_true, "single"), path)
+    assert [line[-1] for line in lines_of(core_true, path)] == ["single", "reference"]
+    with path.open("a") as file:
+        file.write('{"problem": "rnnl')  # killed while it wrote
+    core_true.run(cases, settings(core_true, "single", "portfolio", measured=(2, 3)), path)
+    lines = lines_of(core_true, path)
+    assert len(lines) == len(set(lines)) == 2 * (2 * 2 + 1)
+    text = path.read_text()
+    core_true.run(cases, settings(core_true, "single", "portfolio", measured=(2, 3)), path)
+    assert path.read_text() == text
+    core_true.run(cases[:1], core_true.Settings(("single",), (2,), None, 100), path)  # another budget: another question
+    assert core_true.read_lines(path)[-1]["allowed"] == 2 * EVALUATIONS
+
+
+def test_a_line_has_the_score_and_the_reference_its_placement(core_true: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    core_true.run([core_true.Case("rnnlm", "2xK80", Truth("hard", 1))], settings(core_true, "portfolio"), path)
+    row, reference = core_true.read_lines(path)
+    assert (row["status"], row["num_measured"]) == ("ok", 2)
+    assert row["step_time_s"] >= reference["step_time_s"] > 0
+    true = Simulator(true_problem(fork_problem(5), Truth("hard", 1)), threads=1)
+    devices = importlib.import_module("best_known").decode(reference["devices"])
+    assert true.step_times(devices)[0] == reference["step_time_s"]
+
+
+def made_row(
+    problem: str, method: str, step_time_s: float | None, truth: str = "hard:1", **facts: Any
+) -> dict[str, Any]:
+    status = "oom" if step_time_s is None else "ok"
+    row = {"problem": problem, "truth": truth, "method": method, "measured": 16, "allowed": 9, "status": status}
+    return row | {"step_time_s": step_time_s, "plan_s": 1.0} | facts
+
+
+def test_ratios_are_to_the_least_that_anybody_has(tables: ModuleType) -> None:
+    rows = [
+        made_row("a/x", "portfolio", 3.0),
+        made_row("a/x", "learned", 2.0, measured=64),
+        made_row("a/x", "reference", 2.5, measured=0),
+        made_row("a/x", "portfolio", 3.0, truth="hard:2"),
+        made_row("a/x", "reference", 1.5, truth="hard:2", measured=0),
+        made_row("b/x", "portfolio", None),
+    ]
+    told = tables.with_ratios(rows)
+    assert [row["ratio"] for row in told] == [1.5, 1.0, 2.0, float("inf")]
+
+
+def test_pairs_are_of_the_same_case_and_a_workload_counts_once(tables: ModuleType) -> None:
+    mine = [made_row(f"{name}/x", "learned", None, ratio=ratio) for name, ratio in (("a", 2.0), ("b", 8.0), ("c", 1.0))]
+    theirs = [made_row(f"{name}/x", "portfolio", None, ratio=1.0) for name in "ab"]
+    again = [made_row("a/y", "learned", None, ratio=2.0)], [made_row("a/y", "portfolio", None, ratio=1.0)]
+    told = tables.pair(mine + again[0], theirs + again[1])
+    assert told.startswith("4.000 [")  # sqrt(2 * 8): that `a` has two problems makes no difference, `c` has no pair
+    assert tables.pair(mine[2:], theirs) == "–"
+
+
+def test_the_tables_say_what_was_run(core_true: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    core_true.append(path, {"run": {"date": "today", "hardware": "h", "versions": {"v": "1"}, "command": "command"}})
+    rows = [
+        *(made_row(f"{name}/x", "portfolio", 2.0) for name in ("rnnlm", "nmt")),
+        *(made_row(f"{name}/x", "learned", 1.0, plan_s=3.0) for name in ("rnnlm", "nmt")),
+        made_row("nmt/x", "learned", None, measured=64),
+    ]
+    for row in rows:
+        core_true.append(path, row)
+    core_true.append(path, rows[0] | {"step_time_s": 4.0})  # run again: the last word counts
+    core_true.render("core-dev", path)
+    told = path.with_suffix(".md").read_text()
+    assert "| portfolio | 2.828 [2.000, 4.000] | – |" in told
+    assert "| learned | 1.000 [1.000, 1.000] | – |" in told
+    assert "| portfolio | 0.354" in told
+    assert "| portfolio | 4.000 | 2.000 |" in told
+    assert "| learned | 3.0, 3.0 | 1.0, 1.0 |" in told
+    kept = read_json(path.with_suffix(".json"))
+    assert (kept["schema"], kept["command"], len(kept["rows"])) == (1, "command", 5)
+    path.unlink()
+    core_true.render("core-dev", path)  # from the committed results
+    assert path.with_suffix(".md").read_text() == told
+
+
+def test_what_is_not_finite_is_kept_as_nothing(core_true: ModuleType, tmp_path: Path) -> None:
+    core_true.append(tmp_path / "kept.jsonl", {"step_time_s": float("inf")})
+    assert json.loads((tmp_path / "kept.jsonl").read_text()) == {"step_time_s": None}
