@@ -22,6 +22,7 @@ def compare(
     objective: str | None = None,
     seed: Seed = 0,
     save: Path | None = None,
+    plot: Path | None = None,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -40,6 +41,7 @@ def compare(
         objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
         seed: of the workload
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
+        plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
         json: print one JSON object on stdout
         quiet: no progress and no table
     """
@@ -65,6 +67,7 @@ def compare(
             seconds=seconds,
             seeds=num_seeds,
             save=save,
+            plot=plot,
             is_quiet=quiet,
         )
     else:
@@ -91,6 +94,7 @@ def compare(
             grouping=grouping.rule,
             constraints=placing.constraints(found),
             save=save,
+            plot=plot,
             is_quiet=quiet,
         )
     if json:
