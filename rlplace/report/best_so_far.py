@@ -215,6 +215,8 @@ def _lines(panel: Axes, bands: Mapping[str, Band], styles: Mapping[str, tuple[st
     if is_log:
         panel.set_xscale("log")
         _log_ticks(panel.xaxis, (1.0,))
+    else:
+        panel.set_xlim(left=0.0)
     if _spans(every_y[np.isfinite(every_y)], _LOG_Y_FROM_RATIO):
         panel.set_yscale("log")
         _log_ticks(panel.yaxis, (1.0, 2.0, 5.0))

@@ -144,7 +144,7 @@ def train(
         result = TrainResult(placement, table, timeline, evaluator.is_measured)
         if run is not None:
             _write(run, problem, result)
-            _draw_search(run, found, is_measured=evaluator.is_measured)
+            _draw_search(run, problem, found, is_measured=evaluator.is_measured)
             for result_of in found.values():
                 if result_of.learned is not None:
                     result_of.learned.save(run.path("policy.safetensors"))
@@ -305,7 +305,7 @@ def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
 
 
-def _draw_search(run: RunFolder, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
+def _draw_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
     """Writes what each method had come to over placements and seconds."""
     curves = [
         Curve(
@@ -317,4 +317,5 @@ def _draw_search(run: RunFolder, found: Mapping[str, LoopResult], *, is_measured
         for method, result in found.items()
     ]
     kind = "measured" if is_measured else "simulated"
-    save_best_so_far_png(run.path("best_so_far.png"), curves, title="How the searches went", kind=kind)
+    title = f"{' and '.join(found)} on {problem.host.name}"
+    save_best_so_far_png(run.path("best_so_far.png"), curves, title=title, kind=kind)
