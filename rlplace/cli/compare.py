@@ -24,6 +24,7 @@ def compare(
     measured: int | None = None,
     seed: Seed = 0,
     save: Path | None = None,
+    plot: Path | None = None,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -45,6 +46,7 @@ def compare(
         measured: plans that each method may measure; with --true
         seed: of the workload
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
+        plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
         json: print one JSON object on stdout
         quiet: no progress and no table
     """
@@ -74,6 +76,7 @@ def compare(
             seconds=seconds,
             seeds=num_seeds,
             save=save,
+            plot=plot,
             is_quiet=quiet,
         )
     elif true is not None or measured is not None:
@@ -116,6 +119,7 @@ def compare(
             grouping=grouping.rule,
             constraints=placing.constraints(found),
             save=save,
+            plot=plot,
             is_quiet=quiet,
         )
     if json:

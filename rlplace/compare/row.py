@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.plan import Plan
+from rlplace.search.best_so_far import BestSoFar
 
 Objective = Literal["latency", "throughput", "max-load", "piece-latency"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece-latency")
@@ -36,6 +37,7 @@ class Row:
         spread_s: half the interquartile range of the measured steps; 0 where nothing was measured.
         is_placement: whether it is a placement that can be handed back.
         proved_s: a lower bound that the method proved on the way; 0 where it proved none.
+        history: the best value so far wherever it improved, as it was scored; empty where nobody kept it.
         devices: (N,) int32; None where there is no placement.
         plan: the plan behind `value_s`; None where nothing was planned.
         measured: plans that it measured before it named one, where a hidden truth was measured; None elsewhere.
@@ -53,6 +55,7 @@ class Row:
     spread_s: float = 0.0
     is_placement: bool = True
     proved_s: float = 0.0
+    history: tuple[BestSoFar, ...] = field(default=(), repr=False)
     devices: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
     plan: Plan | None = field(default=None, repr=False, compare=False)
     measured: int | None = None
@@ -132,6 +135,7 @@ class Comparison:
             "evaluations": row.evaluations,
             "plan_s": row.plan_s,
             "peak_bytes": list(row.peak_bytes),
+            "history": [best.to_list() for best in row.history],
             "status": row.status,
         }
         if self.is_measured:

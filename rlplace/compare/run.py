@@ -249,6 +249,7 @@ def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget
         outcome.peak_bytes,
         outcome.why,
         proved_s=found.lower_bound_s,
+        history=found.history,
         devices=found.devices,
         plan=plan,
     )

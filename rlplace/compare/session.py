@@ -16,11 +16,13 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.compare_table import compare_table
 from rlplace.report.format import format_seconds
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.setup import default_size, graph_for, make_problem
+from rlplace.search.rules import baselines
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 
@@ -76,6 +78,7 @@ def run_compare(
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
     save: Path | None = None,
+    plot: Path | None = None,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
@@ -90,12 +93,14 @@ def run_compare(
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
         save: a folder for `METHOD-SEED.placement.json`.
+        plot: a PNG file for the best so far of every search.
         is_quiet: no progress.
 
     Raises:
-        UserError: the workload cannot be built or captured, or `save` cannot be written to.
+        UserError: the workload cannot be built or captured, or `save` or `plot` cannot be written to.
     """
     check_save(save)
+    check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     graph = graph_for(spec, host, seed)
     progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
@@ -110,6 +115,8 @@ def run_compare(
         )
     if save is not None:
         save_rows(problem, comparison.rows, save)
+    if plot is not None:
+        draw_rows(problem, comparison, plot)
     return show(comparison, progress, is_quiet=is_quiet)
 
 
@@ -119,12 +126,50 @@ def check_save(save: Path | None) -> None:
     Raises:
         FileProblem: something else is in its place, or it cannot be made.
     """
-    if save is None:
+    if save is not None:
+        _make_folder(save, "placements")
+
+
+def check_plot(plot: Path | None) -> None:
+    """Makes the folder of a picture.
+
+    Raises:
+        InvalidValue: it is not called `.png`.
+        FileProblem: a folder is in its place, or its own cannot be made.
+    """
+    if plot is None:
         return
+    if plot.suffix.lower() != ".png":
+        raise InvalidValue("plot", str(plot), "a file name that ends in .png", where="compare")
+    if plot.is_dir():
+        raise FileProblem(plot, "is a folder: name a file in it.")
+    _make_folder(plot.parent, "pictures")
+
+
+def _make_folder(folder: Path, what: str) -> None:
     try:
-        save.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileProblem(save, f"cannot be a folder for placements: {error.strerror or error}.") from error
+        raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
+
+
+def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
+    """Writes the best simulated step so far of all methods that search, over placements scored and seconds.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    from rlplace.report import Curve, save_best_so_far_png
+
+    simulator = Simulator(problem, objective="throughput" if comparison.objective == "throughput" else "latency")
+    single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
+    searched = {row.method for row in comparison.rows if row.history}
+    curves = [
+        Curve(row.method, [best.to_list() for best in row.history], (row.evaluations, 0, row.plan_s), single_s)
+        for row in comparison.rows
+        if row.method in searched  # also a seed that found nothing
+    ]
+    save_best_so_far_png(path, curves, title=f"{comparison.workload} on {comparison.host}")
 
 
 def save_rows(problem: Problem, rows: tuple[Row, ...], folder: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from rlplace.compare.row import PUBLISHED, Comparison, Objective, Row, RowStatus
 from rlplace.compare.run import OP_ORDER, CompareConfig, compare
-from rlplace.compare.session import check_save, method_words, save_rows, say_row, show
+from rlplace.compare.session import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
+from rlplace.errors import InvalidValue
 from rlplace.files import read_json
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
 from rlplace.measure.simulate.simulator import Simulator
@@ -45,6 +46,7 @@ def run_published(
     seconds: float | None,
     seeds: int,
     save: Path | None,
+    plot: Path | None,
     is_quiet: bool,
 ) -> dict[str, Any]:
     """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
@@ -63,8 +65,12 @@ def run_published(
     if objective not in PUBLISHED:
         config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
         check_save(save)
+        check_plot(plot)
         comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
     else:
+        if plot is not None:
+            hint = f"Under {objective} methods do not tell what they find on the way."
+            raise InvalidValue("plot", str(plot), "none", where="compare", hint=hint)
         names = _names(methods, METHODS)
         check_save(save)
         comparison = _solved(record, path.name, names, config)
@@ -78,6 +84,8 @@ def run_published(
         for row in comparison.rows:
             if row.devices is not None:
                 save_split(save / f"{row.method}-{row.seed}.split.json", record, row.devices)
+    if plot is not None:
+        draw_rows(problem, comparison, plot)
     return show(comparison, progress, is_quiet=is_quiet)
 
 

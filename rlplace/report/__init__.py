@@ -7,24 +7,29 @@ from typing import TYPE_CHECKING
 from rlplace.report.format import format_bytes, format_clock, format_ms, format_seconds
 
 if TYPE_CHECKING:
+    from rlplace.report.best_so_far import Curve, save_best_so_far_png
     from rlplace.report.chrome_trace import write_chrome_trace
     from rlplace.report.scatter import save_fidelity_png
     from rlplace.report.table import results_table
     from rlplace.report.timeline_picture import save_timeline_png
 
 __all__ = [
+    "Curve",
     "format_bytes",
     "format_clock",
     "format_ms",
     "format_seconds",
     "results_table",
+    "save_best_so_far_png",
     "save_fidelity_png",
     "save_timeline_png",
     "write_chrome_trace",
 ]
 
 _HOMES = {
+    "Curve": "rlplace.report.best_so_far",
     "results_table": "rlplace.report.table",
+    "save_best_so_far_png": "rlplace.report.best_so_far",
     "save_fidelity_png": "rlplace.report.scatter",
     "save_timeline_png": "rlplace.report.timeline_picture",
     "write_chrome_trace": "rlplace.report.chrome_trace",

@@ -22,6 +22,7 @@ RUN_FILES = (
     "policy.json",
     "timeline.json",
     "timeline.png",
+    "best_so_far.png",
     "step.py",
     "placement.csv",
     "measurements.db",

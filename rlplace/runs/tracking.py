@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from rlplace.files import jsonable
 
 if TYPE_CHECKING:
     import wandb
+
+    from rlplace.search.best_so_far import BestSoFar
 
 TRACKING_MODES = ("disabled", "offline", "online")
 PROJECT = "rlplace"
@@ -47,6 +50,20 @@ class Tracker(Protocol):
 
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         """Records a new best placement: its file, and the picture of its timeline."""
+        ...
+
+    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
+        """Records what `method` has come to, over placements measured and over seconds.
+
+        Args:
+            method: its name.
+            best: the best step time by now, and what was spent by now.
+            single_s: step time on the best single device; not finite where there is none.
+        """
+        ...
+
+    def log_picture(self, name: str, path: Path) -> None:
+        """Records the PNG file `path` under `name`."""
         ...
 
     def finish(self, *, is_complete: bool = True) -> None:
@@ -88,6 +105,12 @@ class NoTracker:
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         pass
 
+    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
+        pass
+
+    def log_picture(self, name: str, path: Path) -> None:
+        pass
+
     def finish(self, *, is_complete: bool = True) -> None:
         pass
 
@@ -106,6 +129,7 @@ class WandbTracker:
             raise UserError(f"wandb cannot be imported ({error}): pip install wandb, or --track disabled.") from error
         self._folder = run_dir / "wandb"
         self._wandb = wandb
+        self._lock = threading.Lock()  # searches that run side by side log from threads of their own
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with _files_under(self._folder):
@@ -131,11 +155,15 @@ class WandbTracker:
             raise UserError(f"Weights & Biases cannot be started: {cause}. {hint}") from error
         self._run.define_metric("place/placements")
         self._run.define_metric("place/*", step_metric="place/placements")
+        for step in ("measured", "seconds"):
+            self._run.define_metric(step)
+            self._run.define_metric(f"best_by_{step}/*", step_metric=step)
 
     def log(self, values: Mapping[str, float]) -> None:
         finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
         if finite:
-            self._run.log(finite)
+            with self._lock:
+                self._run.log(finite)
 
     def log_search(
         self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
@@ -154,12 +182,28 @@ class WandbTracker:
         with _files_under(self._folder):
             if timeline_png is not None:
                 image = self._wandb.Image(str(timeline_png), caption=f"step {step_time_s * 1e3:.2f} ms")
-                self._run.log({"place/timeline": image})
+                with self._lock:
+                    self._run.log({"place/timeline": image})
             artifact = self._wandb.Artifact(
                 f"placement-{self._run.id}", type="placement", metadata={"step_time_s": step_time_s}
             )
             artifact.add_file(str(placement), name="placement.json")
             self._run.log_artifact(artifact)
+
+    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
+        spent = {"seconds": best.seconds}
+        if best.measurements:  # a search on the simulator has no such axis
+            spent["measured"] = best.measurements
+        values = dict(spent)
+        for step in spent:
+            values[f"best_by_{step}/{method}/step_time_ms"] = best.best_s * 1e3
+            if math.isfinite(single_s):
+                values[f"best_by_{step}/{method}/vs_single"] = best.best_s / single_s
+        self.log(values)
+
+    def log_picture(self, name: str, path: Path) -> None:
+        with _files_under(self._folder), self._lock:
+            self._run.log({f"place/{name}": self._wandb.Image(str(path))})
 
     def finish(self, *, is_complete: bool = True) -> None:
         with _files_under(self._folder):

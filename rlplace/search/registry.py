@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
+from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.task import Budget, Saveable, Task
 
 Kind = Literal["baseline", "scheduler", "exact", "search"]
@@ -181,7 +182,7 @@ class SearchResult:
         evaluations: placements scored.
         plan_s: wall time that finding it took.
         lower_bound_s: a bound that the method proved; 0 where it proved none.
-        history: (evaluations, best step time) wherever the best improved.
+        history: the best so far wherever it improved.
         learned: what the method learned; None where it learns nothing that could be kept.
     """
 
@@ -190,7 +191,7 @@ class SearchResult:
     evaluations: int
     plan_s: float
     lower_bound_s: float
-    history: tuple[tuple[int, float], ...]
+    history: tuple[BestSoFar, ...]
     learned: Saveable | None = None
 
     @classmethod

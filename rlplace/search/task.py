@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, StepTimer
 from rlplace.measure.problem import Problem
+from rlplace.search.best_so_far import BestSoFar
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,9 @@ class Task:
         generator: every random draw of the method comes from here.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
-        best_s: its step time; infinite before the first.
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
         measurements: placements run on the host so far.
-        history: (evaluations, best_s) wherever the best improved.
+        history: the best so far wherever it improved, the first feasible placement among them.
     """
 
     def __init__(
@@ -108,9 +108,8 @@ class Task:
         self.evaluations = 0
         self.measurements = 0
         self.best_devices: NDArray[np.int32] | None = None
-        self.best_s = math.inf
         self.lower_bound_s = 0.0
-        self.history: list[tuple[int, float]] = []
+        self.history: list[BestSoFar] = []
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
         self._observer = observer
         self._is_stopped = False
@@ -121,6 +120,11 @@ class Task:
     def is_serial(self) -> bool:
         """Whether the timer scores one placement after the other, so that trying several at once gains nothing."""
         return getattr(self.timer, "threads", 0) == 1
+
+    @property
+    def best_s(self) -> float:
+        """Step time of the best feasible placement so far; infinite before the first."""
+        return self.history[-1].best_s if self.history else math.inf
 
     @property
     def elapsed_s(self) -> float:
@@ -194,8 +198,9 @@ class Task:
         self.evaluations += count
         first = int(np.argmin(times))
         if times[first] < self.best_s:
-            self.best_s, self.best_devices = float(times[first]), np.array(placements[first], dtype=np.int32)
-            self.history.append((self.evaluations, self.best_s))
+            self.best_devices = np.array(placements[first], dtype=np.int32)
+            best_s = float(times[first])
+            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
         if self._observer is not None:
             self._observer.scored(placements[:count], times[:count])
         return times

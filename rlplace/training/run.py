@@ -21,7 +21,7 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.policy.registry import LEARNERS, POLICIES
-from rlplace.report import save_timeline_png, write_chrome_trace
+from rlplace.report import Curve, save_best_so_far_png, save_timeline_png, write_chrome_trace
 from rlplace.report.format import format_clock, format_seconds
 from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.calibration import calibrated
@@ -144,6 +144,7 @@ def train(
         result = TrainResult(placement, table, timeline, evaluator.is_measured)
         if run is not None:
             _write(run, problem, result)
+            _draw_search(run, problem, found, is_measured=evaluator.is_measured)
             for result_of in found.values():
                 if result_of.learned is not None:
                     result_of.learned.save(run.path("policy.safetensors"))
@@ -152,6 +153,7 @@ def train(
                 placement=run.path("placement.json"),
                 timeline_png=run.path("timeline.png"),
             )
+            tracker.log_picture("best_so_far", run.path("best_so_far.png"))
         return result
     finally:
         evaluator.close()
@@ -211,7 +213,8 @@ def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
     if found.devices is None:
         why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
         return Entry(name, None, found.evaluations, why=why)
-    return Entry(name, simulator.plan(found.devices), found.evaluations)
+    history = found.history if problem.host.is_simulated else ()  # a measured row is not followed by simulated steps
+    return Entry(name, simulator.plan(found.devices), found.evaluations, history=history)
 
 
 def _compile_kernels(problem: Problem, simulator: Simulator) -> None:
@@ -255,7 +258,7 @@ def _entry(method: str, found: LoopResult) -> Entry:
     why = ""
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
-    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why=why)
+    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
 
 
 def _reasons(table: Table) -> str:
@@ -300,3 +303,19 @@ def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
     title = f"{result.table.best}: {result.step_time_s * 1e3:.1f} ms a step ({kind})"
     save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
+
+
+def _draw_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
+    """Writes what each method had come to over placements and seconds."""
+    curves = [
+        Curve(
+            method,
+            [best.to_list() for best in result.history],
+            (result.num_scored, result.num_measured, result.seconds),
+            result.single_s,
+        )
+        for method, result in found.items()
+    ]
+    kind = "measured" if is_measured else "simulated"
+    title = f"{' and '.join(found)} on {problem.host.name}"
+    save_best_so_far_png(run.path("best_so_far.png"), curves, title=title, kind=kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
+from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
 from rlplace.training.candidates import Candidates
@@ -46,12 +47,19 @@ class LoopResult:
         plan: the best placement; None if there was none.
         num_scored: placements simulated.
         num_measured: placements run, each as often as it was, the last race aside.
+        seconds: wall time that it took.
+        history: the best measured step time so far wherever it improved, the last race included; the best simulated
+            one where nothing is measured.
+        single_s: step time on the best single device, which those of `history` are to be set against.
         learned: what the method learned, if it learns.
     """
 
     plan: Plan | None
     num_scored: int
     num_measured: int
+    seconds: float = 0.0
+    history: tuple[BestSoFar, ...] = ()
+    single_s: float = float("nan")
     learned: Saveable | None = None
 
 
@@ -107,7 +115,7 @@ def search_and_measure(
         options: of the method's own.
         clock: seconds that never go back.
     """
-    loop = _Loop(evaluator, budget, progress, tracker, single_s, on_best, clock)
+    loop = _Loop(method, evaluator, budget, progress, tracker, single_s, on_best, clock)
     search_s = budget.seconds * budget.simulate_share
     task = Task(
         evaluator.problem,
@@ -124,7 +132,8 @@ def search_and_measure(
         if not len(batch):
             break
         task.measure(batch)
-    return LoopResult(loop.decide(), task.evaluations, task.measurements, learned)
+    plan = loop.decide()
+    return LoopResult(plan, task.evaluations, task.measurements, loop.elapsed_s, loop.history(), loop.single_s, learned)
 
 
 class _Loop:
@@ -132,6 +141,7 @@ class _Loop:
 
     def __init__(
         self,
+        method: str,
         evaluator: Evaluator,
         budget: LoopBudget,
         progress: Progress,
@@ -141,14 +151,20 @@ class _Loop:
         clock: Clock,
     ) -> None:
         self.candidates = Candidates(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)))
-        self._evaluator, self._progress, self._tracker = evaluator, progress, tracker
+        self.single_s = single_s
+        self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
-        self._single_s, self._on_best = single_s, on_best
+        self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
         self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
 
     @property
     def problem(self) -> Problem:
         return self._evaluator.problem
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time since the search began."""
+        return self._clock() - self._end_s + self._budget_s
 
     @property
     def is_open(self) -> bool:
@@ -187,6 +203,11 @@ class _Loop:
         self.report()
         return self._evaluator.simulator.plan(finalists[0].devices) if finalists else None
 
+    def history(self) -> tuple[BestSoFar, ...]:
+        """The best ratio so far wherever it improved, as a step time at the latest one of the reference."""
+        # step times as they were would go up and down with the machine; ratios only go down
+        return tuple(replace(best, best_s=ratio * self.single_s) for ratio, best in self._improved)
+
     def report(self) -> None:
         """Shows how far the search is."""
         self._shown_s = self._clock()
@@ -194,7 +215,7 @@ class _Loop:
             placements=self.candidates.num_scored,
             measured=self.candidates.num_measured,
             best_s=self._best_s,
-            single_s=self._single_s,
+            single_s=self.single_s,
             left_s=max(self._end_s - self._clock(), 0.0),
             budget_s=self._budget_s,
         )
@@ -205,10 +226,11 @@ class _Loop:
         self.candidates.record(placements, measurements)
         finite = [measurement for measurement in measurements if measurement.ok]
         if finite:
-            self._single_s = float(np.median([measurement.reference_s for measurement in finite]))
+            self.single_s = float(np.median([measurement.reference_s for measurement in finite]))
         leader = self.candidates.best_measured(1)[0]
         if leader.ratio < self._best_ratio:
-            self._best_ratio, self._best_s = leader.ratio, leader.ratio * self._single_s
+            self._best_ratio, self._best_s = leader.ratio, leader.ratio * self.single_s
+            self._improved.append((leader.ratio, self._now()))
             self._on_best(self._evaluator.simulator.plan(leader.devices), self._best_s)
         self._tracker.log_search(
             placements=self.candidates.num_scored,
@@ -217,5 +239,11 @@ class _Loop:
             vs_single=self._best_ratio,
             infeasible_rate=1.0 - len(finite) / max(len(measurements), 1),
         )
+        if self._improved:
+            self._tracker.log_best_so_far(self._method, self._now(), self.single_s)
         self.report()
         return measurements
+
+    def _now(self) -> BestSoFar:
+        best_s = self._best_ratio * self.single_s
+        return BestSoFar(self.candidates.num_scored, self.candidates.num_measured, self.elapsed_s, best_s)

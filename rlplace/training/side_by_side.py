@@ -46,7 +46,7 @@ def search_side_by_side(
         seconds: wall time, of all together.
         seed: of every method's draws.
         progress: told how it goes.
-        tracker: told what is learned.
+        tracker: told what is learned, and the best of each method so far.
         single_s: step time on the best single device.
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
     """
@@ -59,6 +59,7 @@ def search_side_by_side(
     }
 
     planner = Simulator(problem, threads=1)
+    num_told = dict.fromkeys(methods, 0)
 
     def run(name: str) -> Saveable | None:
         with one_thread_here():
@@ -72,6 +73,10 @@ def search_side_by_side(
             left_s=min(task.seconds_left for task in tasks.values()),
             budget_s=seconds,
         )
+        for name, task in tasks.items():
+            if len(task.history) > num_told[name]:
+                num_told[name] = len(task.history)
+                tracker.log_best_so_far(name, task.history[num_told[name] - 1], single_s)
 
     with ThreadPoolExecutor(len(methods), thread_name_prefix="rlplace-search") as pool:
         futures = {name: pool.submit(run, name) for name in methods}
@@ -88,12 +93,12 @@ def search_side_by_side(
             leader = min(tasks, key=lambda name: tasks[name].best_s)
             if (devices := tasks[leader].best_devices) is not None:
                 on_best(leader, planner.plan(devices), tasks[leader].best_s)
-    return {name: _result(planner, tasks[name], futures[name].result()) for name in methods}
+    return {name: _result(planner, tasks[name], single_s, futures[name].result()) for name in methods}
 
 
-def _result(planner: Simulator, task: Task, learned: Saveable | None) -> LoopResult:
+def _result(planner: Simulator, task: Task, single_s: float, learned: Saveable | None) -> LoopResult:
     plan = None if task.best_devices is None else planner.plan(task.best_devices)
-    return LoopResult(plan, task.evaluations, 0, learned)
+    return LoopResult(plan, task.evaluations, 0, task.elapsed_s, tuple(task.history), single_s, learned)
 
 
 class _Figures:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.search.best_so_far import BestSoFar
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Entry:
         placements: how many placements it tried.
         facts: more keys of its row (`measured`, ...).
         why: the reason for having no plan.
+        history: the best step time so far wherever it improved; empty where the host was not asked on the way.
     """
 
     method: str
@@ -27,6 +29,7 @@ class Entry:
     placements: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
     why: str = ""
+    history: tuple[BestSoFar, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def fill_table(
     for entry in entries:
         outcome = None if entry.plan is None else outcomes[distinct[entry.plan.fingerprint]]
         rows.append(_row(entry, outcome))
-    eager_row = {"method": "eager", "placement": False, "placements": 0}
+    eager_row = {"method": "eager", "placement": False, "placements": 0, "history": []}
     if eager is None:
         rows.append({**eager_row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": eager_why})
     else:
@@ -89,7 +92,13 @@ def fill_table(
 
 
 def _row(entry: Entry, outcome: Measurement | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": entry.method, "placement": True, "placements": entry.placements, **entry.facts}
+    row: dict[str, Any] = {
+        "method": entry.method,
+        "placement": True,
+        "placements": entry.placements,
+        "history": [best.to_list() for best in entry.history],
+        **entry.facts,
+    }
     if outcome is None:
         return {**row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": entry.why}
     return {**row, **_figures(outcome)}

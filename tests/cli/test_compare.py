@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from rlplace.cli.main import main
 from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
@@ -54,8 +55,12 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         "2",
         "--save",
         str(tmp_path / "kept"),
+        "--plot",
+        str(tmp_path / "pictures" / "best.png"),
     )
     assert result["schema"] == 1
+    height, width, _ = imread(tmp_path / "pictures" / "best.png").shape
+    assert width > height > 500
     assert result["lower_bound_s"] > 0
     rows = {(row["method"], row["seed"]): row for row in result["rows"]}
     assert set(rows) == {("single", 0), ("blocks", 0), ("random", 0), ("random", 1), ("data-parallel", 0)}
@@ -65,6 +70,12 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert kept == [f"{name}.placement.json" for name in ("blocks-0", "random-0", "random-1", "single-0")]
     assert load_placement(tmp_path / "kept" / "single-0.placement.json").method == "single"
+    for row in (rows["single", 0], rows["random", 1]):
+        evaluations, measured, seconds, step_time_s = row["history"][-1]
+        assert evaluations <= row["evaluations"]
+        assert (measured, step_time_s) == (0, row["step_time_s"])
+        assert 0 < seconds <= row["plan_s"]
+    assert rows["data-parallel", 0]["history"] == []
 
 
 def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path) -> None:
@@ -83,7 +94,9 @@ def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, pu
 
 
 def test_a_published_file_can_also_be_simulated(capsys: pytest.CaptureFixture[str], published: Path) -> None:
-    result = told(capsys, str(published), "--methods", "single,heft", "--evaluations", "5")
+    plot = published.with_name("chain.png")
+    result = told(capsys, str(published), "--methods", "single,heft", "--evaluations", "5", "--plot", str(plot))
+    assert imread(plot).size
     assert result["objective"] == "latency"
     assert {row["method"]: row["status"] for row in result["rows"]}["heft"] == "ok"
 
@@ -118,6 +131,9 @@ def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["nmt", "--seconds", "-1"], ["seconds"]),
         (["nmt", "--seeds", "0"], ["seeds"]),
         (["nmt", "--host", "4xV100"], ["4xV100-pcie"]),
+        (["nmt", "--host", "4xV100-pcie", "--plot", "best.svg"], ["best.svg", ".png"]),
+        (["nmt", "--host", "4xV100-pcie", "--plot", "chain.json/best.png"], ["chain.json", "folder for pictures"]),
+        (["chain.json", "--objective", "max-load", "--plot", "best.png"], ["plot", "max-load"]),
         (["no_such.json"], ["no_such.json", "no such"]),
         (["chain.json", "--host", "4xV100-pcie"], ["host", "carries its own"]),
         (["chain.json", "--objective", "max-load", "--methods", "cem"], ["cem"]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from rlplace.cli.main import main
 
@@ -40,6 +41,17 @@ def test_flags_reach_the_placement_and_the_record(tmp_path: Path) -> None:
     assert of["projection.weight"] == of["update_decoder.attention.combine.weight"] != 0
     allowed = np.array(problem["allowed"])
     assert allowed[problem["grouping"]["op_group"], devices].all()
+
+
+def test_the_run_folder_shows_how_the_searches_went(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(run, "--method", "anneal") == 0
+    height, width, _ = imread(run / "best_so_far.png").shape
+    assert width > height > 500
+    rows = {row["method"]: row for row in json.loads((run / "result.json").read_text())["rows"]}
+    for name in ("single", "heft", "anneal", "portfolio"):
+        assert rows[name]["history"][-1][3] == pytest.approx(rows[name]["step_time_s"], rel=1e-12)
+        assert rows[name]["history"][-1][0] <= rows[name]["placements"]
 
 
 @pytest.mark.parametrize(

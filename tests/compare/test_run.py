@@ -54,6 +54,19 @@ def test_rows_stand_beside_the_bound() -> None:
     assert by_name["round-robin"].peak_bytes == (2, 2)
 
 
+def test_rows_and_json_say_how_the_best_came_about() -> None:
+    comparison = compare(two_chains(), CompareConfig(("single", "random", "op-order"), evaluations=64, seeds=2))
+    for row, told in zip(comparison.rows[:3], comparison.to_dict()["rows"], strict=False):
+        assert told["history"] == [[best.evaluations, 0, best.seconds, best.best_s] for best in row.history]
+        assert row.history[-1].best_s == row.value_s
+        assert row.history[-1].evaluations <= row.evaluations
+        assert 0 < row.history[0].seconds <= row.history[-1].seconds <= row.plan_s
+        times = [best.best_s for best in row.history]
+        assert times == sorted(set(times), reverse=True)
+    assert comparison.rows[3].method == "op-order"
+    assert comparison.to_dict()["rows"][3]["history"] == []
+
+
 def test_the_json_has_the_keys_that_are_promised() -> None:
     told = compare(two_chains(), CompareConfig(("single",)), workload="chains").to_dict()
     assert told["schema"] == 1

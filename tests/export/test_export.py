@@ -221,6 +221,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         "policy.json",
         "timeline.json",
         "timeline.png",
+        "best_so_far.png",
         "step.py",
     }
     assert main(["export", str(folder), "--check", "--json"]) == 0

@@ -12,18 +12,23 @@ import pytest
 
 from rlplace.errors import UnknownName, UserError
 from rlplace.runs.tracking import NoTracker, make_tracker
+from rlplace.search.best_so_far import BestSoFar
 
 OFFLINE_RUN = """
 import json, sys
 from pathlib import Path
 from rlplace.report.scatter import save_fidelity_png
 from rlplace.runs.tracking import make_tracker
+from rlplace.search.best_so_far import BestSoFar
 
 folder = Path(sys.argv[1])
 (folder / "placement.json").write_text(json.dumps({"schema": 1}))
 save_fidelity_png(folder / "timeline.png", [0.1], [0.1], ["a"], {})
 tracker = make_tracker("offline", folder, {"seed": 7, "train": {"budget_s": float("inf")}})
 tracker.log_search(placements=64, mean_s=0.2, best_s=0.125, vs_single=1.6, infeasible_rate=0.25)
+tracker.log_best_so_far("learned", BestSoFar(64, 6, 2.5, 0.125), 0.25)
+tracker.log_best_so_far("portfolio", BestSoFar(64, 0, 2.5, 0.125), float("inf"))
+tracker.log_picture("best_so_far", folder / "timeline.png")
 tracker.log({"train/value_loss": 0.75, "train/explained_variance": float("nan")})
 tracker.log_best(step_time_s=0.125, placement=folder / "placement.json", timeline_png=folder / "timeline.png")
 tracker.finish()
@@ -36,6 +41,8 @@ def test_disabled_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
     tracker.log({"a": math.nan})
     tracker.log_search(placements=1, mean_s=1.0, best_s=1.0, vs_single=1.0, infeasible_rate=0.0)
     tracker.log_best(step_time_s=1.0, placement=tmp_path / "placement.json")
+    tracker.log_best_so_far("anneal", BestSoFar(1, 1, 1.0, 1.0), 1.0)
+    tracker.log_picture("best_so_far", tmp_path / "best_so_far.png")
     tracker.finish()
     assert not list(tmp_path.iterdir())
     code = (
@@ -86,9 +93,16 @@ def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_pa
         "rlplace",
     ):
         assert text.encode() in content, text
+    for text in ("measured", "seconds", "best_by_measured/*", "best_by_measured/learned/vs_single"):
+        assert text.encode() in content, text
+    assert b"best_by_seconds/portfolio/step_time_ms" in content
+    assert b"best_by_measured/portfolio" not in content  # nothing of it was measured
+    assert b"portfolio/vs_single" not in content
     assert b"NaN" not in content
     (picture,) = (folder / "wandb").glob("offline-run-*/files/media/images/place/timeline_*.png")
     assert picture.read_bytes() == (folder / "timeline.png").read_bytes()
+    (searches,) = (folder / "wandb").glob("offline-run-*/files/media/images/place/best_so_far_*.png")
+    assert searches.read_bytes() == (folder / "timeline.png").read_bytes()
     staged = [path.read_text() for path in (folder / "wandb" / "data").rglob("*") if path.is_file()]
     assert '{"schema": 1}' in staged
 

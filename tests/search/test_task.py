@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from rlplace.env.rewards import make_reward
 from rlplace.env.scoring import Scorer
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.search.registry import METHODS, Method, find, register_method
+from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.registry import METHODS, Method, SearchResult, find, register_method
 from rlplace.search.task import Budget, Measuring, Simulating, Task
 
 PROBLEM = chain_problem(3)
@@ -57,6 +59,26 @@ def test_the_observer_sees_what_counted_and_nothing_else() -> None:
     assert notes.rows == [[0, 0, 0], [0, 1, 1]]
     task.tell({"loss": 0.5})
     assert notes.figures == [{"loss": 0.5}]
+
+
+def test_history_says_what_was_spent_wherever_the_best_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=10.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("rlplace.search.task.time", clock)
+    timer = TimingMeasurer(PROBLEM, wanted=[0, 1, 1], failing=[1, 0, 0])
+    task = Task(PROBLEM, timer, Budget(evaluations=9, measurements=5), host=Host(batches=9))
+    assert (task.best_s, task.history) == (np.inf, [])
+    task.score(rows([1, 0, 0]))  # does not fit: no improvement
+    clock.now_s = 12.0
+    task.score(rows([0, 0, 0], [1, 1, 1]))
+    task.measure(rows([0, 0, 0], [1, 1, 1]))
+    task.score(rows([0, 0, 0]))  # as short as the best was at first, and longer than it is
+    clock.now_s = 12.5
+    task.score(rows([0, 1, 1]))
+    assert [best.to_list() for best in task.history] == [[3, 0, 2.0, 2.0], [5, 2, 2.5, 1.0]]
+    assert task.best_s == 1.0
+    assert SearchResult.of(task).history == tuple(task.history)
+    assert task.history[0] == BestSoFar(3, 0, 99.0, 2.0)  # seconds are not compared
+    assert task.history[0] != BestSoFar(3, 1, 2.0, 2.0)
 
 
 def test_simulating_and_measuring_are_measurers_that_count() -> None:

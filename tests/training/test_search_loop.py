@@ -16,6 +16,7 @@ from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import make_progress
 from rlplace.runs.tracking import NoTracker
+from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training.search_loop import FINAL, ROUND, LoopBudget, LoopResult, search_and_measure
@@ -50,21 +51,38 @@ def score_listed(task: Task, placements: NDArray[np.int32]) -> None:
     task.score(placements)
 
 
+def measure_one_by_one(task: Task, placements: NDArray[np.int32]) -> None:
+    task.score(placements)
+    for row in placements:
+        task.measure(row)
+
+
 @pytest.fixture(autouse=True)
-def _listed() -> object:
-    register_method(Method("listed", score_listed, "search", "a test"))
+def _methods() -> object:
+    made = {"listed": score_listed, "asked": measure_one_by_one}
+    for name, solve in made.items():
+        register_method(Method(name, solve, "search", "a test"))
     yield
-    METHODS.unregister("listed")
+    for name in made:
+        METHODS.unregister(name)
 
 
-def run(host: FakeHost, placements: list[list[int]], budget: LoopBudget, **options: object) -> LoopResult:
+def run(
+    host: FakeHost,
+    placements: list[list[int]],
+    budget: LoopBudget,
+    *,
+    method: str = "listed",
+    tracker: NoTracker | None = None,
+    **options: object,
+) -> LoopResult:
     return search_and_measure(
-        "listed",
+        method,
         host,  # type: ignore[arg-type]
         budget,
         seed=0,
         progress=make_progress(is_quiet=True),
-        tracker=NoTracker(),
+        tracker=tracker or NoTracker(),
         options={"placements": np.array(placements, dtype=np.int32)},
         clock=host.clock,
         **options,  # type: ignore[arg-type]
@@ -122,8 +140,40 @@ def test_new_best_plans_are_told_with_their_step_time_at_the_reference_of_now() 
     assert step_s == pytest.approx(2.0)  # a fifth of the reference's 10 s in that race
 
 
+class Notes(NoTracker):
+    """Keeps what is told of the best so far."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[float], float]] = []
+
+    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
+        self.told.append((method, best.to_list(), single_s))
+
+
+def test_history_is_of_measured_ratios_at_one_step_time_of_the_reference() -> None:
+    host, notes = FakeHost(wanted=[0, 0, 0, 1]), Notes()
+    asked = [[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 1]]  # 4/5, 1 and 1/5 of the reference, in a race each
+    found = run(host, asked, LoopBudget(100.0, 0.5, measurements=3), method="asked", tracker=notes)
+    # the machine slows down: the reference takes 10, 15 and 20 s in these races, and 25 s in the last one
+    history = [best.to_list() for best in found.history]
+    assert history == [[3, 1, 2.0, pytest.approx(20.0)], [3, 3, 6.0, pytest.approx(5.0)]]
+    assert (found.num_measured, found.seconds, found.single_s) == (3, 8.0, 25.0)
+    # the tracker is told after every race, at the reference of that race
+    assert [told[1][1:] for told in notes.told] == [
+        [1, 2.0, pytest.approx(8.0)],
+        [2, 4.0, pytest.approx(12.0)],
+        [3, 6.0, pytest.approx(4.0)],
+        [6, 8.0, pytest.approx(5.0)],
+    ]
+    assert [told[2] for told in notes.told] == [10.0, 15.0, 20.0, 25.0]
+    assert {told[0] for told in notes.told} == {"asked"}
+
+
 def test_where_everything_fails_there_is_no_plan() -> None:
-    assert run(FakeHost([0, 0, 0, 0], fails=True), LISTED, LoopBudget(100.0, 0.5, measurements=3)).plan is None
+    notes = Notes()
+    budget = LoopBudget(100.0, 0.5, measurements=3)
+    found = run(FakeHost([0, 0, 0, 0], fails=True), LISTED, budget, tracker=notes)
+    assert (found.plan, found.history, notes.told) == (None, (), [])
 
 
 def test_budgets_count_the_placements_that_fit() -> None:

@@ -12,6 +12,7 @@ from fake_measurer import chain_problem
 from rlplace.measure.plan import Plan
 from rlplace.report.progress import make_progress
 from rlplace.runs.tracking import NoTracker
+from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training import side_by_side
@@ -50,7 +51,19 @@ def _methods() -> Iterator[None]:
         METHODS.unregister(name)
 
 
-def run(methods: Mapping[str, Mapping[str, object]], told: list[tuple[str, float]]) -> dict[str, LoopResult]:
+class Notes(NoTracker):
+    """Keeps what is told of the best so far."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, BestSoFar, float]] = []
+
+    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
+        self.told.append((method, best, single_s))
+
+
+def run(
+    methods: Mapping[str, Mapping[str, object]], told: list[tuple[str, float]], tracker: NoTracker | None = None
+) -> dict[str, LoopResult]:
     def on_best(method: str, plan: Plan, step_time_s: float) -> None:
         told.append((method, step_time_s))
 
@@ -60,19 +73,29 @@ def run(methods: Mapping[str, Mapping[str, object]], told: list[tuple[str, float
         LONG_S,
         seed=0,
         progress=make_progress(is_quiet=True),
-        tracker=NoTracker(),
+        tracker=tracker or NoTracker(),
+        single_s=8.0,
         on_best=on_best,
     )
 
 
 def test_all_methods_search_at_the_same_time() -> None:
     barrier, told = threading.Barrier(2), []
-    found = run({"meet-a": {"barrier": barrier, "device": 1}, "meet-b": {"barrier": barrier, "device": 0}}, told)
+    notes = Notes()
+    methods = {"meet-a": {"barrier": barrier, "device": 1}, "meet-b": {"barrier": barrier, "device": 0}}
+    found = run(methods, told, notes)
     plans = {name: result.plan for name, result in found.items()}
     assert plans["meet-a"] is not None
     assert plans["meet-a"].devices.tolist() == [1, 1, 1, 1]
     assert {name: result.num_scored for name, result in found.items()} == {"meet-a": 1, "meet-b": 1}
     assert told[0][1] == pytest.approx(4.0)
+    for name, result in found.items():
+        assert result.history == (BestSoFar(1, 0, 0.0, pytest.approx(4.0)),)
+        assert 0 < result.history[0].seconds <= result.seconds
+        assert result.single_s == 8.0
+        assert [(best, single_s) for method, best, single_s in notes.told if method == name] == [
+            (result.history[0], 8.0)
+        ]
 
 
 def test_an_error_of_one_ends_the_others() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.search.best_so_far import BestSoFar
 from rlplace.training.table import Entry, fill_table
 
 
@@ -28,7 +29,7 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
     entries = [
         Entry("single", plan(0, 0)),
         Entry("eft", plan(0, 1)),
-        Entry("learned", plan(0, 1), 12, {"measured": 6}),
+        Entry("learned", plan(0, 1), 12, {"measured": 6}, history=(BestSoFar(9, 6, 0.5, 1.25),)),
         Entry("random", None, why="no time"),
     ]
     table = fill_table(entries, lambda: 0.5, "", measure)
@@ -36,6 +37,8 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
     assert table.row("eft")["step_time_s"] == table.row("learned")["step_time_s"] == 1.0
     assert table.row("learned")["measured"] == 6
     assert table.row("learned")["placements"] == 12
+    assert table.row("learned")["history"] == [[9, 6, 0.5, 1.25]]
+    assert table.row("eft")["history"] == table.row("eager")["history"] == []
     assert table.row("random")["status"] == "skipped"
     assert table.row("random")["why"] == "no time"
     assert table.best == "eft"  # of equals the first; eager is faster, but no placement

@@ -1,0 +1,118 @@
+"""The best so far over seeds: hand-worked bands, and pictures that are pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.report import Curve, save_best_so_far_png
+from rlplace.report.best_so_far import LINE_COLORS, band_of, bands_of
+
+SHAPE = (840, 1800, 4)
+INF = math.inf
+
+
+def arrays(*points: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of one run."""
+    return np.array([x for x, _ in points], dtype=float), np.array([y for _, y in points], dtype=float)
+
+
+def curve(method: str, *history: tuple[float, float, float, float], spent: tuple[float, float, float]) -> Curve:
+    return Curve(method, history, spent, single_s=2.0)
+
+
+def has_color(picture: np.ndarray, color: str) -> bool:
+    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return bool(np.any(np.abs(picture[..., :3] - rgb).max(axis=-1) < 0.05))
+
+
+def test_a_value_holds_until_the_next_and_to_the_end() -> None:
+    band = band_of([arrays((2, 9), (5, 3))], 8.0)
+    assert band.x.tolist() == [2, 5, 8]
+    assert band.low.tolist() == band.middle.tolist() == band.high.tolist() == [9, 3, 3]
+
+
+def test_two_seeds_are_put_on_one_grid_and_banded_from_least_to_greatest() -> None:
+    band = band_of([arrays((1, 8), (3, 4)), arrays((2, 6), (4, 1))], 4.0)
+    assert band.x.tolist() == [1, 2, 3, 4]
+    assert band.middle.tolist() == [INF, 7, 5, 2.5]  # at 1 the second seed has found nothing yet
+    assert band.low.tolist() == [8, 6, 4, 1]
+    assert band.high.tolist() == [INF, 8, 6, 4]
+
+
+def test_four_seeds_are_banded_by_quartiles() -> None:
+    band = band_of([arrays((1, 4.0 * k)) for k in (4, 1, 3, 2)], 1.0)
+    assert (band.low.item(), band.middle.item(), band.high.item()) == (7, 10, 13)  # of 4, 8, 12, 16
+
+
+def test_seeds_that_found_nothing_count_as_infinitely_slow() -> None:
+    nothing = arrays()
+    one_of_three = band_of([arrays((1, 5)), arrays((1, 7)), nothing], 2.0)
+    assert (one_of_three.middle.tolist(), one_of_three.high.tolist()) == ([7, 7], [INF, INF])
+    half = band_of([arrays((1, 5)), arrays((1, 7)), nothing, nothing], 2.0)
+    assert (half.low.tolist(), half.middle.tolist()) == ([6.5, 6.5], [INF, INF])
+
+
+def test_of_two_improvements_at_one_moment_the_later_holds() -> None:
+    assert band_of([arrays((1, 5), (1, 4))], 1.0).middle.tolist() == [4]
+
+
+def test_methods_end_together_and_seeds_belong_to_their_method() -> None:
+    curves = [
+        curve("slow", (10, 1, 0.5, 4.0), (20, 2, 3.0, 2.0), spent=(40, 3, 9.0)),
+        curve("slow", (10, 1, 0.5, 3.0), spent=(40, 2, 8.0)),
+        curve("quick", (1, 0, 0.1, 1.0), spent=(1, 0, 0.2)),
+    ]
+    by_scored = bands_of(curves, "evaluations", is_ratio=True)
+    assert list(by_scored) == ["slow", "quick"]
+    assert by_scored["slow"].num_runs == 2
+    assert by_scored["slow"].x.tolist() == [10, 20, 40]
+    assert by_scored["slow"].middle.tolist() == [1.75, 1.25, 1.25]
+    assert by_scored["quick"].x.tolist() == [1, 40]
+    assert bands_of(curves, "measured", is_ratio=True)["slow"].x.tolist() == [1, 2, 3]
+    in_ms = bands_of(curves, "seconds", is_ratio=False)
+    assert (in_ms["quick"].x.tolist(), in_ms["quick"].middle.tolist()) == ([0.1, 9.0], [1000.0, 1000.0])
+
+
+def test_an_improvement_after_what_was_counted_is_still_shown() -> None:
+    band = bands_of([curve("m", (9, 6, 1.0, 2.0), spent=(9, 4, 1.0))], "measured", is_ratio=True)["m"]
+    assert (band.x.tolist(), band.middle.tolist()) == ([6], [1.0])
+
+
+@pytest.mark.parametrize("reach", [3.0, 5000.0])  # linear, logarithmic
+def test_every_method_has_its_colour(tmp_path: Path, reach: float) -> None:
+    curves = [
+        curve(f"m{k}", (1, 0, 0.0, 2.0 + k), (reach, 0, reach, 1.0 + 0.3 * k + 0.1 * seed), spent=(reach, 0, reach))
+        for k in range(3)
+        for seed in range(2)
+    ]
+    save_best_so_far_png(tmp_path / "a.png", curves, title="three methods")
+    picture = imread(tmp_path / "a.png")
+    assert picture.shape == SHAPE
+    assert all(has_color(picture, color) for color in LINE_COLORS[:3])
+    assert not has_color(picture, LINE_COLORS[5])
+
+
+def test_pictures_of_little_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    save_best_so_far_png(path, [], title="nothing")
+    assert imread(path).shape == SHAPE
+    save_best_so_far_png(path, [Curve("stuck", [], (50, 0, 1.0))], title="nothing found")
+    assert not has_color(imread(path), LINE_COLORS[0])
+    save_best_so_far_png(
+        path, [Curve("m", [[1, 1, 0.0, 2.0]], (1, 1, 0.0), INF)], title="no device holds it", kind="measured"
+    )
+    assert has_color(imread(path), LINE_COLORS[0])
+
+
+def test_a_history_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"curve of 'm': history is \(1, 2\), expected \(K, 4\): evaluations, "):
+        save_best_so_far_png(tmp_path / "a.png", [Curve("m", [(1, 2.0)], (1, 0, 1.0), 1.0)], title="")
+    with pytest.raises(FileProblem, match="cannot be written"):
+        save_best_so_far_png(tmp_path / "no" / "a.png", [], title="")
+    assert not list(tmp_path.iterdir())
