@@ -7,14 +7,19 @@ language model of many such layers, each added to what it reads (as in Wu et al.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-STEPS_FIRST = "(steps, B) int64 tokens"
+from rlplace.graphs import OpGraph, capture
 
 
 class Translator(nn.Module):
     """Bahdanau's encoder and decoder, their `layers` of `units` each."""
+
+    NUM_INPUTS = 3
 
     def __init__(self, layers: int, units: int, vocab: int) -> None:
         super().__init__()
@@ -53,6 +58,8 @@ class Translator(nn.Module):
 class ResidualStack(nn.Module):
     """A language model of `layers` of `units`, each added to what it reads; its last layer's outputs are one tensor."""
 
+    NUM_INPUTS = 2
+
     def __init__(self, layers: int, units: int, vocab: int) -> None:
         super().__init__()
         self.units = units
@@ -80,3 +87,21 @@ def unroll(cell: nn.Module, inputs: list[Tensor] | tuple[Tensor, ...], state_BH:
         state_BH = cell(x_BI, state_BH)
         states.append(state_BH)
     return states
+
+
+UNROLLED = {
+    "translator-16": (Translator, {"layers": 2, "units": 768, "vocab": 20000}, 16, 128),
+    "stack-24": (ResidualStack, {"layers": 6, "units": 1024, "vocab": 16000}, 24, 48),
+    "translator-28": (Translator, {"layers": 1, "units": 1280, "vocab": 8000}, 28, 32),
+    "stack-12": (ResidualStack, {"layers": 3, "units": 2048, "vocab": 40000}, 12, 96),
+}
+"""Networks with their options, steps and batch."""
+
+
+@cache
+def unrolled_graph_of(name: str) -> OpGraph:
+    """The captured training step of one of `UNROLLED`, never allocated."""
+    network, options, steps, batch = UNROLLED[name]
+    with FakeTensorMode():
+        tokens_TB = [torch.randint(options["vocab"], (steps, batch)) for _ in range(network.NUM_INPUTS)]
+        return capture(network(**options), tuple(tokens_TB), lambda loss: loss, "adam")

@@ -31,8 +31,8 @@ FIRST_WEIGHTS = (
 """What small budgets begin with: names of groupings, each with weights in the order of `FEATURES`.
 
 `scripts/choose_start_weights.py` prints them. Chosen on reduced training steps of `t5`, `vit`, `whisper`, `llama`,
-`resnet50` and `evoformer`, on random hosts of 2 to 8 devices: each is, of some 1,500, the one with which the best of
-those up to it is best in the geometric mean.
+`resnet50` and `evoformer`, and of two recurrent networks unrolled over steps, on random hosts of 2 to 8 devices: each
+is, of some 1,500, the one with which the best of those up to it is best in the geometric mean.
 """
 
 START_WEIGHTS = (
