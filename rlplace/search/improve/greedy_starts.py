@@ -26,8 +26,8 @@ MANY = 300
 """Evaluations of a budget from which heuristics begin: by then the seconds that they take are worth it."""
 SHARE = 0.2
 """Most that fixed weights may take of such a budget ..."""
-FEW_SHARE = 0.35
-"""... and of a smaller one, which has `FIRST_WEIGHTS` alone ..."""
+FEW_SHARE = 0.25
+"""... and of a smaller one, which begins with `FIRST_WEIGHTS` ..."""
 LEAST = 7
 """... but for so many evaluations, which they may always take."""
 
@@ -81,13 +81,13 @@ def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[G
         InvalidValue: the task's budget is infinite.
     """
     check_budget(task)
+    crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     if has_few_evaluations(task):
         share = max(FEW_SHARE, LEAST / task.budget.evaluations)
-        leaders = score_greedy(task, FIRST_WEIGHTS, until=task.spent + share)
+        leaders = score_greedy(task, [*FIRST_WEIGHTS, *crossed], until=task.spent + share)
         devices, step_s = _plain_start(task)
     else:
         devices, step_s = best_start(task)
-        crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
         leaders = score_greedy(task, crossed, until=task.spent + SHARE)
     if leaders and leaders[0].step_s < step_s:
         devices, step_s = leaders[0].devices, leaders[0].step_s

@@ -103,6 +103,7 @@ def test_groups_balanced_by_bytes_fit_where_no_weights_do(evaluations: int, monk
     problem = tight_problem(12, 3)
     gather = ("own", (0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0))
     monkeypatch.setattr(greedy_starts, "FIRST_WEIGHTS", (gather,) * 32)
+    monkeypatch.setattr(greedy_starts, "START_WEIGHTS", ())
     task = Task(problem, Counting(problem), Budget(evaluations))
     devices, step_s, leaders = best_start_with_greedy(task)
     assert not any(np.isfinite(one.step_s) for one in leaders)
