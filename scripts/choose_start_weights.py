@@ -2,9 +2,10 @@
 
 python scripts/choose_start_weights.py    # prints `FIRST_WEIGHTS` of rlplace/search/improve/start_weights.py
 
-Reduced training steps of six models on random hosts of 2 to 8 devices. Weights are drawn, those that do best together
-are varied, and of all over every grouping, one after the other is taken with which the best of those taken so far is
-best in the geometric mean. About five minutes on one core; the same list every time.
+Reduced training steps of six workloads, and of two networks unrolled over steps, on random hosts of 2 to 8 devices.
+Weights are drawn, those that do best together are varied, and of all over every grouping, one after the other is taken
+with which the best of those taken so far is best in the geometric mean. About five minutes on one core; the same list
+every time.
 """
 
 from __future__ import annotations
@@ -15,21 +16,32 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from unrolled_networks import UNROLLED, unrolled_graph_of
 
+from rlplace.measure import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.greedy_starts import GROUPINGS, Schedulers
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from learn_dev import problem_of
+import learn_dev
+
+WORKLOADS = (*learn_dev.WORKLOADS, *UNROLLED)
 
 SEEDS = range(72)
 """Of the hosts; those from 72 to 99 are kept to judge the list on."""
-DRAWN, BASES, VARIED, LISTED = 300, 24, 200, 24
+DRAWN, BASES, VARIED, LISTED = 300, 24, 200, 16
 """Weights that are drawn, those of them that are varied, their variations, and the length of the list."""
 RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
 """What weights are drawn from, uniformly, before they are spread by a log-normal factor."""
 WORST = 3.0
 """Ratio to the best from which on placements are equally bad, those that do not fit among them."""
+
+
+def problem_of(seed: int, turn: int) -> Problem:
+    """A development problem: the host of a seed with one of the workloads, another in each of 16 turns."""
+    workload = WORKLOADS[(seed + 5 * turn) % len(WORKLOADS)]
+    graph = unrolled_graph_of(workload) if workload in UNROLLED else learn_dev.graph_of(workload)
+    return Problem.estimate(graph, learn_dev.random_host(seed))
 
 
 def draw(generator: np.random.Generator, count: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.coarsening import by_module, nested, split
-from rlplace.search.improve.greedy_starts import evaluations_until
+from rlplace.search.improve.greedy_starts import evaluations_until, has_few_evaluations
 from rlplace.search.task import Task
 
 SHARE = 0.5
@@ -27,7 +27,7 @@ def sweep(
 ) -> tuple[NDArray[np.int32], float]:
     """Devices (N,) int32 that no tried move of one block improves, or where its share of the budget ended; step time.
 
-    Blocks are modules, then about 16 groups, then the problem's own, each split where its ops are on several devices.
+    Blocks are those of `blocks`, each split where its ops are on several devices.
     A block is tried on the least loaded other devices, and the best of them is taken if it is an improvement; all
     levels are gone through again until none is. Nothing is drawn, so that no seed is luckier than another.
 
@@ -42,7 +42,7 @@ def sweep(
     stop = task.evaluations + min(SHARE * evaluations_until(task, until), most)
     until = task.spent + SHARE * (until - task.spent)
     op_time_s, ops_N = problem.costs.op_time_s, np.arange(problem.graph.num_ops)
-    levels, is_better = blocks(problem), np.isfinite(step_s)
+    levels, is_better = blocks(problem, whole_modules=not has_few_evaluations(task)), np.isfinite(step_s)
     while is_better:
         before_s = step_s
         for level in levels:
@@ -69,6 +69,12 @@ def sweep(
     return devices, step_s
 
 
-def blocks(problem: Problem) -> list[Grouping]:
-    """Whole modules, the coarsest of `nested`, and the problem's own groups."""
-    return [by_module(problem, 1), nested(problem)[0], problem.grouping]
+def blocks(problem: Problem, *, whole_modules: bool = True) -> list[Grouping]:
+    """Whole modules, the coarsest of `nested`, and the problem's own groups.
+
+    Args:
+        problem: what is placed.
+        whole_modules: whether modules are among them: they are many, and few evaluations are better spent on the rest.
+    """
+    modules = [by_module(problem, 1)] if whole_modules else []
+    return [*modules, nested(problem)[0], problem.grouping]

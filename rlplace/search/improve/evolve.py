@@ -23,7 +23,7 @@ from rlplace.search.task import Task
 POPULATION = 8
 TUNING_SHARE = 0.15
 """Share of the budget that goes into tuning."""
-FEW_TUNING_SHARE = 0.7
+FEW_TUNING_SHARE = 0.5
 """The same where evaluations are few."""
 TUNING = 500
 """Evaluations after which tuning hardly finds more."""

@@ -26,7 +26,7 @@ MANY = 300
 """Evaluations of a budget from which heuristics begin: by then the seconds that they take are worth it."""
 SHARE = 0.2
 """Most that fixed weights may take of such a budget ..."""
-FEW_SHARE = 0.35
+FEW_SHARE = 0.25
 """... and of a smaller one, which begins with `FIRST_WEIGHTS` ..."""
 LEAST = 7
 """... but for so many evaluations, which they may always take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from random_problems import plain_host
 from search_problems import Counting, barred, fork_problem
 
@@ -11,8 +12,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.groups import allowed_devices
+from rlplace.search.improve import block_descent
 from rlplace.search.improve.block_descent import MOST, SHARE, blocks, sweep
-from rlplace.search.improve.coarsening import split
+from rlplace.search.improve.coarsening import by_module, split
+from rlplace.search.improve.greedy_starts import MANY
 from rlplace.search.task import Budget, Task
 
 
@@ -72,3 +75,14 @@ def test_what_does_not_fit_comes_back_as_it_is() -> None:
     assert devices is start
     assert np.isinf(step_s)
     assert task.evaluations == 0
+
+
+def test_few_evaluations_are_not_spent_on_whole_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = layered_problem()
+    start = np.zeros(problem.graph.num_ops, dtype=np.int32)
+    start_s = float(Simulator(problem, threads=1).step_times(start[None])[0])
+    asked = []
+    monkeypatch.setattr(block_descent, "by_module", lambda *args: asked.append(args) or by_module(*args))
+    for evaluations, begins in ((MANY - 1, 0), (MANY, 1)):
+        sweep(Task(problem, Counting(problem), Budget(evaluations)), start, start_s, until=1.0)
+        assert len(asked) == begins

@@ -73,12 +73,12 @@ def test_variations_beat_the_first_weights_and_are_the_same_for_every_seed() -> 
 def test_they_stop_at_their_share_of_the_budget() -> None:
     problem = layered_problem()
     task = Task(problem, Counting(problem), Budget(100), seed=1)
-    leaders = score_greedy(task, FIRST_WEIGHTS, until=0.2)
-    assert task.evaluations == 20
-    leaders = vary(task, leaders, until=0.25)
-    assert task.evaluations == 25
-    tune(task, leaders[0], until=0.25 + (POPULATION - 1) / 100)
-    assert task.evaluations == 25
+    leaders = score_greedy(task, FIRST_WEIGHTS, until=0.1)
+    assert task.evaluations == 10
+    leaders = vary(task, leaders, until=0.15)
+    assert task.evaluations == 15
+    tune(task, leaders[0], until=0.15 + (POPULATION - 1) / 100)
+    assert task.evaluations == 15
     tune(task, leaders[0], until=0.5)
     assert task.evaluations == 50
 
