@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.compare.winners import SEARCH, find_winners
+from rlplace.search.winners import SEARCH, find_winners
 from rlplace.errors import RunnerError
 from rlplace.measure.calibrate import calibrate
 from rlplace.measure.measurement import Measurement, PlanMeasurer
@@ -153,7 +153,7 @@ def _calibrated(trial: Trial) -> Answer:
 
 
 def _learned(trial: Trial, **changes: bool) -> Answer:
-    from rlplace.training.agent import AgentConfig, learn_host  # type: ignore[import-not-found]
+    from rlplace.training.agent import AgentConfig, learn_host
 
     config = AgentConfig(**changes)
     result = learn_host(trial.problem, trial.meter, trial.budget, seed=trial.seed, config=config)

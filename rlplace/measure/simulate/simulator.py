@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled import account_names, compile_problem
 from rlplace.measure.simulate.kernel_batch import evaluate, load_plan
 from rlplace.measure.simulate.kernel_check import check
+from rlplace.measure.simulate.kernel_critical import critical_path
 from rlplace.measure.simulate.kernel_events import new_event_scratch
 from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanned
 from rlplace.measure.simulate.ranks import upward_ranks
@@ -28,6 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rlplace.measure.simulate.kernel_events import EventScratch
+
+class CriticalPaths(NamedTuple):
+    """What binds each of B plans, from the start of its step to its end.
+
+    Attributes:
+        step_s: (B,) seconds; infinite where memory does not suffice.
+        items: int32, every plan's path in order of time: op `i` as `i`, its transfer `k` as `num_ops + k`.
+        offsets: (B + 1,) int64; a path is empty where the step time is infinite.
+    """
+
+    step_s: NDArray[np.float64]
+    items: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
 
 Objective = Literal["latency", "throughput"]
 Results = tuple[NDArray[np.float64], NDArray[np.int64]]
@@ -160,6 +175,21 @@ class Simulator:
     def retime_batch(self, batch: PlanBatch) -> list[Measurement]:
         """The step time and peak memory of exactly these plans, one after the other as `check_plans` laid them out."""
         return self._measurements(*self._evaluate(batch))
+
+    def critical_paths(self, batch: PlanBatch) -> CriticalPaths:
+        """A critical path of each plan of a batch: what its step time is the sum of, waits for launches aside."""
+        p, count = self._compiled, len(batch.devices)
+        rank, by_rank = self._default_order
+        binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
+        path, found = np.empty_like(binding), []
+        cutoffs, results = _cutoffs(None, count), self._results(count)
+        with self._scratch() as (s, v):
+            for b in range(count):
+                evaluate(p, s, v, self._throughput, batch, b, b + 1, rank, by_rank, cutoffs, *results)
+                length = critical_path(p, s, batch.devices[b], binding, path) if results[0][b] < np.inf else 0
+                found.append(path[:length][::-1].copy())
+        offsets = np.cumsum([0, *(len(one) for one in found)])
+        return CriticalPaths(results[0], np.concatenate([np.zeros(0, dtype=np.int32), *found]), offsets)
 
     def timeline(self, plan: Plan) -> Timeline:
         """Start and end of every op and transfer of this plan, and allocated bytes over time.

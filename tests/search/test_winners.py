@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from search_problems import chain_problem, fork_problem
 
-from rlplace.compare.winners import DESCENT, WALK, Winners, find_winners
+from rlplace.search.winners import DESCENT, WALK, Winners, find_winners
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import Budget
 

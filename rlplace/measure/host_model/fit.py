@@ -1,0 +1,216 @@
+"""`HostModel`: the factors that explain measured step times best, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.host_model.posterior import Posterior
+from rlplace.measure.host_model.scales import Scales
+from rlplace.measure.host_model.terms import PathTerms
+from rlplace.measure.plan import Plan
+from rlplace.measure.simulate.plan_batch import PlanBatch
+from rlplace.measure.simulate.simulator import Simulator
+
+SMALLEST_S = 1e-12
+"""A path is taken to be at least this long where launches and co-running, which are not linear, make it shorter."""
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How measured step times are weighed against each other and against the prior."""
+
+    noise: float = 0.01
+    """Standard deviation of a measured step time, as a share of it, where none is given with it."""
+    misfit: float = 0.01
+    """What no factors explain of the fastest plans, likewise: the model is not the host."""
+    far: float = 0.1
+    """How much more it is of a plan that takes e times the fastest: where nobody wants to be, the fit may be worse."""
+    max_rounds: int = 12
+    """How often the fit looks for paths that it does not know."""
+    max_iterations: int = 8
+    """Steps of Levenberg-Marquardt between two looks."""
+    sharpness: float = 1e3
+    """Of the soft maximum over a plan's paths: k paths of one length count as one that is log(k) / sharpness longer."""
+    paths: int = 12
+    """Paths of a plan that are kept, the longest."""
+    tolerance: float = 1e-4
+    """A step that gains less than this share of the loss is the last."""
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "misfit", "far", "tolerance"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise InvalidValue(name, getattr(self, name), "a finite number >= 0", where="host model")
+        for name in ("max_rounds", "max_iterations", "paths"):
+            if getattr(self, name) < 1:
+                raise InvalidValue(name, getattr(self, name), "at least 1", where="host model")
+
+
+class HostModel:
+    """Learns the factors of a host from measured step times of plans, a batch after the other.
+
+    The most probable factors (maximum a posteriori) minimise the sum of squared log ratios of simulated and measured step
+    times, in units of their noise, and of squared logarithms of factors, in units of the prior's deviation. A plan's
+    step time is the longest of many paths, each a sum of exponentials of the logarithms, so that the paths found so far
+    bound it from below, exactly at the factors where they were found: Levenberg-Marquardt (Marquardt 1963, J. SIAM
+    11(2)) descends over the known paths, the simulator adds those that are longest there, and so on. The posterior is
+    normal, with the curvature at the minimum (Laplace). What no measured plan depends on stays at the prior.
+
+    Args:
+        scales: the factors.
+        config: how measurements are weighed.
+    """
+
+    def __init__(self, scales: Scales, config: FitConfig | None = None) -> None:
+        self.scales, self.config = scales, config or FitConfig()
+        self._terms = PathTerms(scales)
+        self._checker = Simulator(scales.problem, threads=1)
+        self._plans: list[Plan] = []
+        self._target, self._noise = np.zeros(0), np.zeros(0)
+        self._batch: PlanBatch | None = None
+        self._z = np.zeros(len(scales))
+        self._rows, self._plan_of = np.zeros((0, self._terms.exponents.shape[0])), np.zeros(0, dtype=np.int64)
+
+    @property
+    def num_measured(self) -> int:
+        """Step times that it has learned from."""
+        return len(self._plans)
+
+    def add(self, plans: Sequence[Plan], step_times_s: ArrayLike, noise: ArrayLike | None = None) -> None:
+        """Takes measured step times of plans; those that are not finite teach nothing.
+
+        Args:
+            plans: exactly what was measured.
+            step_times_s: of each, in seconds.
+            noise: standard deviation of each, as a share of it; the configuration's by default.
+
+        Raises:
+            InvalidValue: not one positive time, or noise, for each plan; or a plan that does not fit the problem.
+        """
+        measured_s = np.asarray(step_times_s, dtype=np.float64)
+        noises = np.full(len(plans), self.config.noise) if noise is None else np.asarray(noise, dtype=np.float64)
+        if measured_s.shape != (len(plans),) or np.isnan(measured_s).any() or (measured_s <= 0).any():
+            raise InvalidValue("step_times_s", measured_s.tolist(), f"{len(plans)} times > 0", where="host model")
+        if noises.shape != (len(plans),) or not (np.isfinite(noises) & (noises >= 0)).all():
+            raise InvalidValue("noise", noises.tolist(), f"{len(plans)} numbers >= 0", where="host model")
+        kept = np.flatnonzero(np.isfinite(measured_s))
+        self._plans += [plans[k] for k in kept.tolist()]
+        self._target = np.append(self._target, np.log(measured_s[kept]))
+        self._noise = np.append(self._noise, noises[kept])
+        self._batch = self._checker.check_plans(self._plans)
+
+    def fit(self) -> Posterior:
+        """The most probable factors given all that was measured, with the curvature there; begins at the last ones."""
+        if self._batch is None or not self._plans:
+            return Posterior.prior(self.scales)
+        z, loss = self._settle(self._z)
+        if len(self._z) and np.any(self._z):
+            other_z, other = self._settle(np.zeros(len(z)))
+            if other < loss:
+                z, loss = other_z, other
+        self._z = z
+        return Posterior.of(self.scales, z * self.scales.deviation, self._at(z)[2], loss)
+
+    def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
+        """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.
+
+        Every plan is held out once; both are 0 where fewer plans than folds were measured.
+        """
+        if len(self._plans) < folds:
+            return 0.0, 0.0
+        errors = np.zeros((2, len(self._plans)))
+        for fold in range(folds):
+            out = np.arange(fold, len(self._plans), folds)
+            rest = np.setdiff1d(np.arange(len(self._plans)), out)
+            other = HostModel(self.scales, self.config)
+            other.add([self._plans[k] for k in rest], np.exp(self._target[rest]), self._noise[rest])
+            batch = self._checker.check_plans([self._plans[k] for k in out])
+            for row, known in enumerate((Posterior.prior(self.scales), other.fit())):
+                outcomes = Simulator(known.problem, threads=1).retime_batch(batch)
+                said_s = np.array([outcome.step_time_s for outcome in outcomes])
+                errors[row, out] = np.abs(np.log(said_s) - self._target[out])
+        return float(errors[0].mean()), float(errors[1].mean())
+
+    def _settle(self, z: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """Where descents from z over ever more known paths end, and the loss there."""
+        config = self.config
+        best_z, best = z, self._discover(z)
+        for _ in range(config.max_rounds):
+            z, known = self._descend(best_z)
+            now = self._discover(z)
+            gain = best - now
+            if now < best:
+                best_z, best = z, now
+            if 0 <= gain <= config.tolerance * max(best, 1e-12) or (gain < 0 and best - known < config.tolerance * best):
+                break
+        return best_z, best
+
+    def _descend(self, z: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """Where Levenberg-Marquardt ends from z over the paths that are known, and the loss over them there."""
+        now, residuals, slopes = self._at(z)
+        damping = 1e-2
+        for _ in range(self.config.max_iterations):
+            gradient, before = slopes.T @ residuals + z, now
+            gram = slopes @ slopes.T
+            while True:
+                # (S'S + (1 + damping) I)^-1 by Woodbury: there are fewer plans than factors
+                inner = np.linalg.solve(gram + (1.0 + damping) * np.eye(len(gram)), slopes @ gradient)
+                step = (slopes.T @ inner - gradient) / (1.0 + damping)
+                moved, *there = self._at(z + step)
+                if moved <= now or damping > 1e8:
+                    break
+                damping = max(damping, 0.1) * 6.0
+            if moved > now:
+                break
+            z, now, (residuals, slopes), damping = z + step, moved, there, damping / 6.0
+            if before - now <= self.config.tolerance * max(now, 1e-12):
+                break
+        return z, now
+
+    def _discover(self, z: NDArray[np.float64]) -> float:
+        """The true loss at z; the critical paths there are known from now on, the shortest of many forgotten."""
+        assert self._batch is not None
+        x = z * self.scales.deviation
+        step_s, terms = self._terms.of(x, self._batch)
+        fits = np.flatnonzero(np.isfinite(step_s))
+        rows, plan_of = np.concatenate((self._rows, terms[fits])), np.concatenate((self._plan_of, fits))
+        length_s = rows @ self._terms.seconds(x)
+        order = np.lexsort((-length_s, plan_of))
+        rows, plan_of, length_s = rows[order], plan_of[order], length_s[order]
+        is_new = np.append(True, (np.diff(plan_of) != 0) | (np.abs(np.diff(length_s)) > 1e-12 * length_s[1:]))
+        first = np.flatnonzero(np.diff(plan_of, prepend=-1))
+        place = np.arange(len(plan_of)) - np.repeat(first, np.diff(np.append(first, len(plan_of))))
+        kept = is_new & (place < self.config.paths)
+        self._rows, self._plan_of = rows[kept], plan_of[kept]
+        residuals = (np.log(step_s[fits]) - self._target[fits]) / self._deviation()[fits]
+        return 0.5 * float(residuals @ residuals + z @ z)
+
+    def _at(self, z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """The loss over known paths, (B,) residuals and (B, P) their slopes, with a soft maximum of each plan's."""
+        sharpness, rows = self.config.sharpness, self._rows
+        seconds = self._terms.seconds(z * self.scales.deviation)
+        path_s = np.maximum(rows @ seconds, SMALLEST_S)
+        log_s = np.log(path_s)
+        first = np.flatnonzero(np.diff(self._plan_of, prepend=-1))
+        counts = np.diff(np.append(first, len(log_s)))
+        longest = np.maximum.reduceat(log_s, first)
+        shares = np.exp(sharpness * (log_s - np.repeat(longest, counts)))
+        totals = np.add.reduceat(shares, first)
+        soft = longest + np.log(totals) / sharpness
+        shares /= np.repeat(totals, counts) * path_s
+        owed = np.add.reduceat(shares[:, None] * rows, first) * seconds
+        chosen, deviation = self._plan_of[first], self._deviation()
+        residuals = (soft - self._target[chosen]) / deviation[chosen]
+        slopes = (owed @ self._terms.exponents) * self.scales.deviation / deviation[chosen][:, None]
+        return 0.5 * float(residuals @ residuals + z @ z), residuals, slopes
+
+    def _deviation(self) -> NDArray[np.float64]:
+        """(B,) of the log ratios that are expected of simulated and measured step times."""
+        behind = self._target - self._target.min()
+        found: NDArray[np.float64] = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        return found

@@ -1,0 +1,208 @@
+"""`learn_host`: measure a few plans, fit the host model to them, plan in draws of it, measure those, and go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
+from rlplace.measure.measurement import Measurement, PlanMeasurer
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task import Budget
+from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.proposals import Proposer
+
+FREE = 10.0
+"""By how much deviations grow where the prior is not to count."""
+
+
+@dataclass(frozen=True, eq=False)
+class AgentResult:
+    """What the agent came to.
+
+    Attributes:
+        plan: the measured plan with the least step time; None where none ran.
+        posterior: what it knows about the host in the end.
+        evaluations: placements simulated.
+        history: the best measured step time wherever it improved.
+    """
+
+    plan: Plan | None
+    posterior: Posterior
+    evaluations: int
+    history: tuple[BestSoFar, ...] = ()
+
+    def say(self) -> list[str]:
+        """What was learned about the host, a line each; the surest first."""
+        return describe(self.posterior)
+
+
+def learn_host(
+    problem: Problem,
+    measurer: PlanMeasurer,
+    budget: Budget,
+    *,
+    seed: int,
+    config: AgentConfig | None = None,
+    prior: Prior | None = None,
+) -> AgentResult:
+    """The best plan of as many as may be measured, each chosen with what those before it taught about the host.
+
+    Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
+    a batch is searched for under the most probable factors of the host model and under draws of their posterior, is
+    measured, and the model is fitted to all that was measured so far.
+
+    Args:
+        problem: as profiled or estimated.
+        measurer: times plans.
+        budget: plans measured; placements simulated and seconds for all of them together.
+        seed: of every draw.
+        config: how it explores.
+        prior: how far the host may be from the problem's figures.
+    """
+    config = config or AgentConfig()
+    agent, begin = Agent(problem, seed=seed, config=config, prior=prior), time.monotonic()
+    evaluations = budget.evaluations
+    if math.isinf(evaluations) and math.isinf(budget.seconds):
+        evaluations = config.whole_evaluations(budget.measurements)
+    while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
+        share = config.share(agent.num_measured, budget.measurements)
+        each = Budget(max(evaluations * share, 1), budget.seconds * share)
+        plans = agent.propose(min(config.batch, left), each)
+        if not plans:
+            break
+        agent.learn(plans, measurer.measure_plans(plans))
+    return agent.result()
+
+
+class Agent:
+    """Proposes plans to be measured, and learns from what they took.
+
+    Attributes:
+        num_measured: plans that were measured.
+
+    Args:
+        problem: as profiled or estimated.
+        seed: of every draw.
+        config: how it explores.
+        prior: how far the host may be from the problem's figures.
+    """
+
+    def __init__(
+        self, problem: Problem, *, seed: int, config: AgentConfig | None = None, prior: Prior | None = None
+    ) -> None:
+        self.num_measured = 0
+        self._config = config = config or AgentConfig()
+        prior = prior or Prior()
+        scales = Scales(problem, prior if config.is_prior else _freed(prior))
+        self._generator = np.random.default_rng(seed)
+        self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config)
+        self._prior = self._posterior = Posterior.prior(scales)
+        self._measured: dict[str, tuple[Plan, list[float]]] = {}
+        self._history: list[BestSoFar] = []
+        self._missed, self._is_better = np.zeros(2), True
+        self._begin = time.monotonic()
+
+    @property
+    def posterior(self) -> Posterior:
+        """What is known about the host: the prior, where what was learned predicts plans that it has not seen worse."""
+        return self._posterior if self._is_better else self._prior
+
+    def propose(self, count: int, each: Budget) -> list[Plan]:
+        """At most `count` plans to measure, unlike each other and those measured before if possible.
+
+        Args:
+            count: how many are wanted.
+            each: evaluations or seconds for each of them.
+        """
+        posterior, config = self.posterior, self._config
+        mean = Simulator(posterior.problem, threads=1)
+        if not self.num_measured:
+            whole = Budget(each.evaluations * count, each.seconds * count)
+            return [mean.plan(devices) for devices in self._proposer.first(mean, count, whole)]
+        num_mean = max(round(config.mean_share * count), 1) if config.is_thompson else count
+        plans: list[Plan] = []
+        seen = [plan.devices for plan, _ in self._measured.values()]
+        for place in range(count):
+            drawn = mean
+            if place >= num_mean:
+                drawn = Simulator(posterior.draw(self._generator), threads=1)
+            devices = self._proposer.next(drawn, each, seen, is_first=place == 0)
+            if devices is None:
+                continue
+            plan = drawn.plan(devices)
+            if plan.fingerprint not in self._measured and all(plan.fingerprint != p.fingerprint for p in plans):
+                plans.append(plan)
+                seen.append(devices)
+        return plans
+
+    def learn(
+        self, plans: Sequence[Plan], outcomes: Sequence[Measurement], step_times_s: Sequence[float] | None = None
+    ) -> None:
+        """Fits the host model to these measurements too.
+
+        Args:
+            plans: what was measured.
+            outcomes: what came of it.
+            step_times_s: of each, where they are not those of the outcomes.
+        """
+        times_s = [outcome.step_time_s for outcome in outcomes] if step_times_s is None else list(step_times_s)
+        self._judge(plans, times_s)
+        self.num_measured += len(plans)
+        for plan, step_s in zip(plans, times_s, strict=True):
+            self._measured.setdefault(plan.fingerprint, (plan, []))[1].append(step_s)
+            if step_s < (self._history[-1].best_s if self._history else math.inf):
+                seconds = time.monotonic() - self._begin
+                self._history.append(BestSoFar(self._proposer.evaluations, self.num_measured, seconds, step_s))
+        self._proposer.remember(plan.devices for plan in plans)
+        self._model.add(plans, times_s, [_noise(outcome) for outcome in outcomes])
+        self._posterior = self._model.fit()
+        self._is_better = True
+        if self._missed[1] > self._missed[0]:  # plans are chosen for what the fit says of them: that is held against it
+            of_prior, of_fits = self._model.held_out_errors()
+            self._is_better = of_fits <= of_prior
+
+    def result(self) -> AgentResult:
+        """The best measured plan, and what is known about the host."""
+        ran = [(float(np.median(times)), plan) for plan, times in self._measured.values()]
+        best = min(ran, key=lambda pair: pair[0], default=(math.inf, None))
+        plan = best[1] if math.isfinite(best[0]) else None
+        return AgentResult(plan, self.posterior, self._proposer.evaluations, tuple(self._history))
+
+    def _judge(self, plans: Sequence[Plan], times_s: Sequence[float]) -> None:
+        """Adds to the errors of the prior and of the posterior on plans that neither has seen."""
+        ran = [(plan, step_s) for plan, step_s in zip(plans, times_s, strict=True) if math.isfinite(step_s)]
+        if not self.num_measured or not ran:
+            return
+        target = np.log([step_s for _, step_s in ran])
+        for place, known in enumerate((self._prior, self._posterior)):
+            simulator = Simulator(known.problem, threads=1)
+            batch = simulator.check_plans([plan for plan, _ in ran])
+            said = np.array([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
+            self._missed[place] += float(np.abs(np.log(said) - target).sum())
+
+
+def _noise(outcome: Measurement) -> float:
+    """Standard error of a median step time, as a share of it."""
+    if len(outcome.samples_s) < 3 or not outcome.ok:
+        return NOISE
+    sigma = outcome.spread_s / 0.6745 / outcome.step_time_s
+    return max(1.2533 * sigma / math.sqrt(len(outcome.samples_s)), LEAST_NOISE)
+
+
+NOISE, LEAST_NOISE = 0.01, 0.005
+"""Of a measurement that does not tell how much it varied, and the least of one that does."""
+
+
+def _freed(prior: Prior) -> Prior:
+    """A prior that hardly counts."""
+    freed = {name: FREE * getattr(prior, name) for name in ("op_type", "device", "bandwidth", "latency", "overhead")}
+    return dataclasses.replace(prior, **freed)

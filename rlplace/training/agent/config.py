@@ -1,0 +1,51 @@
+"""`AgentConfig`: how the agent explores and what it may use; importing it imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlplace.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """How plans are proposed to be measured."""
+
+    batch: int = 4
+    """Plans measured between two fits of the host model."""
+    evaluations: int = 900
+    """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
+    scratch_share: float = 0.33
+    """Share of a batch's for one search from scratch; the rest goes on from the best placement known, for each plan."""
+    mean_share: float = 0.25
+    """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
+    later_evaluations: int = 400
+    """The same after the first `early` plans, when most is known; other budgets are shared out in this proportion."""
+    early: int = 16
+    """Plans that most is learned from."""
+    pool: int = 64
+    """Placements that are remembered to start from."""
+    is_prior: bool = True
+    """Whether the prior counts; without it every factor is nearly free."""
+    is_thompson: bool = True
+    """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
+    is_permuted: bool = True
+    """Whether placements are tried with devices of one kind relabelled."""
+
+    def share(self, place: int, count: int) -> float:
+        """Of what all `count` plans get, what the one at `place` gets."""
+        each = self.evaluations if place < self.early else self.later_evaluations
+        return each / self.whole_evaluations(count)
+
+    def whole_evaluations(self, count: int) -> int:
+        """Placements simulated for `count` plans, where no budget says otherwise."""
+        early = min(count, self.early)
+        return early * self.evaluations + (count - early) * self.later_evaluations
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "evaluations", "later_evaluations", "early", "pool"):
+            if getattr(self, name) < 1:
+                raise InvalidValue(name, getattr(self, name), "at least 1", where="agent")
+        for name in ("scratch_share", "mean_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidValue(name, getattr(self, name), "0..1", where="agent")

@@ -1,0 +1,201 @@
+"""`Proposer`: searches a problem under given factors, beginning at what was found before, for placements to measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.diversity import choose_diverse
+from rlplace.search.groups import majority_devices
+from rlplace.search.improve.anneal import anneal_finer
+from rlplace.search.permutations import permutations_of, permuted
+from rlplace.search.registry import METHODS
+from rlplace.search.task import Budget, Task
+from rlplace.search.winners import Winners
+from rlplace.training.agent.config import AgentConfig
+
+SEARCH = "portfolio"
+WINNERS = 32
+"""Placements of a search among which the best that is unlike what was measured is chosen."""
+PROBES = (1.0, 0.5, 0.25, 0.125)
+"""Shares of the work that are tried on one device of a kind, to learn how fast it is."""
+LEAST_S = 1e-3
+"""Seconds of a search at least: a budget is never nothing."""
+SWAPS = 64
+"""Placements simulated at most to relabel devices."""
+
+
+class Proposer:
+    """What the agent searches with, under one set of factors after the other.
+
+    Attributes:
+        evaluations: placements simulated so far.
+
+    Args:
+        problem: as it was given.
+        generator: of every draw.
+        config: how much is tried.
+    """
+
+    def __init__(self, problem: Problem, generator: np.random.Generator, config: AgentConfig) -> None:
+        self.evaluations = 0
+        self._problem, self._generator, self._config = problem, generator, config
+        self._pool: dict[bytes, NDArray[np.int32]] = {}
+
+    def first(self, simulator: Simulator, count: int, budget: Budget) -> list[NDArray[np.int32]]:
+        """At most `count` placements (N,) before anything is measured: the best found, one device of each kind, relabelled ones.
+
+        All that fits on one device tells how fast its kind is, and is near the best where links are slow; the same
+        placement over other devices and links tells how fast these are.
+
+        Args:
+            simulator: of the problem that is searched.
+            count: how many are wanted.
+            budget: evaluations or seconds.
+        """
+        winners = Winners(WINNERS)
+        task = Task(simulator.problem, simulator, budget, seed=self._seed(), observer=winners)
+        METHODS[SEARCH].run(task)
+        self.evaluations += task.evaluations
+        if task.best_devices is None:
+            return []
+        best = self._relabelled(simulator, task.best_devices, task.best_s)[0]
+        ranked = winners.best(WINNERS)
+        for devices, _ in ranked:
+            self._remember(devices)
+        self._remember(best)
+        found = [best, *self._probes(simulator, best)][:count]
+        if self._config.is_permuted:
+            found += list(permutations_of(self._problem, best, self._generator, count - len(found)))
+        left = [devices for devices, _ in ranked]
+        times = np.array([step_s for _, step_s in ranked])
+        chosen = choose_diverse(np.array(left), times, count - len(found), found)
+        return _distinct([*found, *(left[row] for row in chosen)])[:count]
+
+    def next(
+        self, simulator: Simulator, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool
+    ) -> NDArray[np.int32] | None:
+        """The best placement (N,) found under these factors that is unlike all of `seen`; None if none fits into memory.
+
+        Args:
+            simulator: of the problem under these factors.
+            budget: evaluations or seconds.
+            seen: placements that were measured or are going to be.
+            is_first: whether it is the first of a batch, which also searches from scratch, for the whole batch.
+        """
+        config, seen = self._config, list(seen)
+        scratch, rest = _parts(budget, config.scratch_share)
+        start, start_s = self._start(simulator, seen)
+        if scratch is not None and is_first:
+            whole = Budget(scratch.evaluations * config.batch, scratch.seconds * config.batch)
+            task = Task(simulator.problem, simulator, whole, seed=self._seed())
+            METHODS[SEARCH].run(task)
+            self.evaluations += task.evaluations
+            if task.best_devices is not None:
+                self._remember(task.best_devices)
+                if task.best_s < start_s:
+                    start, start_s = task.best_devices, task.best_s
+        if start is None:
+            return None
+        winners = Winners(WINNERS)
+        task = Task(simulator.problem, simulator, rest, seed=self._seed(), observer=winners)
+        task.score(start)
+        anneal_finer(task, start, start_s, until=1.0)
+        self.evaluations += task.evaluations
+        if task.best_devices is None:
+            return None
+        best, best_s = self._relabelled(simulator, task.best_devices, task.best_s)
+        self._remember(best)
+        ranked = [(best, best_s), *winners.best(WINNERS, [*seen, best])]
+        devices, times = np.array([one for one, _ in ranked]), np.array([step_s for _, step_s in ranked])
+        return ranked[choose_diverse(devices, times, 1, seen)[0]][0]
+
+    def remember(self, placements: Iterable[NDArray[np.int32]]) -> None:
+        """Takes placements (N,) to start from."""
+        for devices in placements:
+            self._remember(devices)
+
+    def _start(
+        self, simulator: Simulator, seen: list[NDArray[np.int32]]
+    ) -> tuple[NDArray[np.int32] | None, float]:
+        """The best placement known under these factors, and its step time."""
+        known = list({devices.tobytes(): devices for devices in (*self._pool.values(), *seen)}.values())
+        if not known:
+            return None, math.inf
+        times = simulator.step_times(np.array(known))
+        self.evaluations += len(known)
+        place = int(np.argmin(times))
+        return (known[place], float(times[place])) if math.isfinite(times[place]) else (None, math.inf)
+
+    def _relabelled(
+        self, simulator: Simulator, devices: NDArray[np.int32], step_s: float
+    ) -> tuple[NDArray[np.int32], float]:
+        if not self._config.is_permuted:
+            return devices, step_s
+        timer = _Counted(simulator)
+        found = permuted(simulator.problem, devices, step_s, timer, most=SWAPS)
+        self.evaluations += timer.count
+        return found
+
+    def _probes(self, simulator: Simulator, best: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        """For each kind as much as fits on one device of it, the rest as in `best`; the fastest kind first."""
+        problem = self._problem
+        firsts: dict[str, int] = {}
+        for index, device in enumerate(problem.host.devices):
+            firsts.setdefault(device.kind, index)
+        cost_s = problem.costs.op_time_s.mean(axis=1)
+        before = np.cumsum(np.bincount(problem.grouping.op_group, weights=cost_s)) / max(cost_s.sum(), 1e-12)
+        others = majority_devices(problem, best)
+        found: list[tuple[float, NDArray[np.int32]]] = []
+        for index in firsts.values():
+            groups = [problem.nearest_groups(np.where(before <= share, index, others)) for share in PROBES]
+            placements = problem.grouping.expand(np.array(groups))
+            times = simulator.step_times(placements)
+            self.evaluations += len(placements)
+            fits = np.flatnonzero(np.isfinite(times))
+            if len(fits):
+                found.append((float(times[fits[0]]), placements[fits[0]]))
+        return [devices for _, devices in sorted(found, key=lambda pair: pair[0])]
+
+    def _remember(self, devices: NDArray[np.int32]) -> None:
+        """The newest `pool` placements are kept."""
+        key = devices.tobytes()
+        self._pool.pop(key, None)
+        self._pool[key] = devices
+        while len(self._pool) > self._config.pool:
+            self._pool.pop(next(iter(self._pool)))
+
+    def _seed(self) -> int:
+        return int(self._generator.integers(2**31))
+
+
+class _Counted:
+    """A simulator that counts what it is asked to time."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.count = 0
+        self._simulator = simulator
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        self.count += len(placements)
+        return self._simulator.step_times(placements)
+
+
+def _parts(budget: Budget, share: float) -> tuple[Budget | None, Budget]:
+    """The budget of a search from scratch, None for none, and that of what goes on from a start."""
+    if math.isfinite(budget.evaluations):
+        first = math.floor(budget.evaluations * share)
+        rest = Budget(max(budget.evaluations - first, 1), budget.seconds)
+        return (Budget(first, budget.seconds) if first else None), rest
+    if not share:
+        return None, budget
+    return Budget(seconds=budget.seconds * share), Budget(seconds=max(budget.seconds * (1 - share), LEAST_S))
+
+
+def _distinct(placements: Iterable[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+    return list({devices.tobytes(): devices for devices in placements}.values())
