@@ -146,7 +146,9 @@ class HostModel:
             gain = best - now
             if now < best:
                 best_z, best = z, now
-            if 0 <= gain <= config.tolerance * max(best, 1e-12) or (gain < 0 and best - known < config.tolerance * best):
+            if 0 <= gain <= config.tolerance * max(best, 1e-12) or (
+                gain < 0 and best - known < config.tolerance * best
+            ):
                 break
         return best_z, best
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rlplace.measure.simulate.kernel_events import EventScratch
 
+
 class CriticalPaths(NamedTuple):
     """What binds each of B plans, from the start of its step to its end.
 

@@ -120,9 +120,7 @@ class Proposer:
         for devices in placements:
             self._remember(devices)
 
-    def _start(
-        self, simulator: Simulator, seen: list[NDArray[np.int32]]
-    ) -> tuple[NDArray[np.int32] | None, float]:
+    def _start(self, simulator: Simulator, seen: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32] | None, float]:
         """The best placement known under these factors, and its step time."""
         known = list({devices.tobytes(): devices for devices in (*self._pool.values(), *seen)}.values())
         if not known:
