@@ -15,9 +15,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget
-
-EVALUATIONS = 150
-"""Placements that a row may simulate for each one that it may measure, where no number is given."""
+from rlplace.training.agent.config import AgentConfig
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class TrueConfig:
     methods: tuple[str, ...] = ("all",)
     """Names of `ROWS`, or `all`."""
     evaluations: int | None = None
-    """Placements that each row may simulate; `EVALUATIONS` for each measurement by default."""
+    """Placements that each row may simulate; as many as the agent takes by default."""
     seconds: float | None = None
     """Wall time of all rows together, in equal shares; no end by default."""
     threads: int = 1
@@ -62,7 +60,7 @@ class TrueConfig:
     @property
     def budget(self) -> Budget:
         """Of one row."""
-        evaluations = EVALUATIONS * self.measured if self.evaluations is None else self.evaluations
+        evaluations = self.evaluations or AgentConfig().whole_evaluations(self.measured)
         seconds = math.inf if self.seconds is None else self.seconds / len(self.names)
         return Budget(evaluations, seconds, self.measured)
 

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.search.winners import SEARCH, find_winners
 from rlplace.errors import RunnerError
 from rlplace.measure.calibrate import calibrate
 from rlplace.measure.measurement import Measurement, PlanMeasurer
@@ -19,6 +18,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.registry import METHODS, find
 from rlplace.search.task import Budget, Task
+from rlplace.search.winners import SEARCH, find_winners
 
 LEAST_FITTED = 4
 """Measured plans without which nothing is calibrated."""

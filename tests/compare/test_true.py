@@ -12,7 +12,7 @@ from fake_agent import fake_agent
 from search_problems import fork_problem
 
 from rlplace.cli.main import main
-from rlplace.compare.true import EVALUATIONS, TrueConfig, compare_true
+from rlplace.compare.true import TrueConfig, compare_true
 from rlplace.compare.true_rows import ROWS, Answer, Trial
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.measurement import Measurement
@@ -101,7 +101,7 @@ def test_budgets_are_equal() -> None:
     config = TrueConfig(HARD, 16, ("portfolio", "single", "portfolio"), seconds=8.0)
     assert config.names == ("single", "portfolio")
     assert config.budget.seconds == 4.0
-    assert config.budget.evaluations == 16 * EVALUATIONS
+    assert config.budget.evaluations == 16 * 900
     assert config.budget.measurements == 16
     assert TrueConfig(HARD, 16).names == tuple(ROWS)
     assert TrueConfig(HARD, 16, evaluations=5).budget.evaluations == 5

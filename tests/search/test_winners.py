@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from search_problems import chain_problem, fork_problem
 
-from rlplace.search.winners import DESCENT, WALK, Winners, find_winners
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import Budget
+from rlplace.search.winners import DESCENT, WALK, Winners, find_winners
 
 
 def moved(*counts: int) -> np.ndarray:

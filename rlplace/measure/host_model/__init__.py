@@ -1,7 +1,7 @@
 """What measured steps teach about a host: factors on the figures of a problem, with their uncertainty.
 
-`scales` says which factors there are and what they do, `prior` how far from 1 they are expected, `terms` what a step time
-is the sum of, `fit` which factors explain measured step times, as a `posterior`, and `words` what that means.
+`scales` says which factors there are and what they do, `prior` how far from 1 they are expected, `terms` what a step
+time is the sum of, `fit` which factors explain measured step times, as a `posterior`, and `words` what that means.
 """
 
 from rlplace.measure.host_model.fit import FitConfig, HostModel

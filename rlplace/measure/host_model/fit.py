@@ -54,12 +54,13 @@ class FitConfig:
 class HostModel:
     """Learns the factors of a host from measured step times of plans, a batch after the other.
 
-    The most probable factors (maximum a posteriori) minimise the sum of squared log ratios of simulated and measured step
-    times, in units of their noise, and of squared logarithms of factors, in units of the prior's deviation. A plan's
-    step time is the longest of many paths, each a sum of exponentials of the logarithms, so that the paths found so far
-    bound it from below, exactly at the factors where they were found: Levenberg-Marquardt (Marquardt 1963, J. SIAM
-    11(2)) descends over the known paths, the simulator adds those that are longest there, and so on. The posterior is
-    normal, with the curvature at the minimum (Laplace). What no measured plan depends on stays at the prior.
+    The most probable factors (maximum a posteriori) minimise the sum of squared log ratios of simulated and measured
+    step times, in units of their noise, and of squared logarithms of factors, in units of the prior's deviation. A
+    plan's step time is the longest of many paths, each a sum of exponentials of the logarithms, so that the paths found
+    so far bound it from below, exactly at the factors where they were found: Levenberg-Marquardt (Marquardt 1963,
+    J. SIAM 11(2)) descends over the known paths, the simulator adds those that are longest there, and so on. The
+    posterior is normal, with the curvature at the minimum (Laplace). What no measured plan depends on stays at the
+    prior.
 
     Args:
         scales: the factors.

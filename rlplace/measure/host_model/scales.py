@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.host_model.prior import Prior
+from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
 
 Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run"]

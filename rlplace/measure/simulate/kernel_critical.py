@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Ints, kernel, lowest_bit
+from rlplace.jit import Floats, Ints, kernel, lowest_bit
 from rlplace.measure.simulate.compiled import HANDOVER, JOB, Compiled
 from rlplace.measure.simulate.kernel_updates import is_updater, shares_memory
 from rlplace.measure.simulate.scratch import POSITION, Scratch
@@ -89,14 +89,14 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
 
 
 @kernel
-def _later(end_s: np.ndarray, one: int, other: int) -> int:  # type: ignore[type-arg]
+def _later(end_s: Floats, one: int, other: int) -> int:
     if other < 0 or (one >= 0 and end_s[one] >= end_s[other]):
         return one
     return other
 
 
 @kernel
-def _note_updates(p: Compiled, end_s: np.ndarray, updated: Ints, devices: Ints, op: int) -> None:  # type: ignore[type-arg]
+def _note_updates(p: Compiled, end_s: Floats, updated: Ints, devices: Ints, op: int) -> None:
     u = p.updates
     for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
         t = u.input_tensors[a]

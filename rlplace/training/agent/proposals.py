@@ -48,7 +48,7 @@ class Proposer:
         self._pool: dict[bytes, NDArray[np.int32]] = {}
 
     def first(self, simulator: Simulator, count: int, budget: Budget) -> list[NDArray[np.int32]]:
-        """At most `count` placements (N,) before anything is measured: the best found, one device of each kind, relabelled ones.
+        """At most `count` placements (N,) before anything is measured: the best found, probes, relabelled ones.
 
         All that fits on one device tells how fast its kind is, and is near the best where links are slow; the same
         placement over other devices and links tells how fast these are.
@@ -80,7 +80,7 @@ class Proposer:
     def next(
         self, simulator: Simulator, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool
     ) -> NDArray[np.int32] | None:
-        """The best placement (N,) found under these factors that is unlike all of `seen`; None if none fits into memory.
+        """The best placement (N,) found under these factors that is unlike all of `seen`; None if none fits.
 
         Args:
             simulator: of the problem under these factors.
