@@ -187,7 +187,7 @@ def test_the_learner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         example("A learner", LEARNERS, tmp_path, monkeypatch) as learner,
     ):
         config = LearnConfig(policy=name, learner=learner, init="none", share=1.0, num_samples=32)
-        found = find(measurer.problem, "learned", measurer, Budget(evaluations=640), seed=0, config=config)
+        found = find(measurer.problem, "policy", measurer, Budget(evaluations=640), seed=0, config=config)
         policy = POLICIES[name](measurer.problem, config, 0)
         made = LEARNERS[learner](policy, config, 0)
     assert isinstance(made, Learner)

@@ -9,6 +9,7 @@ import tyro
 
 from rlplace.cli.arguments import Duration, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.policy.config import LearnConfig
+from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
 
@@ -18,6 +19,7 @@ def train(
     grouping: Grouped,
     search: Annotated[SearchConfig, tyro.conf.arg(name="")],
     learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
+    agent: AgentConfig,
     host: str = "auto",
     budget: Duration = TrainConfig.budget_s,
     run: Path | None = None,
@@ -36,7 +38,8 @@ def train(
         placing: where ops may run
         grouping: how ops are grouped
         search: how the budget is spent
-        learn: how the method `learned` learns
+        learn: how the method `policy` learns
+        agent: how the method `learned` explores
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
             devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
@@ -59,6 +62,7 @@ def train(
         track=track,
         search=search,
         learn=learn,
+        agent=agent,
     )
     from rlplace.training.session import run_training
 

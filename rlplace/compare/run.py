@@ -20,7 +20,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.order.op_order import shorten
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
-from rlplace.training.methods import METHODS
+from rlplace.training.methods import LEARNED, METHODS
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
@@ -209,6 +209,8 @@ def _budget(config: CompareConfig, deadline_s: float, left: int) -> Budget:
 
 def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: Budget) -> Row:
     begin = time.monotonic()
+    if name == LEARNED:
+        return Row(name, seed, "skipped", why="it learns from measured steps: `--true`, or `rlplace train` here")
     try:
         found = find(problem, name, simulator, budget, seed=seed)
     except MissingExtra as error:

@@ -106,7 +106,7 @@ def run_compare(
     progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
     problem = make_problem(graph, host, num_groups, progress, spec=spec, grouping=grouping, constraints=constraints)
     if not host.is_simulated:
-        problem = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
+        problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
     with pytorch_baselines(
         problem, None if spec.is_file else spec, baselines, default_size=default_size(host), seed=seed, say=progress.say
     ) as others:

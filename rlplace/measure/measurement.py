@@ -69,6 +69,14 @@ class Measurement:
         return float(high - low) / 2
 
     @property
+    def relative_error(self) -> float:
+        """Standard error of the median, as a share of it; 0 where there are too few samples to tell."""
+        if len(self.samples_s) < 3 or not self.ok:
+            return 0.0
+        # of normal samples: half the interquartile range is 0.6745 deviations; a median varies by 1.2533 / sqrt(n)
+        return 1.2533 * self.spread_s / 0.6745 / math.sqrt(len(self.samples_s)) / self.step_time_s
+
+    @property
     def ok(self) -> bool:
         return self.status == "ok"
 

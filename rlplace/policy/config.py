@@ -95,7 +95,7 @@ class CloneConfig:
 
 @dataclass(frozen=True)
 class LearnConfig:
-    """How the method `learned` learns."""
+    """How the method `policy` learns."""
 
     policy: str = "placer"
     """Which policy proposes placements."""

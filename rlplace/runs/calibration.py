@@ -1,17 +1,19 @@
-"""Calibration of the simulator on steps measured here, before anything is learned from it."""
+"""Calibration of the simulator on steps measured here: the host model, fitted before anything is searched."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
-from rlplace.measure.calibrate import Calibration, calibrate
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
+from rlplace.measure.host_model import HostModel, Posterior, Scales, describe
+from rlplace.measure.host_model.prior import prior_of
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
@@ -22,14 +24,69 @@ from rlplace.search.groups import majority_devices
 LEAST = 6
 
 
-def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], None]) -> Problem:
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Steps that were measured before a search.
+
+    Attributes:
+        problem: as profiled.
+        plans: what was measured.
+        outcomes: of each.
+    """
+
+    problem: Problem
+    plans: Sequence[Plan]
+    outcomes: Sequence[Measurement]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The better of a problem as profiled and under what was learned from measured steps.
+
+    Attributes:
+        problem: the same graph and groups, with fitted costs, links and host figures where they are kept.
+        posterior: what was learned, whether it is kept or not.
+        is_kept: whether it predicts plans that it has not seen better than the profile does.
+        error_before: mean |log of simulated / measured| of every plan, as profiled.
+        error_after: the same of fits that have not seen the plan.
+        num_measured: plans measured.
+    """
+
+    problem: Problem
+    posterior: Posterior
+    is_kept: bool
+    error_before: float
+    error_after: float
+    num_measured: int
+
+    def say(self) -> list[str]:
+        """The error before and after and which of the two is used, in a line; then what was learned, a line each."""
+        used = "the fit is used" if self.is_kept else "the fit is worse, so the simulator stays as profiled"
+        first = (
+            f"calibrated on {self.num_measured} placements: mean error on those that a fit has not seen "
+            f"{self.error_before:.1%} before, {self.error_after:.1%} after: {used}"
+        )
+        return [first, *describe(self.posterior)]
+
+
+def calibrate_on(known: Known) -> Calibration:
+    """The host model fitted to measured steps, used only where it predicts plans that it has not seen better."""
+    model = HostModel(Scales(known.problem, prior_of(known.problem)))
+    model.learn(known.plans, known.outcomes)
+    posterior, (before, after) = model.fit(), model.held_out_errors()
+    is_kept = not after > before
+    problem = posterior.problem if is_kept else known.problem
+    return Calibration(problem, posterior, is_kept, before, after, len(known.plans))
+
+
+def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], None]) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
     Args:
         problem: as profiled, on a host of this machine.
         count: how many placements to measure; at least 6 are.
         seed: of what is drawn.
-        say: told what was fitted, what that gained, and whether it is used.
+        say: told what was learned, what that gained, and whether it is used.
 
     Raises:
         RunnerError: a placement failed.
@@ -41,15 +98,17 @@ def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], 
     try:
         plans = plans_of(problem, simulator, groups)
         say(f"measuring {len(plans)} placements to calibrate the simulator on")
-        fitted = calibrate(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed).tolist(), seed=seed)
+        known = Known(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed))
     finally:
         evaluator.close()
-    say(describe(fitted))
-    return fitted.problem
+    found = calibrate_on(known)
+    for line in found.say():
+        say(line)
+    return found.problem, known
 
 
-def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> NDArray[np.float64]:
-    """(P,) median step times, all plans in one race that drops nobody.
+def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:
+    """Every plan's measurement, all in one race that drops nobody.
 
     Raises:
         RunnerError: a placement failed.
@@ -59,19 +118,14 @@ def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: i
     for outcome in outcomes:
         if not outcome.ok:
             raise RunnerError(f"a placement could not be measured: {outcome.why}")
+    return outcomes
+
+
+def step_times(outcomes: Sequence[Measurement]) -> NDArray[np.float64]:
+    """(P,) median step times."""
     return np.array([outcome.step_time_s for outcome in outcomes])
 
 
 def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
     """The plans of placements of groups (P, G)."""
     return [simulator.plan(row) for row in problem.grouping.expand(groups)]
-
-
-def describe(calibration: Calibration) -> str:
-    """What was fitted, the error before and after, and which of the two is used, in a line."""
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(calibration.figures).items())
-    used = "the fit is used" if calibration.is_kept else "the fit is worse, so the simulator stays as profiled"
-    return (
-        f"calibrated ({figures}): median error on {calibration.num_held_out} held-out placements "
-        f"{calibration.error_before:.1%} before, {calibration.error_after:.1%} after: {used}"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,16 @@ import numpy as np
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.measure.calibrate import calibrate
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix, judge_fidelity
+from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.runner import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.report.progress import make_progress
-from rlplace.runs.calibration import describe, measure_all, plans_of
+from rlplace.runs.calibration import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.runs.setup import graph_for, make_problem, versions
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
@@ -74,13 +73,14 @@ def run_fidelity(
     try:
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)
-        fit_s = measure_all(evaluator, fit_plans, rounds=ROUNDS, seed=seed)
-        calibration = calibrate(problem, fit_plans, fit_s.tolist(), seed=seed)
-        progress.say(describe(calibration))
+        known = Known(problem, fit_plans, measure_all(evaluator, fit_plans, rounds=ROUNDS, seed=seed))
+        calibration = calibrate_on(known)
+        for line in calibration.say():
+            progress.say(line)
         # plans are made by the profiled simulator and kept; the calibrated one re-times exactly these
         plans = plans_of(problem, simulator, test_groups)
         progress.say(f"measuring {num_placements} unseen placements, twice")
-        first_s, second_s = (measure_all(evaluator, plans, rounds=ROUNDS, seed=seed + k) for k in (1, 2))
+        first_s, second_s = (step_times(measure_all(evaluator, plans, rounds=ROUNDS, seed=seed + k)) for k in (1, 2))
         counted = np.stack(
             [counted_peaks(evaluator.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
         )
@@ -98,12 +98,11 @@ def run_fidelity(
         "host": host.name,
         **figures.to_dict(),
         "calibration": {
-            **dataclasses.asdict(calibration.figures),
             "is_kept": calibration.is_kept,
             "error_before": calibration.error_before,
             "error_after": calibration.error_after,
-            "num_fitted": calibration.num_fitted,
-            "num_held_out": calibration.num_held_out,
+            "num_fitted": calibration.num_measured,
+            "learned": describe(calibration.posterior),
         },
         "idle_share": idle,
         "versions": versions(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, StepTimer
+from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, StepTimer
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.search.best_so_far import BestSoFar
 
@@ -46,8 +47,8 @@ class Saveable(Protocol):
         ...
 
 
-class OpenHost(Measurer, Protocol):
-    """A host that runs placements for as long as there is time."""
+class OpenHost(Measurer, PlanMeasurer, Protocol):
+    """A host that runs placements and plans for as long as there is time."""
 
     @property
     def is_open(self) -> bool:
@@ -225,6 +226,18 @@ class Task:
             return []
         self.measurements += len(placements)
         return self.host.measure(placements)
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """As `measure`, of exactly these plans."""
+        plans = plans[: max(0, self.budget.measurements - self.measurements)]
+        if self.host is None or not plans:
+            return []
+        self.measurements += len(plans)
+        return self.host.measure_plans(plans)
+
+    def count(self, evaluations: int) -> None:
+        """Counts placements that the method scored by itself, on the problem under other figures."""
+        self.evaluations += evaluations
 
     def tell(self, figures: Mapping[str, float]) -> None:
         """Passes what the method has learned, figures by name, to whoever watches."""

@@ -1,7 +1,8 @@
 """Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
-`config` says how, `run` does it, `search_loop` gives one method its budget, `learned` is the method that learns,
-`methods` registers it, `candidates` and `table` keep what was tried and found, `session` is what `rlplace train` runs.
+`config` says how, `run` does it, `search_loop` gives one method its budget, `agent` is the method that learns the host,
+`policy_search` the one whose policy learns, `methods` registers both, `candidates` and `table` keep what was tried and
+found, `session` is what `rlplace train` runs.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
 from rlplace.search.diversity import choose_diverse
 
 
@@ -19,11 +21,13 @@ class Candidate:
     Attributes:
         devices: (N,) int32, of ops.
         simulated_s: simulated step time.
+        plan: as it was measured; None before that.
         ratios: measured step time over the reference's, one for each race that it ran in.
     """
 
     devices: NDArray[np.int32]
     simulated_s: float = float("inf")
+    plan: Plan | None = None
     ratios: list[float] = field(default_factory=list)
 
     @property
@@ -33,7 +37,7 @@ class Candidate:
 
 
 class Candidates:
-    """Distinct placements: the best `capacity` simulated ones, and every measured one.
+    """Distinct placements: the best `capacity` simulated ones, and every measured plan.
 
     Attributes:
         num_scored: placements that were simulated.
@@ -43,7 +47,8 @@ class Candidates:
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
         self._fresh: dict[bytes, Candidate] = {}
-        self._measured: dict[bytes, Candidate] = {}
+        self._measured: dict[str, Candidate] = {}
+        self._ran: set[bytes] = set()
         self._worst_s = float("inf")
         self.num_scored = 0
         self.num_measured = 0
@@ -53,7 +58,7 @@ class Candidates:
         self.num_scored += len(devices)
         for row in np.flatnonzero(simulated_s < self._worst_s).tolist():
             key = devices[row].tobytes()
-            if key not in self._fresh and key not in self._measured:
+            if key not in self._fresh and key not in self._ran:
                 self._fresh[key] = Candidate(np.array(devices[row], dtype=np.int32), float(simulated_s[row]))
         if len(self._fresh) >= 2 * self._capacity:  # sorted now and then: a search scores thousands a second
             self._prune()
@@ -68,17 +73,19 @@ class Candidates:
         return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
 
     def best_measured(self, count: int) -> list[Candidate]:
-        """The `count` placements with the lowest measured ratio."""
+        """The `count` plans with the lowest measured ratio."""
         return sorted(self._measured.values(), key=lambda candidate: candidate.ratio)[:count]
 
-    def record(self, devices: NDArray[np.int32], measurements: Iterable[Measurement]) -> None:
-        """Adds what the host said of placements (B, N); a failed one counts as infinitely slow."""
-        for row, measurement in zip(np.asarray(devices, dtype=np.int32), measurements, strict=True):
+    def record(self, plans: Sequence[Plan], measurements: Iterable[Measurement]) -> None:
+        """Adds what the host said of plans; a failed one counts as infinitely slow."""
+        for plan, measurement in zip(plans, measurements, strict=True):
             self.num_measured += 1
-            key = row.tobytes()
-            known = self._measured.get(key) or self._fresh.pop(key, None) or Candidate(np.array(row))
+            devices = plan.devices.tobytes()
+            fresh = self._fresh.pop(devices, None)
+            simulated_s = math.inf if fresh is None else fresh.simulated_s
+            known = self._measured.setdefault(plan.fingerprint, Candidate(plan.devices, simulated_s, plan))
             known.ratios.append(measurement.ratio)
-            self._measured[key] = known
+            self._ran.add(devices)
 
     def _prune(self) -> None:
         kept = sorted(self._fresh.items(), key=lambda item: item[1].simulated_s)[: self._capacity]

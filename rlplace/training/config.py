@@ -10,6 +10,7 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.config import LearnConfig
 from rlplace.runs.tracking import TRACKING_MODES
 from rlplace.seeds import check_seed
+from rlplace.training.agent.config import AgentConfig
 
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
@@ -20,11 +21,12 @@ class SearchConfig:
     """How a budget is spent."""
 
     method: str = "learned"
-    """What finds the placement: learned, or any method of `rlplace compare`; `portfolio` always stands beside it."""
+    """What finds the placement: learned (on a simulated host, where nothing can be measured, policy instead), or any
+    method of `rlplace compare`; `portfolio` always stands beside it."""
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
-    """Placements measured before the search, to calibrate the simulator on (6 at least); 0 leaves it as profiled."""
+    """Placements measured before the search, to learn the host from (6 at least); 0 leaves it as profiled."""
     table_rounds: int = 25
     """Rounds of the final table."""
 
@@ -58,7 +60,9 @@ class TrainConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)
-    """How the method `learned` learns."""
+    """How the method `policy` learns."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """How the method `learned` explores."""
 
     def __post_init__(self) -> None:
         if not 0 < self.budget_s < math.inf:

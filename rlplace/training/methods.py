@@ -1,14 +1,16 @@
-"""`METHODS` as the face knows them: those of `rlplace.search`, and `learned`."""
+"""`METHODS` as the face knows them: those of `rlplace.search`, and those that learn."""
 
 from __future__ import annotations
 
 from rlplace.search.registry import METHODS, Method, register_method
 
-LEARNED = "learned"
+LEARNED, POLICY = "learned", "policy"
 
-if LEARNED not in METHODS:
-    register_method(
-        Method(LEARNED, "rlplace.training.learned:solve", "search", "a policy and annealing that learn from each other")
-    )
+for _method in (
+    Method(LEARNED, "rlplace.training.agent.on_host:solve", "search", "learns the host from measured steps"),
+    Method(POLICY, "rlplace.training.policy_search:solve", "search", "a policy and annealing learn from each other"),
+):
+    if _method.name not in METHODS:
+        register_method(_method)
 
-__all__ = ["LEARNED", "METHODS"]
+__all__ = ["LEARNED", "METHODS", "POLICY"]

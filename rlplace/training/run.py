@@ -30,8 +30,9 @@ from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.methods import LEARNED, METHODS
+from rlplace.training.methods import LEARNED, METHODS, POLICY
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
@@ -105,10 +106,14 @@ def train(
     config = _config(config, options)
     check_names(config)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
+    if problem.host.is_simulated and config.search.method == LEARNED:
+        progress.say(f"the host is simulated, nothing can be measured: `{POLICY}` takes the place of `{LEARNED}`")
+        config = dataclasses.replace(config, search=dataclasses.replace(config.search, method=POLICY))
     methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
     progress.say(_forecast(problem, config, methods))
+    known = None
     if config.search.num_calibrated and not problem.host.is_simulated:
-        problem = calibrated(problem, config.search.num_calibrated, seed=config.seed, say=progress.say)
+        problem, known = calibrated(problem, config.search.num_calibrated, seed=config.seed, say=progress.say)
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
@@ -118,7 +123,8 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
         _compile_kernels(problem, simulator)
-        options = {name: {"config": config.learn} if name == LEARNED else {} for name in methods}
+        own = {LEARNED: {"config": config.agent, "known": known}, POLICY: {"config": config.learn}}
+        options = {name: own.get(name, {}) for name in methods}
         keeper = _Keeper(run, evaluator, tracker)
         if evaluator.is_measured:
             found = _measured(evaluator, config, options, single_s, keeper, progress, tracker)
@@ -147,7 +153,8 @@ def train(
             _draw_search(run, problem, found, is_measured=evaluator.is_measured)
             for result_of in found.values():
                 if result_of.learned is not None:
-                    result_of.learned.save(run.path("policy.safetensors"))
+                    is_host = isinstance(result_of.learned, AgentResult)
+                    result_of.learned.save(run.path("host_model.json" if is_host else "policy.safetensors"))
             tracker.log_best(
                 step_time_s=result.step_time_s,
                 placement=run.path("placement.json"),

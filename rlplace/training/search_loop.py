@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timeline import Timeline
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.best_so_far import BestSoFar
@@ -188,20 +189,27 @@ class _Loop:
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """Races `placements` (B, N) on the host."""
-        return self._race(placements, ROUND)
+        return self.measure_plans([self._evaluator.simulator.plan(row) for row in placements])
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """Races `plans` on the host."""
+        return self._race(plans, ROUND)
+
+    def trace(self, plan: Plan) -> Timeline:
+        """A typical step of `plan`, op by op."""
+        return self._evaluator.timeline(plan)
 
     def decide(self) -> Plan | None:
         """The best of the best measured placements, raced against each other while there is time."""
-        finalists = [
-            candidate for candidate in self.candidates.best_measured(FINALISTS) if np.isfinite(candidate.ratio)
-        ]
+        best = self.candidates.best_measured(FINALISTS)
+        finalists = [one.plan for one in best if np.isfinite(one.ratio) and one.plan is not None]
         if len(finalists) > 1 and self._clock() < self._end_s:
-            measurements = self._race(np.stack([candidate.devices for candidate in finalists]), FINAL)
+            measurements = self._race(finalists, FINAL)
             # everyone ran in this race: its own ratios decide, those of earlier races were under other conditions
             order = sorted(range(len(finalists)), key=lambda k: measurements[k].ratio)
             finalists = [finalists[k] for k in order if measurements[k].ok] or finalists
         self.report()
-        return self._evaluator.simulator.plan(finalists[0].devices) if finalists else None
+        return finalists[0] if finalists else None
 
     def history(self) -> tuple[BestSoFar, ...]:
         """The best ratio so far wherever it improved, as a step time at the latest one of the reference."""
@@ -220,18 +228,17 @@ class _Loop:
             budget_s=self._budget_s,
         )
 
-    def _race(self, placements: NDArray[np.int32], protocol: RaceProtocol) -> list[Measurement]:
-        plans = [self._evaluator.simulator.plan(row) for row in placements]
+    def _race(self, plans: Sequence[Plan], protocol: RaceProtocol) -> list[Measurement]:
         measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s)
-        self.candidates.record(placements, measurements)
+        self.candidates.record(plans, measurements)
         finite = [measurement for measurement in measurements if measurement.ok]
         if finite:
             self.single_s = float(np.median([measurement.reference_s for measurement in finite]))
         leader = self.candidates.best_measured(1)[0]
-        if leader.ratio < self._best_ratio:
+        if leader.ratio < self._best_ratio and leader.plan is not None:
             self._best_ratio, self._best_s = leader.ratio, leader.ratio * self.single_s
             self._improved.append((leader.ratio, self._now()))
-            self._on_best(self._evaluator.simulator.plan(leader.devices), self._best_s)
+            self._on_best(leader.plan, self._best_s)
         self._tracker.log_search(
             placements=self.candidates.num_scored,
             mean_s=float(np.mean([m.step_time_s for m in finite])) if finite else float("nan"),

@@ -16,7 +16,7 @@ from rlplace.errors import InvalidValue
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig
 from rlplace.policy.checks import CheckedPolicy, checked_learner, checked_policy
 from rlplace.search.task import Budget, Task
-from rlplace.training.learned import solve
+from rlplace.training.policy_search import solve
 
 PROBLEM = chain_problem(3)
 Register = Callable[[Any, Any], LearnConfig]

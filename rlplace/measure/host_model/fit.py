@@ -13,6 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.host_model.posterior import Posterior
 from rlplace.measure.host_model.scales import Scales
 from rlplace.measure.host_model.terms import PathTerms
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.plan_batch import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
@@ -27,6 +28,8 @@ class FitConfig:
 
     noise: float = 0.01
     """Standard deviation of a measured step time, as a share of it, where none is given with it."""
+    least_noise: float = 0.005
+    """Of a measurement whose samples are closer together by luck."""
     misfit: float = 0.01
     """What no factors explain of the fastest plans, likewise: the model is not the host."""
     far: float = 0.1
@@ -43,7 +46,7 @@ class FitConfig:
     """A step that gains less than this share of the loss is the last."""
 
     def __post_init__(self) -> None:
-        for name in ("noise", "misfit", "far", "tolerance"):
+        for name in ("noise", "least_noise", "misfit", "far", "tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise InvalidValue(name, getattr(self, name), "a finite number >= 0", where="host model")
         for name in ("max_rounds", "max_iterations", "paths"):
@@ -104,6 +107,11 @@ class HostModel:
         self._target = np.append(self._target, np.log(measured_s[kept]))
         self._noise = np.append(self._noise, noises[kept])
         self._batch = self._checker.check_plans(self._plans)
+
+    def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
+        """Takes measurements of plans, with the noise that their samples show; failed ones teach nothing."""
+        noise = [outcome.relative_error or self.config.noise for outcome in outcomes]
+        self.add(plans, [outcome.step_time_s for outcome in outcomes], np.maximum(noise, self.config.least_noise))
 
     def fit(self) -> Posterior:
         """The most probable factors given all that was measured, with the curvature there; begins at the last ones."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
+from rlplace.measure.host_model.prior import prior_of
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -101,15 +102,29 @@ class Agent:
     ) -> None:
         self.num_measured = 0
         self._config = config = config or AgentConfig()
-        prior = prior or Prior()
+        prior = prior or prior_of(problem)
         scales = Scales(problem, prior if config.is_prior else _freed(prior))
         self._generator = np.random.default_rng(seed)
         self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config)
         self._prior = self._posterior = Posterior.prior(scales)
         self._measured: dict[str, tuple[Plan, list[float]]] = {}
         self._history: list[BestSoFar] = []
-        self._missed, self._is_better = np.zeros(2), True
+        self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
+
+    @property
+    def num_simulated(self) -> int:
+        """Placements simulated so far."""
+        return self._proposer.evaluations
+
+    def figures(self) -> dict[str, float]:
+        """What a tracker is told after a batch: how well the last one was predicted, and how much was learned."""
+        deviation = self.posterior.deviation / self._prior.deviation
+        return {
+            "host_model/error": self._last_error,
+            "host_model/loss": self._posterior.loss,
+            "host_model/deviation_left": float(np.exp(np.mean(np.log(deviation)))) if len(deviation) else 1.0,
+        }
 
     @property
     def posterior(self) -> Posterior:
@@ -125,9 +140,10 @@ class Agent:
         """
         posterior, config = self.posterior, self._config
         mean = Simulator(posterior.problem, threads=1)
-        if not self.num_measured:
+        if not self._proposer.evaluations:
             whole = Budget(each.evaluations * count, each.seconds * count)
-            return [mean.plan(devices) for devices in self._proposer.first(mean, count, whole)]
+            found = self._proposer.first(mean, count, whole, has_probes=not self.num_measured)
+            return [mean.plan(devices) for devices in found]
         num_mean = max(round(config.mean_share * count), 1) if config.is_thompson else count
         plans: list[Plan] = []
         seen = [plan.devices for plan, _ in self._measured.values()]
@@ -144,17 +160,14 @@ class Agent:
                 seen.append(devices)
         return plans
 
-    def learn(
-        self, plans: Sequence[Plan], outcomes: Sequence[Measurement], step_times_s: Sequence[float] | None = None
-    ) -> None:
+    def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
         """Fits the host model to these measurements too.
 
         Args:
             plans: what was measured.
             outcomes: what came of it.
-            step_times_s: of each, where they are not those of the outcomes.
         """
-        times_s = [outcome.step_time_s for outcome in outcomes] if step_times_s is None else list(step_times_s)
+        times_s = [outcome.step_time_s for outcome in outcomes]
         self._judge(plans, times_s)
         self.num_measured += len(plans)
         for plan, step_s in zip(plans, times_s, strict=True):
@@ -163,7 +176,7 @@ class Agent:
                 seconds = time.monotonic() - self._begin
                 self._history.append(BestSoFar(self._proposer.evaluations, self.num_measured, seconds, step_s))
         self._proposer.remember(plan.devices for plan in plans)
-        self._model.add(plans, times_s, [_noise(outcome) for outcome in outcomes])
+        self._model.learn(plans, outcomes)
         self._posterior = self._model.fit()
         self._is_better = True
         if self._missed[1] > self._missed[0]:  # plans are chosen for what the fit says of them: that is held against it
@@ -187,19 +200,9 @@ class Agent:
             simulator = Simulator(known.problem, threads=1)
             batch = simulator.check_plans([plan for plan, _ in ran])
             said = np.array([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
-            self._missed[place] += float(np.abs(np.log(said) - target).sum())
-
-
-def _noise(outcome: Measurement) -> float:
-    """Standard error of a median step time, as a share of it."""
-    if len(outcome.samples_s) < 3 or not outcome.ok:
-        return NOISE
-    sigma = outcome.spread_s / 0.6745 / outcome.step_time_s
-    return max(1.2533 * sigma / math.sqrt(len(outcome.samples_s)), LEAST_NOISE)
-
-
-NOISE, LEAST_NOISE = 0.01, 0.005
-"""Of a measurement that does not tell how much it varied, and the least of one that does."""
+            errors = np.abs(np.log(said) - target)
+            self._missed[place] += float(errors.sum())
+        self._last_error = float(np.median(errors))
 
 
 def _freed(prior: Prior) -> Prior:

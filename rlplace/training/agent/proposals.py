@@ -47,7 +47,9 @@ class Proposer:
         self._problem, self._generator, self._config = problem, generator, config
         self._pool: dict[bytes, NDArray[np.int32]] = {}
 
-    def first(self, simulator: Simulator, count: int, budget: Budget) -> list[NDArray[np.int32]]:
+    def first(
+        self, simulator: Simulator, count: int, budget: Budget, *, has_probes: bool = True
+    ) -> list[NDArray[np.int32]]:
         """At most `count` placements (N,) before anything is measured: the best found, probes, relabelled ones.
 
         All that fits on one device tells how fast its kind is, and is near the best where links are slow; the same
@@ -57,6 +59,7 @@ class Proposer:
             simulator: of the problem that is searched.
             count: how many are wanted.
             budget: evaluations or seconds.
+            has_probes: whether nothing is known of how fast each kind of device is.
         """
         winners = Winners(WINNERS)
         task = Task(simulator.problem, simulator, budget, seed=self._seed(), observer=winners)
@@ -69,7 +72,7 @@ class Proposer:
         for devices, _ in ranked:
             self._remember(devices)
         self._remember(best)
-        found = [best, *self._probes(simulator, best)][:count]
+        found = [best, *(self._probes(simulator, best) if has_probes else [])][:count]
         if self._config.is_permuted:
             found += list(permutations_of(self._problem, best, self._generator, count - len(found)))
         left = [devices for devices, _ in ranked]

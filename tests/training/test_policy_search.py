@@ -1,4 +1,4 @@
-"""`learned`: a method like any other, that never ends behind its start and learns from the host."""
+"""`policy`: a method like any other, that never ends behind its start and learns from the host."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
-from rlplace.training.learned import solve
 from rlplace.training.methods import METHODS
+from rlplace.training.policy_search import solve
 
 PROBLEMS = [fork_problem(0), fork_problem(1, 3), tight_problem(6, 2)]
 
 
 def test_the_face_registers_it_and_search_knows_no_policy() -> None:
-    assert METHODS["learned"].home == "rlplace.training.learned:solve"
+    assert METHODS["policy"].home == "rlplace.training.policy_search:solve"
 
 
 @pytest.mark.parametrize("init", ["starts", "none"])
@@ -36,7 +36,7 @@ def test_a_seed_and_a_number_of_evaluations_find_the_same_to_the_bit(init: str, 
     config = LearnConfig(init=init, share=share, num_samples=16)
 
     def run() -> tuple[NDArray[np.int32], float, int]:
-        found = find(problem, "learned", Simulator(problem), Budget(evaluations=300), seed=3, config=config)
+        found = find(problem, "policy", Simulator(problem), Budget(evaluations=300), seed=3, config=config)
         assert found.devices is not None
         return found.devices, found.step_time_s, found.evaluations
 
@@ -51,7 +51,7 @@ def test_it_never_ends_behind_its_start(problem: Problem) -> None:
     task = Task(problem, Simulator(problem), Budget(evaluations=200))
     start, start_s, leaders = best_start_with_greedy(task)
     _, tuned_s = tuned_start(task, start, start_s, leaders, until=1.0)
-    found = find(problem, "learned", Simulator(problem), Budget(evaluations=200))
+    found = find(problem, "policy", Simulator(problem), Budget(evaluations=200))
     assert found.step_time_s <= tuned_s
 
 
@@ -127,7 +127,7 @@ def test_a_host_that_closes_while_a_batch_is_made_still_runs_it() -> None:
 def test_a_policy_alone_proposes_something_however_little_time_there_is() -> None:
     problem = fork_problem(0)
     config = LearnConfig(init="none", share=1.0)
-    assert find(problem, "learned", Simulator(problem), Budget(seconds=1e-9), config=config).devices is not None
+    assert find(problem, "policy", Simulator(problem), Budget(seconds=1e-9), config=config).devices is not None
 
 
 def test_it_learns_with_one_thread_whatever_the_caller_has() -> None:
@@ -141,7 +141,7 @@ def test_it_learns_with_one_thread_whatever_the_caller_has() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        find(fork_problem(0), "learned", Watching(), Budget(evaluations=30))
+        find(fork_problem(0), "policy", Watching(), Budget(evaluations=30))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -154,7 +154,7 @@ def test_it_leaves_the_generators_of_others_alone() -> None:
     torch.manual_seed(7)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     problem = fork_problem(0)
-    find(problem, "learned", Simulator(problem), Budget(evaluations=60))
+    find(problem, "policy", Simulator(problem), Budget(evaluations=60))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 

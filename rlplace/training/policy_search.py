@@ -1,4 +1,4 @@
-"""`learned`: a policy that imitates good starts, learns from simulated placements, then from measured ones."""
+"""The method `policy`: a policy that imitates good starts, learns from simulated placements, then measured ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
         config: which policy, which learner, and their options.
     """
     config = config or LearnConfig()
-    agent = Agent(task, config)
+    agent = PolicySearch(task, config)
     begin, begin_s, others = None, math.inf, []
     if config.init == "starts":
         start, start_s, leaders = best_start_with_greedy(task)
@@ -66,7 +66,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
     return agent.policy
 
 
-class Agent:
+class PolicySearch:
     """A policy and its learner at work on a task.
 
     Simulated and measured rewards take one way, through `Scorer`s over the task's scoring and over its host.

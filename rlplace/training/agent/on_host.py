@@ -1,0 +1,76 @@
+"""The method `learned`: the agent as a method of the registry, on a task whose host runs plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.runs.calibration import Known
+from rlplace.search.registry import METHODS
+from rlplace.search.task import Budget, Task
+from rlplace.training.agent.agent import Agent, AgentResult
+from rlplace.training.agent.config import AgentConfig
+
+WITHOUT_HOST = "portfolio"
+"""What runs where nothing can be measured: then there is nothing to learn about the host."""
+MOST_IDLE = 3
+"""Batches without a new plan after which there are taken to be no more."""
+
+
+@one_thread_here()
+def solve(task: Task, config: AgentConfig | None = None, known: Known | None = None) -> AgentResult | None:
+    """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
+
+    A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
+    long as the host is open. Without a host it is `portfolio`.
+
+    Args:
+        task: scores, measures and counts.
+        config: how the agent explores.
+        known: steps that were measured before, and the problem as it was profiled; the task's by default.
+    """
+    if task.host is None or not task.budget.measurements:
+        METHODS[WITHOUT_HOST].run(task)
+        return None
+    config = config or AgentConfig()
+    seed = int(task.generator.integers(2**31))
+    agent = Agent(task.problem if known is None else known.problem, seed=seed, config=config)
+    if known is not None:
+        agent.learn(known.plans, known.outcomes)
+    most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan
+    while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
+        share, before = config.share(task.measurements, most), agent.num_simulated
+        each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
+        plans = agent.propose(min(config.batch, left), each)
+        task.count(agent.num_simulated - before)
+        idle = 0 if plans else idle + 1
+        if not plans:
+            continue
+        outcomes = task.measure_plans(plans)
+        if not outcomes:
+            break
+        if math.isnan(scale_s):
+            scale_s = _reference_s(outcomes)
+        agent.learn(plans[: len(outcomes)], [_steadied(outcome, scale_s) for outcome in outcomes])
+        task.tell(agent.figures())
+    return agent.result()
+
+
+def _reference_s(outcomes: Sequence[Measurement]) -> float:
+    """Median step time of the reference; NaN without one."""
+    found = [outcome.reference_s for outcome in outcomes if outcome.ok and outcome.reference_s > 0]
+    return float(np.median(found)) if found else math.nan
+
+
+def _steadied(outcome: Measurement, reference_s: float) -> Measurement:
+    """With the step time that it would have had beside a reference of `reference_s`: the machine's drift cancels."""
+    if not outcome.ok or not outcome.reference_s or not math.isfinite(reference_s):
+        return outcome
+    factor = reference_s / outcome.reference_s
+    samples_s = tuple(sample * factor for sample in outcome.samples_s)
+    return dataclasses.replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
