@@ -42,4 +42,4 @@ def fit_priors(
     for figure in fitted:
         source = priors.section(figure.section)[figure.name].source
         say(f"{figure.section:10} {figure.name:16} {figure.value:<10g} {source}")
-    say(f"{out}: {len(fitted)} figures fitted, the others as they ship")
+    say(f"{out}: {len(fitted)} figure{'s' * (len(fitted) != 1)} fitted, the others as they ship")
