@@ -60,10 +60,10 @@ def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, t
     Empirical Bayes (Morris 1983, J. Am. Stat. Assoc. 78(381)), each kind of factor of each source of costs apart. A
     factor's likelihood is its posterior with its prior divided out, N(m; x, s^2): 1/s^2 = 1/sd^2 - 1/prior_sd^2 and
     m = s^2 * mean / sd^2. That takes factors of one run for independent. The deviation tau of a kind maximises the sum
-    of log N(m; mu, tau^2 + s^2), to which the shipped figures add what `WEIGHT` factors would add that are known exactly
-    and have the shipped median and deviation. mu is 0, but for kinds that have a median: there it is the logarithm of
-    the median, fitted along. What no factor was learned of keeps its figure, and so does what is taken as known
-    (deviation 0).
+    of log N(m; mu, tau^2 + s^2), to which the shipped figures add what `WEIGHT` factors would add that are known
+    exactly and have the shipped median and deviation. mu is 0, but for kinds that have a median: there it is the
+    logarithm of the median, fitted along. What no factor was learned of keeps its figure, and so does what is taken as
+    known (deviation 0).
 
     Args:
         hosts: what each run learned.
