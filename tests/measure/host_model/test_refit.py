@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs import Grouping
+from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.costs.costs import CostSource
-from rlplace.measure.host_model import LearnedHost, Prior, fit_priors, load_priors
+from rlplace.measure.host_model import HostModel, LearnedHost, Prior, Scales, fit_priors, load_priors, prior_of
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.host_model.refit import WEIGHT, fit_figures, likelihood
 from rlplace.measure.host_model.scales import Kind
@@ -139,3 +142,32 @@ def test_what_a_prior_takes_as_known_stays_so() -> None:
 def test_nothing_learned_is_nothing_to_fit() -> None:
     with pytest.raises(InvalidValue, match="Name runs that measured more plans"):
         fit_priors([host([LearnedFactor("device", "d0", 0.0, 0.1, 0.1)])], load_priors())
+
+
+def small_problem() -> Problem:
+    """Forty ops of five types in a random order of dependence, on two devices and two links."""
+    rng = np.random.default_rng(0)
+    reads = [sorted(set(rng.integers(max(0, i - 8), i, 2).tolist())) if i else [] for i in range(40)]
+    graph = op_graph(reads, rng.integers(1, 9, 40).tolist(), targets=[f"aten.op{k}" for k in rng.integers(0, 5, 40)])
+    devices = tuple(Device(f"d{k}", "k", "simulated", 1 << 30) for k in range(2))
+    routes = (Route("d0", "d1", ("there",)), Route("d1", "d0", ("back",)))
+    host = Host("two", devices, (Link("there", 1e5, 1e-6), Link("back", 1e5, 1e-6)), routes)
+    costs = np.repeat(rng.uniform(1e-5, 5e-5, (40, 1)), 2, axis=1)
+    return Problem(graph, host, Costs(costs, "profiled"), Grouping(np.arange(40)))
+
+
+def test_runs_on_hosts_of_another_kind_than_was_expected_move_the_figures_towards_theirs() -> None:
+    problem, rng, shipped = small_problem(), np.random.default_rng(1), prior_of(small_problem())
+    true = Prior(op_type=0.6, device=0.1, bandwidth=1.0, latency=0.7, overhead_s=12e-6, overhead=0.3)
+    scales, simulator, hosts = Scales(problem, true), Simulator(problem), []
+    for _ in range(12):
+        truth = Simulator(scales.apply(rng.standard_normal(len(scales)) * scales.deviation))
+        plans = [simulator.plan(devices) for devices in rng.integers(0, 2, (24, 40)).astype(np.int32)]
+        model = HostModel(Scales(problem, shipped))
+        noise = rng.lognormal(0, 0.005, len(plans))
+        model.add(plans, np.array([truth.retime(plan).step_time_s for plan in plans]) * noise)
+        hosts.append(LearnedHost.of(model.fit()))
+    fitted = fit_priors(hosts, load_priors())[0].prior("profiled")
+    for name in ("op_type", "bandwidth", "overhead_s"):
+        before, after, goal = (math.log(getattr(prior, name)) for prior in (shipped, fitted, true))
+        assert abs(after - goal) < 0.6 * abs(before - goal), name
