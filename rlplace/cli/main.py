@@ -20,6 +20,7 @@ from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
 from rlplace.cli.export import export
 from rlplace.cli.fidelity import fidelity
+from rlplace.cli.fit_priors import fit_priors
 from rlplace.cli.graph import graph
 from rlplace.cli.hosts import hosts
 from rlplace.cli.measure import measure
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "simulate": simulate,
     "measure": measure,
     "fidelity": fidelity,
+    "fit-priors": fit_priors,
     "bench": bench,
     "hosts": hosts,
     "workloads": workloads,

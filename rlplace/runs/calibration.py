@@ -12,7 +12,7 @@ from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.host_model import HostModel, Posterior, Scales, describe
-from rlplace.measure.host_model.prior import prior_of
+from rlplace.measure.host_model.priors import prior_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem

@@ -2,12 +2,33 @@
 
 `scales` says which factors there are and what they do, `prior` how far from 1 they are expected, `terms` what a step
 time is the sum of, `fit` which factors explain measured step times, as a `posterior`, and `words` what that means.
+`priors` holds the figures of priors with their sources, `learned_host` what a run keeps, and `refit` fits the former to
+the latter.
 """
 
 from rlplace.measure.host_model.fit import FitConfig, HostModel
+from rlplace.measure.host_model.learned_host import LearnedHost, load_learned_host, save_posterior
 from rlplace.measure.host_model.posterior import Posterior
 from rlplace.measure.host_model.prior import Prior
+from rlplace.measure.host_model.priors import Priors, load_priors, prior_of, save_priors
+from rlplace.measure.host_model.refit import fit_priors
 from rlplace.measure.host_model.scales import Scale, Scales
 from rlplace.measure.host_model.words import describe
 
-__all__ = ["FitConfig", "HostModel", "Posterior", "Prior", "Scale", "Scales", "describe"]
+__all__ = [
+    "FitConfig",
+    "HostModel",
+    "LearnedHost",
+    "Posterior",
+    "Prior",
+    "Priors",
+    "Scale",
+    "Scales",
+    "describe",
+    "fit_priors",
+    "load_learned_host",
+    "load_priors",
+    "prior_of",
+    "save_posterior",
+    "save_priors",
+]

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, fields
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,3 @@ class Prior:
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidValue(field.name, value, "a finite number >= 0", where="prior")
-
-
-PROFILED = Prior(
-    op_type=0.15, device=0.1, bandwidth=0.4, latency=0.7, overhead_s=3e-6, dispatch=1.0, corun_deviation=1.0
-)
-
-
-def prior_of(problem: Problem) -> Prior:
-    """What is known of a host before its steps are measured: more where costs are measured ones."""
-    return PROFILED if problem.costs.source == "profiled" else Prior()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
-from rlplace.measure.host_model.prior import prior_of
+from rlplace.measure.host_model.priors import prior_of
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem

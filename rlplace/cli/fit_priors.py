@@ -1,0 +1,45 @@
+"""`rlplace fit-priors`: what to expect of a new host, from what runs learned about theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import tyro
+
+from rlplace.cli.arguments import print_json, say
+from rlplace.errors import FileProblem, InvalidValue
+
+
+def fit_priors(
+    runs: tyro.conf.Positional[tuple[Path, ...]], out: Path = Path("priors.json"), json: bool = False
+) -> None:
+    """Fit what is expected of a new host to what runs learned about theirs.
+
+    Args:
+        runs: run folders with a `host_model.json`, or such files
+        out: where the priors go
+        json: print one JSON object on stdout
+    """
+    from rlplace.measure.host_model.learned_host import FILE, load_learned_host
+    from rlplace.measure.host_model.priors import load_priors, save_priors
+    from rlplace.measure.host_model.refit import fit_priors as fit
+
+    if not runs:
+        raise InvalidValue("RUN", 0, "at least one run folder", where="fit-priors")
+    files = [(path / FILE if path.is_dir() else path).resolve() for path in runs]
+    for place, (path, file) in enumerate(zip(runs, files, strict=True)):
+        if file in files[:place]:
+            raise InvalidValue("RUN", str(path), "every run once", where="fit-priors")
+    if out.resolve() in files:
+        raise FileProblem(out, "what was learned is read from here: name another file for the priors.")
+    priors, fitted = fit([load_learned_host(path) for path in runs], load_priors())
+    save_priors(priors, out)
+    if json:
+        figures = [dataclasses.asdict(figure) for figure in fitted]
+        print_json({"schema": 1, "out": str(out), "num_runs": len(runs), "fitted": figures})
+        return
+    for figure in fitted:
+        source = priors.section(figure.section)[figure.name].source
+        say(f"{figure.section:10} {figure.name:16} {figure.value:<10g} {source}")
+    say(f"{out}: {len(fitted)} figure{'s' * (len(fitted) != 1)} fitted, the others as they ship")

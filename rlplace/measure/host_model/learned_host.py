@@ -1,0 +1,129 @@
+"""`LearnedHost`: what was learned about a host, as a run keeps it in `host_model.json`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlplace.decode import decode_record, described
+from rlplace.errors import InvalidValue
+from rlplace.files import read_json, write_json_atomic
+from rlplace.measure.costs.costs import CostSource
+from rlplace.measure.host_model.posterior import Posterior
+from rlplace.measure.host_model.prior import Prior
+from rlplace.measure.host_model.scales import Kind, Scales
+from rlplace.measure.host_model.words import describe
+
+SCHEMA = 1
+FILE = "host_model.json"
+"""Its name in a run folder."""
+LARGEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class LearnedFactor:
+    """One factor: a normal distribution of its natural logarithm."""
+
+    kind: Kind
+    name: str
+    """Op type and kind of device, device, or link."""
+    log_mean: float
+    log_deviation: float
+    """Given all that was measured; that of the factor alone, whatever the others are."""
+    prior_deviation: float
+    """Before anything was measured, around 0."""
+    median: float = 0.0
+    """The prior's figure that it is a factor on, in seconds or as a share; 0 where it is on a figure of the problem."""
+
+    def __post_init__(self) -> None:
+        for name in ("log_deviation", "prior_deviation"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise InvalidValue(name, getattr(self, name), "a finite number > 0", where="factor")
+        if not (math.isfinite(self.median) and self.median >= 0):
+            raise InvalidValue("median", self.median, "a finite number >= 0", where="factor")
+
+
+@dataclass(frozen=True)
+class LearnedHost:
+    """What `host_model.json` holds."""
+
+    host: str
+    host_fingerprint: str
+    cost_source: CostSource
+    """Of the problem whose figures the factors are on."""
+    prior: Prior
+    factors: tuple[LearnedFactor, ...]
+    lines: tuple[str, ...]
+    """What it means, in words."""
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise InvalidValue("schema", self.schema, f"{SCHEMA}", where="host model")
+
+    @classmethod
+    def of(cls, posterior: Posterior) -> LearnedHost:
+        """What a posterior says, factor by factor; how factors depend on each other is left out."""
+        scales = posterior.scales
+        factors = tuple(
+            LearnedFactor(item.kind, item.name, mean, deviation, item.deviation, _median(scales, item.kind))
+            for item, mean, deviation in zip(
+                scales.items, posterior.mean.tolist(), posterior.deviation.tolist(), strict=True
+            )
+        )
+        host, source = scales.problem.host, scales.problem.costs.source
+        return cls(host.name, host.fingerprint, source, scales.prior, factors, tuple(describe(posterior)))
+
+
+def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> None:
+    """Writes what was learned about a host as JSON, whole or not at all.
+
+    Args:
+        posterior: what was learned.
+        path: of the file, or of a run folder.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    learned = LearnedHost.of(posterior)
+    write_json_atomic(_file(path), {"schema": learned.schema, **asdict(learned)})
+
+
+def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
+    """What `save_posterior` wrote; reading runs no code.
+
+    Args:
+        path: of the file, or of a run folder.
+
+    Raises:
+        FileProblem: the file is missing or no JSON.
+        InvalidValue: a value of the wrong type or range, or another schema.
+        UnknownName: a field or a kind of factor that does not exist.
+    """
+    path = _file(path)
+    hint = f"Name run folders with a {FILE}: runs of the method `learned` have one."
+    data = read_json(path, largest_bytes=LARGEST_BYTES, hint=hint)
+    if not isinstance(data, Mapping) or "schema" not in data:
+        expected = f"a mapping with schema {SCHEMA}"
+        raise InvalidValue("host model", described(data), expected, where=str(path), hint=hint)
+    return decode_record(LearnedHost, data, str(path))
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path / FILE if path.is_dir() else path
+
+
+def _median(scales: Scales, kind: Kind) -> float:
+    """The prior's figure that factors of this kind are on; 0 where the problem gives one."""
+    host, prior = scales.problem.host, scales.prior
+    if kind == "overhead":
+        return prior.overhead_s
+    if kind == "dispatch":
+        return 0.0 if host.dispatch_s else prior.dispatch_s
+    if kind == "co-run":
+        return 0.0 if any(value > 0 for row in host.corun_slowdown for value in row) else prior.corun
+    return 0.0
