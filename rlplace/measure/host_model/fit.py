@@ -164,7 +164,7 @@ class HostModel:
                 inner = np.linalg.solve(gram + (1.0 + damping) * np.eye(len(gram)), slopes @ gradient)
                 step = (slopes.T @ inner - gradient) / (1.0 + damping)
                 moved, *there = self._at(z + step)
-                if moved <= now or damping > 1e8:
+                if moved <= now or damping > 1e8 * (1.0 + gram.max()):
                     break
                 damping = max(damping, 0.1) * 6.0
             if moved > now:
