@@ -74,7 +74,7 @@ class HostModel:
         self._target, self._noise = np.zeros(0), np.zeros(0)
         self._batch: PlanBatch | None = None
         self._z = np.zeros(len(scales))
-        self._rows, self._plan_of = np.zeros((0, self._terms.exponents.shape[0])), np.zeros(0, dtype=np.int64)
+        self._rows, self._plan_of = np.zeros((0, self._terms.num_terms)), np.zeros(0, dtype=np.int64)
 
     @property
     def num_measured(self) -> int:
@@ -195,7 +195,7 @@ class HostModel:
     def _at(self, z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """The loss over known paths, (B,) residuals and (B, P) their slopes, with a soft maximum of each plan's."""
         sharpness, rows = self.config.sharpness, self._rows
-        seconds = self._terms.seconds(z * self.scales.deviation)
+        seconds, exponents = self._terms.seconds_and_exponents(z * self.scales.deviation)
         path_s = np.maximum(rows @ seconds, SMALLEST_S)
         log_s = np.log(path_s)
         first = np.flatnonzero(np.diff(self._plan_of, prepend=-1))
@@ -208,7 +208,7 @@ class HostModel:
         owed = np.add.reduceat(shares[:, None] * rows, first) * seconds
         chosen, deviation = self._plan_of[first], self._deviation()
         residuals = (soft - self._target[chosen]) / deviation[chosen]
-        slopes = (owed @ self._terms.exponents) * self.scales.deviation / deviation[chosen][:, None]
+        slopes = (owed @ exponents) * self.scales.deviation / deviation[chosen][:, None]
         return 0.5 * float(residuals @ residuals + z @ z), residuals, slopes
 
     def _deviation(self) -> NDArray[np.float64]:
