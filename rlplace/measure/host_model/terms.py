@@ -26,6 +26,7 @@ class PathTerms:
     Attributes:
         scales: the factors.
         num_terms: Q.
+        has_choice: whether some route has several links, of which the slowest counts.
     """
 
     def __init__(self, scales: Scales) -> None:
@@ -40,6 +41,7 @@ class PathTerms:
         index = {link.name: place for place, link in enumerate(host.links)}
         routes = [route for route in host.routes if route.links and route.source != route.destination]
         self._route_links = np.full((len(routes), max((len(route.links) for route in routes), default=1)), -1)
+        self.has_choice = self._route_links.shape[1] > 1
         latency_term, bytes_term = (np.full((host.num_devices,) * 2, -1, dtype=np.int32) for _ in range(2))
         self._latency_terms = np.arange(len(rows), len(rows) + len(routes))
         self._bytes_terms = self._latency_terms + len(routes)
