@@ -135,6 +135,7 @@ class PathTerms:
                 moved[place] += DIFFERENCE
                 outcomes = Simulator(self.scales.apply(moved), threads=1).retime_batch(batch)
                 slower_s = np.array([outcome.step_time_s for outcome in outcomes])
-                terms[fits, term] = (slower_s - paths.step_s)[fits] / (np.expm1(DIFFERENCE) * seconds[term])
+                both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
+                terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
         terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds
         return paths.step_s, terms
