@@ -47,8 +47,9 @@ def durations(problem: Problem, plan: Plan) -> np.ndarray:
     n, graph = problem.graph.num_ops, problem.graph
     op_s = problem.costs.op_time_s[np.arange(n), plan.devices] * ~graph.is_source
     pair = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
-    sent_s = problem.transfer_latency_s[pair] + graph.tensor_bytes[plan.transfer_tensor] * (
-        problem.transfer_s_per_byte[pair]
+    sent_s = (
+        problem.transfer_latency_s[pair]
+        + graph.tensor_bytes[plan.transfer_tensor] * (problem.transfer_s_per_byte[pair])
     )
     return np.concatenate([op_s, sent_s])
 
