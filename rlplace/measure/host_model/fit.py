@@ -21,6 +21,9 @@ from rlplace.measure.simulate.simulator import Simulator
 SMALLEST_S = 1e-12
 """A path is taken to be at least this long where launches and co-running, which are not linear, make it shorter."""
 
+SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
+"""Sharpness of the maximum over a route's links in the first descents."""
+
 
 @dataclass(frozen=True)
 class FitConfig:
@@ -78,7 +81,7 @@ class HostModel:
         self._target, self._noise = np.zeros(0), np.zeros(0)
         self._batch: PlanBatch | None = None
         self._z = np.zeros(len(scales))
-        self._rows, self._plan_of = np.zeros((0, self._terms.exponents.shape[0])), np.zeros(0, dtype=np.int64)
+        self._rows, self._plan_of = np.zeros((0, self._terms.num_terms)), np.zeros(0, dtype=np.int64)
 
     @property
     def num_measured(self) -> int:
@@ -114,12 +117,16 @@ class HostModel:
         self.add(plans, [outcome.step_time_s for outcome in outcomes], np.maximum(noise, self.config.least_noise))
 
     def fit(self) -> Posterior:
-        """The most probable factors given all that was measured, with the curvature there; begins at the last ones."""
+        """The most probable factors given all that was measured, with the curvature there.
+
+        The better of two descents: from the last ones, and from the problem's figures, where it is not clear which link
+        of a route is the slowest.
+        """
         if self._batch is None or not self._plans:
             return Posterior.prior(self.scales)
-        z, loss = self._settle(self._z)
-        if len(self._z) and np.any(self._z):
-            other_z, other = self._settle(np.zeros(len(z)))
+        z, loss = self._settle(self._soften(np.zeros(len(self._z))))
+        if np.any(self._z):
+            other_z, other = self._settle(self._z)
             if other < loss:
                 z, loss = other_z, other
         self._z = z
@@ -145,6 +152,19 @@ class HostModel:
                 errors[row, out] = np.abs(np.log(said_s) - self._target[out])
         return float(errors[0].mean()), float(errors[1].mean())
 
+    def _soften(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Where descents from z end in which every link of a route counts, the slowest ever more.
+
+        The slowest alone has a slope otherwise: the fit would slow down the wrong one and never look at the other.
+        """
+        if not self._terms.has_choice:
+            return z
+        self._discover(z)
+        for sharpness in SOFT_LINKS:
+            z, _ = self._descend(z, sharpness)
+            self._discover(z)
+        return z
+
     def _settle(self, z: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
         """Where descents from z over ever more known paths end, and the loss there."""
         config = self.config
@@ -161,9 +181,9 @@ class HostModel:
                 break
         return best_z, best
 
-    def _descend(self, z: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    def _descend(self, z: NDArray[np.float64], sharpness: float = math.inf) -> tuple[NDArray[np.float64], float]:
         """Where Levenberg-Marquardt ends from z over the paths that are known, and the loss over them there."""
-        now, residuals, slopes = self._at(z)
+        now, residuals, slopes = self._at(z, sharpness)
         damping = 1e-2
         for _ in range(self.config.max_iterations):
             gradient, before = slopes.T @ residuals + z, now
@@ -172,8 +192,8 @@ class HostModel:
                 # (S'S + (1 + damping) I)^-1 by Woodbury: there are fewer plans than factors
                 inner = np.linalg.solve(gram + (1.0 + damping) * np.eye(len(gram)), slopes @ gradient)
                 step = (slopes.T @ inner - gradient) / (1.0 + damping)
-                moved, *there = self._at(z + step)
-                if moved <= now or damping > 1e8:
+                moved, *there = self._at(z + step, sharpness)
+                if moved <= now or damping > 1e8 * (1.0 + gram.max()):
                     break
                 damping = max(damping, 0.1) * 6.0
             if moved > now:
@@ -201,10 +221,12 @@ class HostModel:
         residuals = (np.log(step_s[fits]) - self._target[fits]) / self._deviation()[fits]
         return 0.5 * float(residuals @ residuals + z @ z)
 
-    def _at(self, z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+    def _at(
+        self, z: NDArray[np.float64], link_sharpness: float = math.inf
+    ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """The loss over known paths, (B,) residuals and (B, P) their slopes, with a soft maximum of each plan's."""
         sharpness, rows = self.config.sharpness, self._rows
-        seconds = self._terms.seconds(z * self.scales.deviation)
+        seconds, exponents = self._terms.seconds_and_exponents(z * self.scales.deviation, link_sharpness)
         path_s = np.maximum(rows @ seconds, SMALLEST_S)
         log_s = np.log(path_s)
         first = np.flatnonzero(np.diff(self._plan_of, prepend=-1))
@@ -217,7 +239,7 @@ class HostModel:
         owed = np.add.reduceat(shares[:, None] * rows, first) * seconds
         chosen, deviation = self._plan_of[first], self._deviation()
         residuals = (soft - self._target[chosen]) / deviation[chosen]
-        slopes = (owed @ self._terms.exponents) * self.scales.deviation / deviation[chosen][:, None]
+        slopes = (owed @ exponents) * self.scales.deviation / deviation[chosen][:, None]
         return 0.5 * float(residuals @ residuals + z @ z), residuals, slopes
 
     def _deviation(self) -> NDArray[np.float64]:

@@ -18,10 +18,8 @@ class TermLayout(NamedTuple):
         overhead_term: counts ops; -1 for nowhere.
         tensor_op: (T,) int32, the producer of a tensor.
         tensor_bytes: (T,) int64.
-        latency_term: (D, D) int32, the term of a route's latency; -1 where nothing is copied.
-        latency_s: (D, D) the latency.
-        bandwidth_term: (D, D) int32, the term of a route's seconds of copying.
-        s_per_byte: (D, D) seconds a byte.
+        latency_term: (D, D) int32, counts latencies of a route; -1 where nothing is copied.
+        bytes_term: (D, D) int32, counts bytes that are copied over it.
     """
 
     num_ops: int
@@ -31,9 +29,7 @@ class TermLayout(NamedTuple):
     tensor_op: Ints
     tensor_bytes: Longs
     latency_term: Ints
-    latency_s: Floats
-    bandwidth_term: Ints
-    s_per_byte: Floats
+    bytes_term: Ints
 
 
 @kernel
@@ -54,6 +50,5 @@ def add_terms(layout: TermLayout, batch: PlanBatch, items: Ints, offsets: Longs,
                 t, destination = batch.transfer_tensor[k], batch.transfer_destination[k]
                 source = devices[layout.tensor_op[t]]
                 if layout.latency_term[source, destination] >= 0:
-                    row[layout.latency_term[source, destination]] += layout.latency_s[source, destination]
-                    seconds = layout.tensor_bytes[t] * layout.s_per_byte[source, destination]
-                    row[layout.bandwidth_term[source, destination]] += seconds
+                    row[layout.latency_term[source, destination]] += 1.0
+                    row[layout.bytes_term[source, destination]] += layout.tensor_bytes[t]

@@ -68,7 +68,7 @@ class Scales:
         op_type, types = _numbered(graph.targets)
         kind_of, kinds = _numbered([device.kind for device in host.devices])
         self.type_at = np.full((graph.num_ops, host.num_devices), -1, dtype=np.int64)
-        takes_time = problem.costs.op_time_s > 0
+        takes_time = (problem.costs.op_time_s > 0) & self._runs[:, None]
         for k, kind in enumerate(kinds):
             here = np.flatnonzero(kind_of == k)
             for t in np.unique(op_type[takes_time[:, here].any(axis=1)]).tolist():

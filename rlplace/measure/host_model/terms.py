@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
@@ -13,15 +15,18 @@ from rlplace.measure.simulate.simulator import Simulator
 
 DIFFERENCE = 1e-3
 """Change of the logarithms of dispatch and co-run in which their effect on a step time is found."""
+TIED = 1e-9
+"""Links of a route whose logarithms differ by less are equally slow."""
 
 
 class PathTerms:
-    """Critical paths of plans as Q terms: seconds of an op type on a device, copying and latency of a link, ops,
+    """Critical paths of plans as Q terms: seconds of an op type on a device, latencies and bytes of a route, ops,
     dispatch, co-run, and what no factor changes.
 
     Attributes:
         scales: the factors.
-        exponents: (Q, P) sparse: the factors that each term is multiplied with.
+        num_terms: Q.
+        has_choice: whether some route has several links, of which the slowest counts.
     """
 
     def __init__(self, scales: Scales) -> None:
@@ -33,38 +38,84 @@ class PathTerms:
             for place in np.unique(scales.type_at[:, device]).tolist():
                 op_term[scales.type_at[:, device] == place, device] = len(rows)
                 rows.append(((place, 1.0), (int(scales.device_at[device]), 1.0)))
-        self._op_term = op_term
-        self._latency_term = len(rows) + np.arange(len(host.links))
-        rows += [((place, 1.0),) for place in scales.latency_at.tolist()]
-        self._bandwidth_term = len(rows) + np.arange(len(host.links))
-        rows += [((place, -1.0),) for place in scales.bandwidth_at.tolist()]
-        self._overhead_term = len(rows) if scales.overhead_at >= 0 else -1
+        index = {link.name: place for place, link in enumerate(host.links)}
+        routes = [route for route in host.routes if route.links and route.source != route.destination]
+        self._route_links = np.full((len(routes), max((len(route.links) for route in routes), default=1)), -1)
+        self.has_choice = self._route_links.shape[1] > 1
+        latency_term, bytes_term = (np.full((host.num_devices,) * 2, -1, dtype=np.int32) for _ in range(2))
+        self._latency_terms = np.arange(len(rows), len(rows) + len(routes))
+        self._bytes_terms = self._latency_terms + len(routes)
+        for k, route in enumerate(routes):
+            links = [index[name] for name in dict.fromkeys(route.links)]
+            self._route_links[k, : len(links)] = links
+            pair = host.device_index[route.source], host.device_index[route.destination]
+            latency_term[pair], bytes_term[pair] = self._latency_terms[k], self._bytes_terms[k]
+        for places, power in ((scales.latency_at, 1.0), (scales.bandwidth_at, -1.0)):
+            rows += [
+                tuple((int(places[link]), power) if link >= 0 else (-1, 0.0) for link in links)
+                for links in self._route_links.tolist()
+            ]
+        overhead_term = len(rows) if scales.overhead_at >= 0 else -1
         rows += [((place, 1.0),) for place in (scales.overhead_at, scales.dispatch_at, scales.corun_at)]
         self._others = {place: len(rows) - 2 + k for k, place in enumerate((scales.dispatch_at, scales.corun_at))}
         rows.append(())
-        entries = [(q, place, power) for q, row in enumerate(rows) for place, power in row if place >= 0]
-        at_q, at_p, power = (np.array([entry[k] for entry in entries]) for k in range(3))
-        self.exponents = csr_matrix((power.astype(float), (at_q, at_p)), shape=(len(rows), len(scales)))
-        self._graph, self._costs = problem.graph, problem.costs.op_time_s
-        self._link_latency_s = np.array([link.latency_s for link in host.links])
-        self._link_s_per_byte = np.array([1.0 / link.bandwidth_bytes_per_s for link in host.links])
-        self._routes = [
-            (
-                host.device_index[route.source],
-                host.device_index[route.destination],
-                np.array([[link.name for link in host.links].index(name) for name in route.links]),
-            )
-            for route in host.routes
-            if route.links
-        ]
+        self.num_terms = len(rows)
+        slots = [(q, slot, *entry) for q, row in enumerate(rows) for slot, entry in enumerate(row) if entry[0] >= 0]
+        self._at_q, self._slot, self._at_p = (np.array([entry[k] for entry in slots], dtype=int) for k in range(3))
+        self._power = np.array([entry[3] for entry in slots], dtype=float)
+        self._log_unit = np.zeros(len(rows))
+        if overhead_term >= 0:
+            self._log_unit[overhead_term] = math.log(scales.prior.overhead_s)
+        with np.errstate(divide="ignore"):
+            self._log_latency_s = np.log([link.latency_s for link in host.links])
+        self._log_s_per_byte = -np.log([link.bandwidth_bytes_per_s for link in host.links])
+        self._layout = TermLayout(
+            problem.graph.num_ops,
+            op_term,
+            problem.costs.op_time_s,
+            overhead_term,
+            problem.graph.tensor_op,
+            problem.graph.tensor_bytes,
+            latency_term,
+            bytes_term,
+        )
 
-    def seconds(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(Q,) what one unit of each term of a path takes under factors x (P,)."""
-        logs = self.exponents @ x
-        found: NDArray[np.float64] = np.exp(np.clip(logs, -LARGEST, LARGEST))
-        if self._overhead_term >= 0:
-            found[self._overhead_term] *= self.scales.prior.overhead_s
-        return found
+    def seconds(self, x: NDArray[np.float64], sharpness: float = math.inf) -> NDArray[np.float64]:
+        """(Q,) what one unit of each term of a path takes under factors x (P,); see `slopes`."""
+        return self.seconds_and_exponents(x, sharpness)[0]
+
+    def seconds_and_exponents(
+        self, x: NDArray[np.float64], sharpness: float = math.inf
+    ) -> tuple[NDArray[np.float64], csr_matrix]:
+        """(Q,) what one unit of each term of a path takes under factors x (P,), and (Q, P) d log seconds / d x.
+
+        Args:
+            x: logarithms of factors.
+            sharpness: of the soft maximum (a power mean) over the links of a route, of which the slowest counts; it is
+                no more than the maximum. Links that are equally slow share the slope.
+        """
+        logs, share = np.array(self._log_unit), np.ones((self.num_terms, max(self._route_links.shape[1], 2)))
+        known = np.append(np.clip(x, -LARGEST, LARGEST), 0.0)
+        for terms, log_s in (
+            (self._latency_terms, self._log_latency_s + known[self.scales.latency_at]),
+            (self._bytes_terms, self._log_s_per_byte - known[self.scales.bandwidth_at]),
+        ):
+            of_links = np.where(self._route_links >= 0, np.append(log_s, -np.inf)[self._route_links], -np.inf)
+            slowest = of_links.max(axis=1)
+            behind = of_links - np.where(np.isfinite(slowest), slowest, 0.0)[:, None]
+            shares = np.exp(sharpness * behind) if math.isfinite(sharpness) else (behind > -TIED).astype(float)
+            total = shares.sum(axis=1)
+            if math.isfinite(sharpness):
+                slowest = slowest + np.log(np.maximum(total, TIED) / (self._route_links >= 0).sum(axis=1)) / sharpness
+            logs[terms] = slowest
+            share[terms[:, None], np.arange(shares.shape[1])] = shares / np.maximum(total, TIED)[:, None]
+        power = self._power * share[self._at_q, self._slot]
+        exponents = csr_matrix((power, (self._at_q, self._at_p)), shape=(self.num_terms, len(self.scales)))
+        is_route = np.zeros(self.num_terms, dtype=bool)
+        is_route[self._latency_terms] = is_route[self._bytes_terms] = True
+        logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
+        found: NDArray[np.float64] = np.exp(logs)
+        return found, exponents
 
     def of(self, x: NDArray[np.float64], batch: PlanBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(B,) step times of plans under factors x (P,), and (B, Q) the terms of a critical path of each.
@@ -75,8 +126,8 @@ class PathTerms:
         """
         problem = self.scales.apply(x)
         paths = Simulator(problem, threads=1).critical_paths(batch)
-        terms, seconds = np.zeros((len(paths.step_s), self.exponents.shape[0])), self.seconds(x)
-        add_terms(self._layout(seconds), batch, paths.items, paths.offsets, terms)
+        terms, seconds = np.zeros((len(paths.step_s), self.num_terms)), self.seconds(x)
+        add_terms(self._layout, batch, paths.items, paths.offsets, terms)
         fits = np.isfinite(paths.step_s)
         for place, term in self._others.items():
             if place >= 0:
@@ -84,37 +135,7 @@ class PathTerms:
                 moved[place] += DIFFERENCE
                 outcomes = Simulator(self.scales.apply(moved), threads=1).retime_batch(batch)
                 slower_s = np.array([outcome.step_time_s for outcome in outcomes])
-                terms[fits, term] = (slower_s - paths.step_s)[fits] / (np.expm1(DIFFERENCE) * seconds[term])
+                both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
+                terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
         terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds
         return paths.step_s, terms
-
-    def _layout(self, seconds: NDArray[np.float64]) -> TermLayout:
-        """Which link gives each route's latency, and which its bandwidth, depends on the factors."""
-        size = self.scales.problem.host.num_devices
-        latency_term, bandwidth_term = (np.full((size, size), -1, dtype=np.int32) for _ in range(2))
-        latency_s, s_per_byte = np.zeros((size, size)), np.zeros((size, size))
-        now_latency_s = self._link_latency_s * seconds[self._latency_term]
-        now_s_per_byte = self._link_s_per_byte * seconds[self._bandwidth_term]
-        for source, destination, links in self._routes:
-            late = links[np.argmax(now_latency_s[links])]
-            slow = links[np.argmax(now_s_per_byte[links])]
-            latency_term[source, destination], latency_s[source, destination] = (
-                self._latency_term[late],
-                self._link_latency_s[late],
-            )
-            bandwidth_term[source, destination], s_per_byte[source, destination] = (
-                self._bandwidth_term[slow],
-                self._link_s_per_byte[slow],
-            )
-        return TermLayout(
-            self._graph.num_ops,
-            self._op_term,
-            self._costs,
-            self._overhead_term,
-            self._graph.tensor_op,
-            self._graph.tensor_bytes,
-            latency_term,
-            latency_s,
-            bandwidth_term,
-            s_per_byte,
-        )

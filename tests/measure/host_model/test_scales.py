@@ -1,0 +1,162 @@
+"""Factors on a problem's figures, applied by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from micrographs import op_graph
+from random_problems import BIG, random_problem
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.host_model import Prior, Scales
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.problem import Problem
+
+PLAIN = Prior(overhead_s=0.0)
+"""Nothing that is not a factor on a figure of the problem's."""
+
+
+def small_problem(*, pooled: bool = False, dispatcher: str = "", **figures: float) -> Problem:
+    """A parameter, then mm -> add -> mm, on two devices of one kind and one of another."""
+    pool = "ram" if pooled else ""
+    devices = tuple(
+        Device(f"d{k}", kind, "simulated", BIG, memory_pool=pool if kind == "a" else "", dispatcher=dispatcher)
+        for k, kind in enumerate("aab")
+    )
+    links = (Link("l", 100.0, 0.5), Link("m", 200.0))
+    routes = tuple(Route(f"d{i}", f"d{j}", ("lm"[i == 0],)) for i in range(3) for j in range(3) if i != j)
+    costs = np.array([[7.0] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [10.0, 20.0, 30.0]])
+    graph = op_graph([[], [0], [1], [2]], 10, targets=["parameter", "aten.mm", "aten.add", "aten.mm"])
+    host = Host("three", devices, links, routes, **figures)
+    return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(4)))
+
+
+def names(scales: Scales) -> list[tuple[str, str]]:
+    return [(item.kind, item.name) for item in scales.items]
+
+
+def with_factor(scales: Scales, factors: dict[tuple[str, str], float]) -> Problem:
+    x = np.zeros(len(scales))
+    for name, factor in factors.items():
+        x[names(scales).index(name)] = math.log(factor)
+    return scales.apply(x)
+
+
+def test_there_is_a_factor_for_all_that_something_depends_on() -> None:
+    scales = Scales(small_problem())
+    assert names(scales) == [
+        ("op type", "aten.add on a"),
+        ("op type", "aten.mm on a"),
+        ("op type", "aten.add on b"),
+        ("op type", "aten.mm on b"),
+        ("device", "d0"),
+        ("device", "d1"),
+        ("device", "d2"),
+        ("bandwidth", "l"),
+        ("bandwidth", "m"),
+        ("latency", "l"),
+        ("overhead", "every op"),
+    ]
+    prior = scales.prior
+    of_kind = {"op type": prior.op_type, "device": prior.device, "bandwidth": prior.bandwidth}
+    of_kind |= {"latency": prior.latency, "overhead": prior.overhead}
+    assert scales.deviation.tolist() == [of_kind[kind] for kind, _ in names(scales)]
+
+
+@pytest.mark.parametrize(
+    ("known", "kind"),
+    [("op_type", "op type"), ("device", "device"), ("bandwidth", "bandwidth"), ("latency", "latency")]
+    + [("overhead", "overhead"), ("overhead_s", "overhead")],
+)
+def test_what_the_prior_knows_is_left_out(known: str, kind: str) -> None:
+    every, fewer = (names(Scales(small_problem(), prior)) for prior in (Prior(), replace(Prior(), **{known: 0.0})))
+    assert fewer == [name for name in every if name[0] != kind]
+    x = np.random.default_rng(0).normal(size=len(fewer))
+    assert np.isfinite(Scales(small_problem(), replace(Prior(), **{known: 0.0})).apply(x).costs.op_time_s).all()
+
+
+def test_launches_and_co_running_are_left_out_unless_there_are_some() -> None:
+    prior = Prior(dispatch=0.5, corun_deviation=0.5)
+    assert not {"dispatch", "co-run"} & {kind for kind, _ in names(Scales(small_problem(), prior))}
+    both = Scales(small_problem(pooled=True, dispatcher="one"), prior)
+    assert names(both)[-2:] == [("dispatch", "every launch"), ("co-run", "devices that share memory")]
+    known = Scales(small_problem(pooled=True, dispatcher="one"))
+    assert not {"dispatch", "co-run"} & {kind for kind, _ in names(known)}
+
+
+def test_factors_of_ops_and_devices_multiply() -> None:
+    scales = Scales(small_problem(), PLAIN)
+    problem = with_factor(scales, {("op type", "aten.mm on a"): 2.0, ("device", "d1"): 3.0, ("device", "d2"): 0.5})
+    np.testing.assert_allclose(problem.costs.op_time_s[1:], [[2, 12, 1.5], [4, 15, 3], [20, 120, 15]], rtol=1e-12)
+    assert problem.host.links == scales.problem.host.links
+
+
+def test_factors_of_links() -> None:
+    scales = Scales(small_problem(), PLAIN)
+    problem = with_factor(scales, {("bandwidth", "l"): 2.0, ("latency", "l"): 3.0, ("bandwidth", "m"): 0.25})
+    figures = [(link.bandwidth_bytes_per_s, link.latency_s) for link in problem.host.links]
+    np.testing.assert_allclose(figures, [(200.0, 1.5), (50.0, 0.0)], rtol=1e-12)
+    assert problem.costs.op_time_s.tolist() == scales.problem.costs.op_time_s.tolist()
+
+
+def test_overhead_is_added_to_every_op_but_sources() -> None:
+    scales = Scales(small_problem(), Prior(overhead_s=0.25))
+    problem = with_factor(scales, {("overhead", "every op"): 2.0, ("device", "d0"): 2.0})
+    np.testing.assert_allclose(problem.costs.op_time_s[1], [2.5, 2.5, 3.5], rtol=1e-12)
+    assert problem.costs.op_time_s[0].tolist() == [14.0, 7.0, 7.0]  # a source takes no time whatever it costs
+
+
+def test_what_launching_takes_is_taken_from_op_times_that_hold_it() -> None:
+    prior = Prior(overhead_s=0.0, dispatch_s=0.5, dispatch=1.0)
+    factor = {("dispatch", "every launch"): 3.0}
+    found = with_factor(Scales(small_problem(dispatcher="one"), prior), factor)
+    assert (found.host.dispatch_s, found.host.copy_dispatch_s) == pytest.approx((1.5, 1.5))
+    np.testing.assert_allclose(found.costs.op_time_s[1:3], [[1e-7, 0.5, 1.5], [2.5, 3.5, 4.5]], rtol=1e-12)
+    given = small_problem(dispatcher="one", dispatch_s=0.1, copy_dispatch_s=0.2)
+    found = with_factor(Scales(given, prior), factor)
+    assert (found.host.dispatch_s, found.host.copy_dispatch_s) == pytest.approx((0.3, 0.6))
+    assert found.costs.op_time_s.tolist() == given.costs.op_time_s.tolist()
+
+
+def test_co_running_slows_down_what_shares_a_memory() -> None:
+    prior = Prior(overhead_s=0.0, corun=0.05, corun_deviation=1.0)
+    found = with_factor(Scales(small_problem(pooled=True), prior), {("co-run", "devices that share memory"): 2.0})
+    np.testing.assert_allclose(found.host.corun_slowdown, [[0, 0.1, 0], [0.1, 0, 0], [0, 0, 0]])
+    given = small_problem()
+    table = ((0.0, 0.0, 0.2), (0.0, 0.0, 0.0), (0.4, 0.0, 0.0))
+    given = replace(given, host=replace(given.host, corun_slowdown=table))
+    found = with_factor(Scales(given, prior), {("co-run", "devices that share memory"): 2.0})
+    np.testing.assert_allclose(found.host.corun_slowdown, 2 * np.array(table))
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(1, 30))
+@settings(max_examples=50, deadline=None)
+def test_factors_of_one_give_the_problem_back(seed: int, num_ops: int) -> None:
+    problem = random_problem(np.random.default_rng(seed), num_ops)
+    scales = Scales(problem, PLAIN)
+    same = scales.apply(np.zeros(len(scales)))
+    assert same.host == problem.host
+    assert same.costs.op_time_s.tolist() == problem.costs.op_time_s.tolist()
+    assert same.graph is problem.graph and same.grouping is problem.grouping
+
+
+def test_no_factor_overflows() -> None:
+    scales = Scales(small_problem())
+    for x in (1e6, -1e6):
+        problem = scales.apply(np.full(len(scales), x))
+        assert np.isfinite(problem.costs.op_time_s).all() and (problem.costs.op_time_s >= 0).all()
+        assert all(0 < link.bandwidth_bytes_per_s < math.inf for link in problem.host.links)
+
+
+@pytest.mark.parametrize("name", ["op_type", "device", "overhead_s", "corun"])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_a_prior_is_made_of_numbers(name: str, value: float) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        Prior(**{name: value})
