@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.host_model import HostModel, Posterior, Scales, describe
+from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
 from rlplace.measure.host_model.priors import prior_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -69,9 +69,9 @@ class Calibration:
         return [first, *describe(self.posterior)]
 
 
-def calibrate_on(known: Known) -> Calibration:
+def calibrate_on(known: Known, prior: Prior | None = None) -> Calibration:
     """The host model fitted to measured steps, used only where it predicts plans that it has not seen better."""
-    model = HostModel(Scales(known.problem, prior_of(known.problem)))
+    model = HostModel(Scales(known.problem, prior or prior_of(known.problem)))
     model.learn(known.plans, known.outcomes)
     posterior, (before, after) = model.fit(), model.held_out_errors()
     is_kept = not after > before
@@ -79,7 +79,9 @@ def calibrate_on(known: Known) -> Calibration:
     return Calibration(problem, posterior, is_kept, before, after, len(known.plans))
 
 
-def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], None]) -> tuple[Problem, Known]:
+def calibrated(
+    problem: Problem, count: int, *, seed: int, say: Callable[[str], None], prior: Prior | None = None
+) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
     Args:
@@ -87,6 +89,7 @@ def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], 
         count: how many placements to measure; at least 6 are.
         seed: of what is drawn.
         say: told what was learned, what that gained, and whether it is used.
+        prior: how far the host may be from the profile.
 
     Raises:
         RunnerError: a placement failed.
@@ -101,7 +104,7 @@ def calibrated(problem: Problem, count: int, *, seed: int, say: Callable[[str], 
         known = Known(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed))
     finally:
         evaluator.close()
-    found = calibrate_on(known)
+    found = calibrate_on(known, prior)
     for line in found.say():
         say(line)
     return found.problem, known

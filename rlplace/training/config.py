@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplace.errors import InvalidValue, UnknownName
@@ -27,6 +28,8 @@ class SearchConfig:
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
     """Placements measured before the search, to learn the host from (6 at least); 0 leaves it as profiled."""
+    priors: Path | None = None
+    """How far hosts are from their figures before anything is measured: a file of `rlplace fit-priors`."""
     table_rounds: int = 25
     """Rounds of the final table."""
 

@@ -12,6 +12,8 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.host_model import load_priors, prior_of
+from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -111,9 +113,11 @@ def train(
         config = dataclasses.replace(config, search=dataclasses.replace(config.search, method=POLICY))
     methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
     progress.say(_forecast(problem, config, methods))
-    known = None
+    known, prior = None, prior_of(problem, config.search.priors)
     if config.search.num_calibrated and not problem.host.is_simulated:
-        problem, known = calibrated(problem, config.search.num_calibrated, seed=config.seed, say=progress.say)
+        problem, known = calibrated(
+            problem, config.search.num_calibrated, seed=config.seed, say=progress.say, prior=prior
+        )
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
@@ -123,7 +127,7 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
         _compile_kernels(problem, simulator)
-        own = {LEARNED: {"config": config.agent, "known": known}, POLICY: {"config": config.learn}}
+        own = {LEARNED: {"config": config.agent, "known": known, "prior": prior}, POLICY: {"config": config.learn}}
         options = {name: own.get(name, {}) for name in methods}
         keeper = _Keeper(run, evaluator, tracker)
         if evaluator.is_measured:
@@ -140,6 +144,9 @@ def train(
                 on_best=lambda method, plan, step_time_s: keeper.of(method)(plan, step_time_s),
             )
         entries += [_entry(method, found[method]) for method in methods]
+        for result_of in found.values():
+            if isinstance(result_of.learned, AgentResult):
+                progress.say(_learned_words(result_of.learned))
         progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
         table = _table(problem, evaluator, entries, config)
         if not table.best:
@@ -154,7 +161,7 @@ def train(
             for result_of in found.values():
                 if result_of.learned is not None:
                     is_host = isinstance(result_of.learned, AgentResult)
-                    result_of.learned.save(run.path("host_model.json" if is_host else "policy.safetensors"))
+                    result_of.learned.save(run.path(HOST_MODEL if is_host else "policy.safetensors"))
             tracker.log_best(
                 step_time_s=result.step_time_s,
                 placement=run.path("placement.json"),
@@ -200,7 +207,9 @@ def check_names(config: TrainConfig) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
+        FileProblem: the file of priors cannot be read.
     """
+    load_priors(config.search.priors)
     _ = METHODS[config.search.method], POLICIES[config.learn.policy], LEARNERS[config.learn.learner]
     make_reward(config.learn.reward, 1.0)
     GroupingRule.parse(config.grouping)
@@ -266,6 +275,14 @@ def _entry(method: str, found: LoopResult) -> Entry:
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
     return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
+
+
+def _learned_words(result: AgentResult) -> str:
+    """What the agent learned about the host, a line each."""
+    lines = result.say()
+    if not lines:
+        return "the host is as profiled, as far as the measured steps tell"
+    return "\n  ".join(["what was learned about the host:", *lines])
 
 
 def _reasons(table: Table) -> str:

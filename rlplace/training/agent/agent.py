@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
-from rlplace.measure.host_model.priors import prior_of
+from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe, prior_of, save_posterior
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -44,6 +44,10 @@ class AgentResult:
     def say(self) -> list[str]:
         """What was learned about the host, a line each; the surest first."""
         return describe(self.posterior)
+
+    def save(self, path: Path) -> None:
+        """Writes what was learned about the host, as `load_learned_host` reads it."""
+        save_posterior(self.posterior, path)
 
 
 def learn_host(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlplace.measure.host_model import Prior
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.calibration import Known
@@ -23,7 +24,9 @@ MOST_IDLE = 3
 
 
 @one_thread_here()
-def solve(task: Task, config: AgentConfig | None = None, known: Known | None = None) -> AgentResult | None:
+def solve(
+    task: Task, config: AgentConfig | None = None, known: Known | None = None, prior: Prior | None = None
+) -> AgentResult | None:
     """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
 
     A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
@@ -33,13 +36,14 @@ def solve(task: Task, config: AgentConfig | None = None, known: Known | None = N
         task: scores, measures and counts.
         config: how the agent explores.
         known: steps that were measured before, and the problem as it was profiled; the task's by default.
+        prior: how far the host may be from the problem's figures.
     """
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task)
         return None
     config = config or AgentConfig()
     seed = int(task.generator.integers(2**31))
-    agent = Agent(task.problem if known is None else known.problem, seed=seed, config=config)
+    agent = Agent(task.problem if known is None else known.problem, seed=seed, config=config, prior=prior)
     if known is not None:
         agent.learn(known.plans, known.outcomes)
     most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan
