@@ -1,19 +1,66 @@
-"""What people are told of a calibration: what was fitted, what it gained, and which of the two is used."""
+"""What is learned of a host before a search, what it gained, and which of the two is used."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from search_problems import chain_problem
+import numpy as np
+import pytest
+from random_problems import plain_host, random_problem
 
-from rlplace.measure.calibrate import Calibration, Figures
-from rlplace.runs.calibration import describe
+from rlplace.measure import Simulator
+from rlplace.measure.host_model import Posterior, Prior, Scales
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.problem import Problem
+from rlplace.runs.calibration import Calibration, Known, calibrate_on, plans_of, step_times
+
+WIDE = Prior(op_type=0.5, device=0.3, bandwidth=0.6)
 
 
-def test_the_line_says_which_figures_are_used() -> None:
-    kept = Calibration(chain_problem(3, 2), Figures(op_scale=1.25), True, 0.12, 0.034, 8, 4)
-    said = describe(kept)
-    assert said.startswith("calibrated (op_scale 1.25, ")
-    assert said.endswith("median error on 4 held-out placements 12.0% before, 3.4% after: the fit is used")
+def known(problem: Problem, true: Problem, count: int = 9) -> Known:
+    simulator = Simulator(problem, threads=1)
+    plans = plans_of(problem, simulator, problem.draw_groups(np.random.default_rng(0), count))
+    true_s = [Simulator(true, threads=1).retime(plan).step_time_s for plan in plans]
+    return Known(problem, plans, [Measurement("ok", step_s, (step_s,)) for step_s in true_s])
+
+
+def test_the_lines_say_what_is_used_and_what_was_learned() -> None:
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    scales = Scales(problem, WIDE)
+    mean = np.zeros(len(scales))
+    place = next(k for k, item in enumerate(scales.items) if item.kind == "device")
+    mean[place] = np.log(1.5)
+    posterior = Posterior(scales, mean, np.diag(np.full(len(scales), 0.01)))
+    kept = Calibration(problem, posterior, True, 0.12, 0.034, 8)
+    first, *rest = kept.say()
+    assert first == (
+        "calibrated on 8 placements: mean error on those that a fit has not seen 12.0% before, 3.4% after: the fit is used"
+    )
+    assert rest == [f"{scales.items[place].name} is 50 % slower than given (47 to 53 %)"]
     worse = dataclasses.replace(kept, is_kept=False, error_before=0.041, error_after=0.434)
-    assert describe(worse).endswith("4.1% before, 43.4% after: the fit is worse, so the simulator stays as profiled")
+    assert worse.say()[0].endswith("4.1% before, 43.4% after: the fit is worse, so the simulator stays as profiled")
+
+
+def test_a_slower_host_is_learned_and_used() -> None:
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    true = Scales(problem, WIDE)
+    x = np.zeros(len(true))
+    x[[k for k, item in enumerate(true.items) if item.kind == "device"]] = 0.4
+    found = calibrate_on(known(problem, true.apply(x)), WIDE)
+    assert found.is_kept
+    assert found.error_after < 0.5 * found.error_before
+    assert found.num_measured == 9
+
+
+def test_what_is_right_already_stays_as_it_is() -> None:
+    """All errors are 0, before and after: the prior has nothing to give way to."""
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    exact = dataclasses.replace(WIDE, overhead_s=0.0)
+    found = calibrate_on(known(problem, problem), exact)
+    assert found.error_before == pytest.approx(0.0, abs=1e-12)
+    np.testing.assert_allclose(found.posterior.mean, 0.0, atol=1e-6)
+
+
+def test_step_times_are_the_medians() -> None:
+    outcomes = [Measurement("ok", 2.0, (1.0, 2.0, 3.0)), Measurement("ok", 4.0, (4.0,))]
+    assert step_times(outcomes).tolist() == [2.0, 4.0]
