@@ -15,7 +15,7 @@ class AgentConfig:
     """Plans measured between two fits of the host model."""
     evaluations: int = 900
     """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
-    scratch_share: float = 0.33
+    scratch_share: float = 0.1
     """Share of a batch's for one search from scratch; the rest goes on from the best placement known, for each plan."""
     mean_share: float = 0.25
     """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""

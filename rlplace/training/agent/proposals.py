@@ -24,6 +24,8 @@ WINNERS = 32
 """Placements of a search among which the best that is unlike what was measured is chosen."""
 PROBES = (1.0, 0.5, 0.25, 0.125)
 """Shares of the work that are tried on one device of a kind, to learn how fast it is."""
+SCRATCH = 299
+"""Most evaluations of a search from scratch: with more it would try heuristics that know nothing of what was learned."""
 LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
 SWAPS = 64
@@ -95,7 +97,8 @@ class Proposer:
         scratch, rest = _parts(budget, config.scratch_share)
         start, start_s = self._start(simulator, seen)
         if scratch is not None and is_first:
-            whole = Budget(scratch.evaluations * config.batch, scratch.seconds * config.batch)
+            most = min(scratch.evaluations * config.batch, SCRATCH)
+            whole = Budget(most, scratch.seconds * config.batch)
             task = Task(simulator.problem, simulator, whole, seed=self._seed())
             METHODS[SEARCH].run(task)
             self.evaluations += task.evaluations
