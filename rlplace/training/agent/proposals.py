@@ -25,7 +25,7 @@ WINNERS = 32
 PROBES = (1.0, 0.5, 0.25, 0.125)
 """Shares of the work that are tried on one device of a kind, to learn how fast it is."""
 SCRATCH = 299
-"""Most evaluations of a search from scratch: with more it would try heuristics that know nothing of what was learned."""
+"""Most evaluations of a search from scratch: with more it would try heuristics, which know little of the factors."""
 LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
 SWAPS = 64
