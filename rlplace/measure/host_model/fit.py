@@ -23,6 +23,8 @@ SMALLEST_S = 1e-12
 
 SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Sharpness of the maximum over a route's links in the first descents."""
+RESTART = 0.5
+"""Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class FitConfig:
     """Of the soft maximum over a plan's paths: k paths of one length count as one that is log(k) / sharpness longer."""
     paths: int = 12
     """Paths of a plan that are kept, the longest."""
+    restarts: int = 4
+    """Descents from elsewhere, at most, while the factors explain less than they should."""
     tolerance: float = 1e-4
     """A step that gains less than this share of the loss is the last."""
 
@@ -52,6 +56,10 @@ class FitConfig:
         for name in ("noise", "least_noise", "misfit", "far", "tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise InvalidValue(name, getattr(self, name), "a finite number >= 0", where="host model")
+        if self.restarts < 0:
+            raise InvalidValue("restarts", self.restarts, "at least 0", where="host model")
+        if not self.sharpness > 0:
+            raise InvalidValue("sharpness", self.sharpness, "more than 0", where="host model")
         for name in ("max_rounds", "max_iterations", "paths"):
             if getattr(self, name) < 1:
                 raise InvalidValue(name, getattr(self, name), "at least 1", where="host model")
@@ -119,14 +127,20 @@ class HostModel:
     def fit(self) -> Posterior:
         """The most probable factors given all that was measured, with the curvature there.
 
-        The better of two descents: from the last ones, and from the problem's figures, where it is not clear which link
-        of a route is the slowest.
+        The best of descents from the last ones, from the problem's figures with every link of a route counting, and, as
+        long as twice the loss is more than one expects of as many measurements (chi-squared, by two deviations), from
+        places around the best so far. They are drawn alike in every fit.
         """
         if self._batch is None or not self._plans:
             return Posterior.prior(self.scales)
         z, loss = self._settle(self._soften(np.zeros(len(self._z))))
-        if np.any(self._z):
-            other_z, other = self._settle(self._z)
+        starts = [self._z] if np.any(self._z) else []
+        generator, count = np.random.default_rng(0), len(self._plans)
+        for _ in range(len(starts) + self.config.restarts):
+            if not starts and 2.0 * loss <= count + 2.0 * math.sqrt(2.0 * count):
+                break
+            start = starts.pop() if starts else z + RESTART * generator.standard_normal(len(z))
+            other_z, other = self._settle(start)
             if other < loss:
                 z, loss = other_z, other
         self._z = z
