@@ -23,6 +23,8 @@ SMALLEST_S = 1e-12
 
 SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Sharpness of the maximum over a route's links in the first descents."""
+LEAST_DEVIATION = 1e-9
+"""Of a log ratio: what is said to be exact is no more exact than that."""
 RESTART = 0.5
 """Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
 
@@ -114,10 +116,11 @@ class HostModel:
         if noises.shape != (len(plans),) or not (np.isfinite(noises) & (noises >= 0)).all():
             raise InvalidValue("noise", noises.tolist(), f"{len(plans)} numbers >= 0", where="host model")
         kept = np.flatnonzero(np.isfinite(measured_s))
-        self._plans += [plans[k] for k in kept.tolist()]
+        every = [*self._plans, *(plans[k] for k in kept.tolist())]
+        self._batch = self._checker.check_plans(every)
+        self._plans = every
         self._target = np.append(self._target, np.log(measured_s[kept]))
         self._noise = np.append(self._noise, noises[kept])
-        self._batch = self._checker.check_plans(self._plans)
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
         """Takes measurements of plans, with the noise that their samples show; failed ones teach nothing."""
@@ -149,7 +152,8 @@ class HostModel:
     def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
         """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.
 
-        Every plan is held out once; both are 0 where fewer plans than folds were measured.
+        Every plan is held out once; both are 0 where fewer plans than folds were measured. Those that one of the two
+        takes to be beyond memory do not count.
         """
         if len(self._plans) < folds:
             return 0.0, 0.0
@@ -164,7 +168,8 @@ class HostModel:
                 outcomes = Simulator(known.problem, threads=1).retime_batch(batch)
                 said_s = np.array([outcome.step_time_s for outcome in outcomes])
                 errors[row, out] = np.abs(np.log(said_s) - self._target[out])
-        return float(errors[0].mean()), float(errors[1].mean())
+        errors = errors[:, np.isfinite(errors).all(axis=0)]
+        return (float(errors[0].mean()), float(errors[1].mean())) if errors.size else (0.0, 0.0)
 
     def _soften(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Where descents from z end in which every link of a route counts, the slowest ever more.
@@ -259,5 +264,5 @@ class HostModel:
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
         behind = self._target - self._target.min()
-        found: NDArray[np.float64] = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
-        return found
+        found = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        return np.maximum(found, LEAST_DEVIATION)
