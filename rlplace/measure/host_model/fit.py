@@ -23,7 +23,7 @@ SMALLEST_S = 1e-12
 
 SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Sharpness of the maximum over a route's links in the first descents."""
-LEAST_DEVIATION = 1e-9
+LEAST_DEVIATION = 1e-7
 """Of a log ratio: what is said to be exact is no more exact than that."""
 RESTART = 0.5
 """Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
