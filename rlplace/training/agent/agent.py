@@ -80,7 +80,10 @@ def learn_host(
         evaluations = config.whole_evaluations(budget.measurements)
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
         share = config.share(agent.num_measured, budget.measurements)
-        each = Budget(max(evaluations * share, 1), budget.seconds * share)
+        placements = evaluations * share
+        if math.isfinite(placements):  # whole: a rounding error must not change a search
+            placements = max(round(placements), 1)
+        each = Budget(placements, budget.seconds * share)
         plans = agent.propose(min(config.batch, left), each)
         if not plans:
             break
