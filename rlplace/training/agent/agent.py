@@ -23,6 +23,8 @@ from rlplace.training.agent.proposals import Proposer
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
+TRIES = 2
+"""Searches at most for each plan that is wanted: on a small problem many of them end where others have ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +153,10 @@ class Agent:
             whole = Budget(each.evaluations * count, each.seconds * count)
             found = self._proposer.first(mean, count, whole, has_probes=not self.num_measured)
             return [mean.plan(devices) for devices in found]
-        num_mean = max(round(config.mean_share * count), 1) if config.is_thompson else count
+        num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
         plans: list[Plan] = []
         seen = [plan.devices for plan, _ in self._measured.values()]
-        for place in range(count):
+        for place in range(TRIES * count):
             drawn = mean
             if place >= num_mean:
                 drawn = Simulator(posterior.draw(self._generator), threads=1)
@@ -165,6 +167,8 @@ class Agent:
             if plan.fingerprint not in self._measured and all(plan.fingerprint != p.fingerprint for p in plans):
                 plans.append(plan)
                 seen.append(devices)
+            if len(plans) == count:
+                break
         return plans
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
@@ -208,8 +212,10 @@ class Agent:
             batch = simulator.check_plans([plan for plan, _ in ran])
             said = np.array([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
             missed[place] = np.abs(np.log(said) - target)
-        self._missed += missed[:, np.isfinite(missed).all(axis=0)].sum(axis=1)  # the others it takes to be beyond memory
-        self._last_error = float(np.median(missed[1]))
+        both = missed[:, np.isfinite(missed).all(axis=0)]  # the others are taken to be beyond memory
+        self._missed += both.sum(axis=1)
+        if both.size:
+            self._last_error = float(np.median(both[1]))
 
 
 def _freed(prior: Prior) -> Prior:
