@@ -23,6 +23,10 @@ SMALLEST_S = 1e-12
 
 SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Sharpness of the maximum over a route's links in the first descents."""
+LEAST_DEVIATION = 1e-7
+"""Of a log ratio: what is said to be exact is no more exact than that."""
+RESTART = 0.5
+"""Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class FitConfig:
     """Of the soft maximum over a plan's paths: k paths of one length count as one that is log(k) / sharpness longer."""
     paths: int = 12
     """Paths of a plan that are kept, the longest."""
+    restarts: int = 4
+    """Descents from elsewhere, at most, while the factors explain less than they should."""
     tolerance: float = 1e-4
     """A step that gains less than this share of the loss is the last."""
 
@@ -52,6 +58,10 @@ class FitConfig:
         for name in ("noise", "least_noise", "misfit", "far", "tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise InvalidValue(name, getattr(self, name), "a finite number >= 0", where="host model")
+        if self.restarts < 0:
+            raise InvalidValue("restarts", self.restarts, "at least 0", where="host model")
+        if not self.sharpness > 0:
+            raise InvalidValue("sharpness", self.sharpness, "more than 0", where="host model")
         for name in ("max_rounds", "max_iterations", "paths"):
             if getattr(self, name) < 1:
                 raise InvalidValue(name, getattr(self, name), "at least 1", where="host model")
@@ -106,10 +116,11 @@ class HostModel:
         if noises.shape != (len(plans),) or not (np.isfinite(noises) & (noises >= 0)).all():
             raise InvalidValue("noise", noises.tolist(), f"{len(plans)} numbers >= 0", where="host model")
         kept = np.flatnonzero(np.isfinite(measured_s))
-        self._plans += [plans[k] for k in kept.tolist()]
+        every = [*self._plans, *(plans[k] for k in kept.tolist())]
+        self._batch = self._checker.check_plans(every)
+        self._plans = every
         self._target = np.append(self._target, np.log(measured_s[kept]))
         self._noise = np.append(self._noise, noises[kept])
-        self._batch = self._checker.check_plans(self._plans)
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
         """Takes measurements of plans, with the noise that their samples show; failed ones teach nothing."""
@@ -119,14 +130,20 @@ class HostModel:
     def fit(self) -> Posterior:
         """The most probable factors given all that was measured, with the curvature there.
 
-        The better of two descents: from the last ones, and from the problem's figures, where it is not clear which link
-        of a route is the slowest.
+        The best of descents from the last ones, from the problem's figures with every link of a route counting, and, as
+        long as twice the loss is more than one expects of as many measurements (chi-squared, by two deviations), from
+        places around the best so far. They are drawn alike in every fit.
         """
         if self._batch is None or not self._plans:
             return Posterior.prior(self.scales)
         z, loss = self._settle(self._soften(np.zeros(len(self._z))))
-        if np.any(self._z):
-            other_z, other = self._settle(self._z)
+        starts = [self._z] if np.any(self._z) else []
+        generator, count = np.random.default_rng(0), len(self._plans)
+        for _ in range(len(starts) + self.config.restarts):
+            if not starts and 2.0 * loss <= count + 2.0 * math.sqrt(2.0 * count):
+                break
+            start = starts.pop() if starts else z + RESTART * generator.standard_normal(len(z))
+            other_z, other = self._settle(start)
             if other < loss:
                 z, loss = other_z, other
         self._z = z
@@ -135,7 +152,8 @@ class HostModel:
     def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
         """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.
 
-        Every plan is held out once; both are 0 where fewer plans than folds were measured.
+        Every plan is held out once; both are 0 where fewer plans than folds were measured. Those that one of the two
+        takes to be beyond memory do not count.
         """
         if len(self._plans) < folds:
             return 0.0, 0.0
@@ -150,7 +168,8 @@ class HostModel:
                 outcomes = Simulator(known.problem, threads=1).retime_batch(batch)
                 said_s = np.array([outcome.step_time_s for outcome in outcomes])
                 errors[row, out] = np.abs(np.log(said_s) - self._target[out])
-        return float(errors[0].mean()), float(errors[1].mean())
+        errors = errors[:, np.isfinite(errors).all(axis=0)]
+        return (float(errors[0].mean()), float(errors[1].mean())) if errors.size else (0.0, 0.0)
 
     def _soften(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Where descents from z end in which every link of a route counts, the slowest ever more.
@@ -245,5 +264,5 @@ class HostModel:
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
         behind = self._target - self._target.min()
-        found: NDArray[np.float64] = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
-        return found
+        found = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        return np.maximum(found, LEAST_DEVIATION)

@@ -37,8 +37,9 @@ class Posterior:
             slopes: (B, P) derivatives of residuals, both in their units.
             loss: at the mean.
         """
-        precision = np.eye(len(scales)) + slopes.T @ slopes
-        root = np.linalg.inv(np.linalg.cholesky(precision)).T
+        # a factor of the precision without squaring the slopes, which may be large
+        factor = np.linalg.qr(np.concatenate((np.eye(len(scales)), slopes)), mode="r")
+        root = np.linalg.inv(factor * np.sign(np.diag(factor))[:, None])
         return cls(scales, mean, scales.deviation[:, None] * root, loss)
 
     @classmethod

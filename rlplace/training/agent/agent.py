@@ -23,6 +23,8 @@ from rlplace.training.agent.proposals import Proposer
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
+TRIES = 2
+"""Searches at most for each plan that is wanted: on a small problem many of them end where others have ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,10 @@ def learn_host(
         evaluations = config.whole_evaluations(budget.measurements)
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
         share = config.share(agent.num_measured, budget.measurements)
-        each = Budget(max(evaluations * share, 1), budget.seconds * share)
+        placements = evaluations * share
+        if math.isfinite(placements):  # whole: a rounding error must not change a search
+            placements = max(round(placements), 1)
+        each = Budget(placements, budget.seconds * share)
         plans = agent.propose(min(config.batch, left), each)
         if not plans:
             break
@@ -148,10 +153,10 @@ class Agent:
             whole = Budget(each.evaluations * count, each.seconds * count)
             found = self._proposer.first(mean, count, whole, has_probes=not self.num_measured)
             return [mean.plan(devices) for devices in found]
-        num_mean = max(round(config.mean_share * count), 1) if config.is_thompson else count
+        num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
         plans: list[Plan] = []
         seen = [plan.devices for plan, _ in self._measured.values()]
-        for place in range(count):
+        for place in range(TRIES * count):
             drawn = mean
             if place >= num_mean:
                 drawn = Simulator(posterior.draw(self._generator), threads=1)
@@ -162,6 +167,8 @@ class Agent:
             if plan.fingerprint not in self._measured and all(plan.fingerprint != p.fingerprint for p in plans):
                 plans.append(plan)
                 seen.append(devices)
+            if len(plans) == count:
+                break
         return plans
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
@@ -199,14 +206,16 @@ class Agent:
         ran = [(plan, step_s) for plan, step_s in zip(plans, times_s, strict=True) if math.isfinite(step_s)]
         if not self.num_measured or not ran:
             return
-        target = np.log([step_s for _, step_s in ran])
+        target, missed = np.log([step_s for _, step_s in ran]), np.zeros((2, len(ran)))
         for place, known in enumerate((self._prior, self._posterior)):
             simulator = Simulator(known.problem, threads=1)
             batch = simulator.check_plans([plan for plan, _ in ran])
             said = np.array([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
-            errors = np.abs(np.log(said) - target)
-            self._missed[place] += float(errors.sum())
-        self._last_error = float(np.median(errors))
+            missed[place] = np.abs(np.log(said) - target)
+        both = missed[:, np.isfinite(missed).all(axis=0)]  # the others are taken to be beyond memory
+        self._missed += both.sum(axis=1)
+        if both.size:
+            self._last_error = float(np.median(both[1]))
 
 
 def _freed(prior: Prior) -> Prior:

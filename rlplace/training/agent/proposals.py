@@ -26,6 +26,8 @@ PROBES = (1.0, 0.5, 0.25, 0.125)
 """Shares of the work that are tried on one device of a kind, to learn how fast it is."""
 SCRATCH = 299
 """Most evaluations of a search from scratch: with more it would try heuristics, which know little of the factors."""
+ROUNDING = 1e-9
+"""By what the shares of all groups may add up to more than 1."""
 LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
 SWAPS = 64
@@ -157,7 +159,7 @@ class Proposer:
         others = majority_devices(problem, best)
         found: list[tuple[float, NDArray[np.int32]]] = []
         for index in firsts.values():
-            groups = [problem.nearest_groups(np.where(before <= share, index, others)) for share in PROBES]
+            groups = [problem.nearest_groups(np.where(before <= share + ROUNDING, index, others)) for share in PROBES]
             placements = problem.grouping.expand(np.array(groups))
             times = simulator.step_times(placements)
             self.evaluations += len(placements)

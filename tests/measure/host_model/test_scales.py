@@ -72,8 +72,14 @@ def test_there_is_a_factor_for_all_that_something_depends_on() -> None:
 
 @pytest.mark.parametrize(
     ("known", "kind"),
-    [("op_type", "op type"), ("device", "device"), ("bandwidth", "bandwidth"), ("latency", "latency")]
-    + [("overhead", "overhead"), ("overhead_s", "overhead")],
+    [
+        ("op_type", "op type"),
+        ("device", "device"),
+        ("bandwidth", "bandwidth"),
+        ("latency", "latency"),
+        ("overhead", "overhead"),
+        ("overhead_s", "overhead"),
+    ],
 )
 def test_what_the_prior_knows_is_left_out(known: str, kind: str) -> None:
     every, fewer = (names(Scales(small_problem(), prior)) for prior in (Prior(), replace(Prior(), **{known: 0.0})))
@@ -144,14 +150,16 @@ def test_factors_of_one_give_the_problem_back(seed: int, num_ops: int) -> None:
     same = scales.apply(np.zeros(len(scales)))
     assert same.host == problem.host
     assert same.costs.op_time_s.tolist() == problem.costs.op_time_s.tolist()
-    assert same.graph is problem.graph and same.grouping is problem.grouping
+    assert same.graph is problem.graph
+    assert same.grouping is problem.grouping
 
 
 def test_no_factor_overflows() -> None:
     scales = Scales(small_problem())
     for x in (1e6, -1e6):
         problem = scales.apply(np.full(len(scales), x))
-        assert np.isfinite(problem.costs.op_time_s).all() and (problem.costs.op_time_s >= 0).all()
+        assert np.isfinite(problem.costs.op_time_s).all()
+        assert (problem.costs.op_time_s >= 0).all()
         assert all(0 < link.bandwidth_bytes_per_s < math.inf for link in problem.host.links)
 
 

@@ -37,7 +37,7 @@ def random_placements(rng: np.random.Generator, problem: Problem, count: int) ->
 
 
 def test_the_terms_of_a_path_by_hand() -> None:
-    """Two ops and a copy of 100 bytes over two links: 1 + (0.05 + 100 / 50) + 2 seconds, and an overhead for each op."""
+    """Two ops and a copy of 100 bytes over two links: 1 + (0.05 + 100 / 50) + 2 s, and an overhead for each op."""
     graph = op_graph([[], [0]], 100, targets=["aten.mm", "aten.add"])
     host = plain_host(2, 100.0, 0.05)
     slow = tuple(replace(link, bandwidth_bytes_per_s=50.0) if link.name == "down d1" else link for link in host.links)
@@ -108,7 +108,8 @@ def test_with_launches_and_co_running_they_are_exact_where_they_were_found(seed:
     batch = simulator.check_plans([simulator.plan(devices) for devices in random_placements(rng, problem, 2)])
     step_s, rows = terms.of(x, batch)
     fits = np.isfinite(step_s)
-    assert np.isfinite(rows).all() and (rows[~fits] == 0).all()
+    assert np.isfinite(rows).all()
+    assert (rows[~fits] == 0).all()
     np.testing.assert_allclose((rows @ terms.seconds(x))[fits], step_s[fits], rtol=1e-9, atol=1e-9)
 
 
@@ -130,7 +131,8 @@ def test_a_soft_maximum_over_links_is_below_the_maximum_and_has_its_own_slopes(s
     terms, x = PathTerms(scales), np.random.default_rng(5).normal(size=len(scales)) * scales.deviation
     soft, exponents = terms.seconds_and_exponents(x, sharpness)
     hard = terms.seconds(x)
-    assert (soft <= hard * (1 + 1e-12)).all() and (soft < hard).any()
+    assert (soft <= hard * (1 + 1e-12)).all()
+    assert (soft < hard).any()
     assert (np.log(hard / soft) <= np.log(2) / sharpness + 1e-12).all()
     for place in range(len(scales)):
         ends = [terms.seconds(x + sign * 1e-6 * np.eye(len(scales))[place], sharpness) for sign in (1, -1)]
