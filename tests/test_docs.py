@@ -78,8 +78,8 @@ def test_the_python_about_training_runs() -> None:
     assert len(code) == 2
     for block in code:
         exec(compile(block, "training.md", "exec"), names)
-    assert set(names["METHODS"]) >= {"learned", "anneal"}
-    assert {"learned", "portfolio"} <= {row["method"] for row in names["result"].table.rows}
+    assert set(names["METHODS"]) >= {"learned", "policy", "anneal"}
+    assert {"policy", "portfolio"} <= {row["method"] for row in names["result"].table.rows}
     assert "anneal" in {row["method"] for row in names["again"].table.rows}
     assert names["found"].evaluations == 300
     assert names["found"].learned.num_groups == names["problem"].grouping.num_groups
@@ -95,7 +95,7 @@ def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pyte
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z.-]+", text)) <= {*told, "--help", "--evaluations"}
     shown = re.findall(r"^\| `(--[a-z.-]+) ([\d.]+)`", text, flags=re.MULTILINE)
-    assert len(shown) == 4
+    assert len(shown) == 5
     for option, default in shown:
         (said,) = re.findall(r"\(default: ([\d.]+)\)", told[option])
         assert float(said) == float(default), option

@@ -217,8 +217,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         "problem.json",
         "result.json",
         "placement.json",
-        "policy.safetensors",
-        "policy.json",
+        "host_model.json",
         "timeline.json",
         "timeline.png",
         "best_so_far.png",
@@ -279,4 +278,4 @@ def test_a_simulated_host_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     rows = {row["method"]: row for row in json.loads(said.out)["rows"]}
     assert rows["eager"]["status"] == "skipped"
     assert "simulated" in rows["eager"]["why"]
-    assert rows["learned"]["status"] == "ok"
+    assert rows["policy"]["status"] == "ok"

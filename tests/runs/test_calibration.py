@@ -34,7 +34,8 @@ def test_the_lines_say_what_is_used_and_what_was_learned() -> None:
     kept = Calibration(problem, posterior, True, 0.12, 0.034, 8)
     first, *rest = kept.say()
     assert first == (
-        "calibrated on 8 placements: mean error on those that a fit has not seen 12.0% before, 3.4% after: the fit is used"
+        "calibrated on 8 placements: mean error on those that a fit has not seen "
+        "12.0% before, 3.4% after: the fit is used"
     )
     assert rest == [f"{scales.items[place].name} is 50 % slower than given (47 to 53 %)"]
     worse = dataclasses.replace(kept, is_kept=False, error_before=0.041, error_after=0.434)

@@ -17,7 +17,9 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.host_model import load_learned_host
 from rlplace.policy import LearnConfig, load_policy
+from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
 from rlplace.training import SearchConfig, TrainConfig, train
@@ -45,9 +47,9 @@ def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path:
     assert result.step_time_s == pytest.approx(optimum_s, rel=1e-12)
     assert [row["method"] for row in result.table.rows] == [
         *("single", "blocks", "round-robin", "expert", "eft", "heft"),
-        *("learned", "portfolio", "eager"),
+        *("policy", "portfolio", "eager"),
     ]
-    assert result.table.row("learned")["step_time_s"] == result.table.row("portfolio")["step_time_s"]
+    assert result.table.row("policy")["step_time_s"] == result.table.row("portfolio")["step_time_s"]
     assert result.table.row("eager")["status"] == "skipped"
     result.placement.require(problem.graph, problem.host)
     placed = problem.grouping.expand(load_policy(run.path("policy.safetensors")).mode())
@@ -97,6 +99,25 @@ def test_on_this_machine_the_best_of_the_table_is_handed_back_and_tracked(tmp_pa
     learned, portfolio = result.table.row("learned"), result.table.row("portfolio")
     assert 0 < portfolio["measured"] <= learned["measured"]
     assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.slow
+def test_on_this_machine_what_was_learned_about_it_is_kept_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(16, 32)
+    problem = Problem.profile(capture(model, x, lambda y: (y**2).mean(), "adam"), Host.detect("cores"), num_groups=8)
+    run = RunFolder.create(tmp_path / "run")
+    search = SearchConfig(num_calibrated=6, table_rounds=3)
+    result = train(problem, budget_s=2.0, search=search, run=run, progress=make_progress())
+    learned = load_learned_host(run.path("host_model.json"))
+    assert learned.cost_source == "profiled"
+    assert {factor.kind for factor in learned.factors} >= {"op type", "device", "overhead", "dispatch"}
+    assert result.table.row("learned")["measured"] > 0
+    said = capsys.readouterr().err
+    assert "calibrated on 6 placements" in said
+    assert "about the host:" in said or "as profiled, as far as" in said
+    run.close()
 
 
 @pytest.mark.parametrize("pins", [["op1=d1"], ["op1=d1", "op2=d0"]])

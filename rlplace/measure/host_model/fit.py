@@ -264,5 +264,6 @@ class HostModel:
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
         behind = self._target - self._target.min()
-        found = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
-        return np.maximum(found, LEAST_DEVIATION)
+        expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        found: NDArray[np.float64] = np.maximum(expected, LEAST_DEVIATION)
+        return found
