@@ -93,6 +93,7 @@ def compare(
             grouping=grouping.rule,
             constraints=placing.constraints(found),
             save=save,
+            plot=plot,
             is_quiet=quiet,
         )
     else:

@@ -154,7 +154,9 @@ def _make_folder(folder: Path, what: str) -> None:
 
 
 def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
-    """Writes the best simulated step so far of all methods that search, over placements scored and seconds.
+    """Writes the best step so far of all methods that search, over placements and seconds.
+
+    Placements are those scored by the simulator; beside a hidden truth, those measured.
 
     Raises:
         FileProblem: the file cannot be written.
@@ -165,11 +167,17 @@ def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
     single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
     searched = {row.method for row in comparison.rows if row.history}
     curves = [
-        Curve(row.method, [best.to_list() for best in row.history], (row.evaluations, 0, row.plan_s), single_s)
+        Curve(row.method, [best.to_list() for best in row.history], _spent(row), single_s)
         for row in comparison.rows
         if row.method in searched  # also a seed that found nothing
     ]
-    save_best_so_far_png(path, curves, title=f"{comparison.workload} on {comparison.host}")
+    kind = "measured" if comparison.truth else "simulated"
+    save_best_so_far_png(path, curves, title=f"{comparison.workload} on {comparison.host}", kind=kind)
+
+
+def _spent(row: Row) -> tuple[int, int, float]:
+    """Evaluations, measurements and seconds at the end."""
+    return row.evaluations, row.measured or 0, row.plan_s
 
 
 def save_rows(problem: Problem, rows: tuple[Row, ...], folder: Path) -> None:

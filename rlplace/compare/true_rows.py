@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, find
 from rlplace.search.task import Budget, Task
 from rlplace.search.winners import SEARCH, find_winners
 
+LINES = 3
+"""What an agent learned about the host, of which a row says the surest."""
 LEAST_FITTED = 4
 """Measured plans without which nothing is calibrated."""
 
@@ -30,6 +34,7 @@ class Meter:
     Attributes:
         kept: plans and measurements, in order.
         seconds: wall time spent measuring.
+        history: the best measured step time wherever it improved.
 
     Args:
         measurer: what measures.
@@ -39,7 +44,8 @@ class Meter:
     def __init__(self, measurer: PlanMeasurer, most: int) -> None:
         self.kept: list[tuple[Plan, Measurement]] = []
         self.seconds = 0.0
-        self._measurer, self._most = measurer, most
+        self.history: list[BestSoFar] = []
+        self._measurer, self._most, self._begin = measurer, most, time.monotonic()
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """One `Measurement` for each plan.
@@ -52,7 +58,11 @@ class Meter:
         begin = time.monotonic()
         outcomes = self._measurer.measure_plans(plans)
         self.seconds += time.monotonic() - begin
-        self.kept += zip(plans, outcomes, strict=True)
+        for plan, outcome in zip(plans, outcomes, strict=True):
+            self.kept.append((plan, outcome))
+            if outcome.ok and outcome.step_time_s < (self.history[-1].best_s if self.history else math.inf):
+                seconds = time.monotonic() - self._begin
+                self.history.append(BestSoFar(0, len(self.kept), seconds, outcome.step_time_s))
         return outcomes
 
     @property
@@ -96,10 +106,12 @@ class Answer:
     Attributes:
         plan: the one plan that it names; None where it has none.
         evaluations: placements simulated.
+        why: a remark: what it learned.
     """
 
     plan: Plan | None
     evaluations: int
+    why: str = ""
 
 
 def _single(trial: Trial) -> Answer:
@@ -157,7 +169,7 @@ def _learned(trial: Trial, **changes: bool) -> Answer:
 
     config = AgentConfig(**changes)
     result = learn_host(trial.problem, trial.meter, trial.budget, seed=trial.seed, config=config)
-    return Answer(result.plan, result.evaluations)
+    return Answer(result.plan, result.evaluations, "; ".join(result.say()[:LINES]))
 
 
 ROWS: Mapping[str, Callable[[Trial], Answer]] = {

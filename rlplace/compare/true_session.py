@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlplace.compare.session import check_save, method_words, save_rows, say_row, show
+from rlplace.compare.session import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
 from rlplace.compare.true import TrueConfig, compare_true
 from rlplace.compare.true_rows import ROWS
 from rlplace.errors import InvalidValue
@@ -71,6 +71,7 @@ def run_true_compare(
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
     save: Path | None = None,
+    plot: Path | None = None,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
@@ -84,6 +85,7 @@ def run_true_compare(
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
         save: a folder for `METHOD-SEED.placement.json`.
+        plot: where a picture of the best measured step so far goes.
         is_quiet: no progress.
 
     Raises:
@@ -100,6 +102,7 @@ def run_true_compare(
         )
     check_no_gangs(host)
     check_save(save)
+    check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     graph = graph_for(spec, host, seed)
     progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}, truth {config.truth}")
@@ -107,4 +110,6 @@ def run_true_compare(
     comparison = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))
     if save is not None:
         save_rows(problem, comparison.rows, save)
+    if plot is not None:
+        draw_rows(problem, comparison, plot)
     return show(comparison, progress, is_quiet=is_quiet)

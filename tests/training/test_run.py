@@ -16,8 +16,8 @@ from rlplace.graphs import Grouping, capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.measurement import Measurement
 from rlplace.measure.host_model import load_learned_host
+from rlplace.measure.measurement import Measurement
 from rlplace.policy import LearnConfig, load_policy
 from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
