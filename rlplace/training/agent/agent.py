@@ -120,6 +120,7 @@ class Agent:
         self._history: list[BestSoFar] = []
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
+        self._has_choice = bool((problem.group_allowed.sum(axis=1) > 1).any())
 
     @property
     def num_simulated(self) -> int:
@@ -164,6 +165,8 @@ class Agent:
             if devices is None:
                 continue
             plan = drawn.plan(devices)
+            if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
+                break
             if plan.fingerprint not in self._measured and all(plan.fingerprint != p.fingerprint for p in plans):
                 plans.append(plan)
                 seen.append(devices)
