@@ -128,6 +128,7 @@ def test_the_agent_gets_the_whole_budget_and_its_answer_counts(
     answer = ROWS[row](one)
     assert answer.plan is not None
     assert (answer.plan.devices.tolist(), answer.evaluations) == ([0, 1, 1], 7)
+    assert answer.why == "line 0; line 1; line 2"
     assert calls == [(config, one.budget, 3, [3.0, 3.0])]
 
 
@@ -138,6 +139,7 @@ def test_a_meter_gives_no_more_than_it_may_and_knows_the_best() -> None:
     plans = [simulator.plan(np.full(2, device, dtype=np.int32)) for device in (0, 1)]
     meter.measure_plans(plans)
     assert meter.best is plans[1]
+    assert [(best.measurements, best.best_s) for best in meter.history] == [(1, 4.0), (2, 2.0)]
     with pytest.raises(RunnerError, match="4 measurements"):
         meter.measure_plans(plans)
     assert len(meter.kept) == 2
