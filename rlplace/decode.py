@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -47,13 +48,13 @@ def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
     if isinstance(data, record):
         return data
     if not isinstance(data, Mapping):
-        raise InvalidValue(at or record.__name__.lower(), described(data), "a mapping of fields", where=where)
+        raise InvalidValue(at or _words(record), described(data), "a mapping of fields", where=where)
     if not is_dataclass(record):
         raise TypeError(f"{record!r} is not a dataclass")
     known = {field.name: field for field in fields(record)}
     for key in data:
         if key not in known:
-            raise UnknownName(f"field of {at or record.__name__.lower()} in {where}", str(key), known)
+            raise UnknownName(f"field of {at or _words(record)} in {where}", str(key), known)
     hints = get_type_hints(record)
     values: dict[str, object] = {}
     for name, field in known.items():
@@ -156,3 +157,8 @@ def _expected(hint: object) -> str:
     if get_origin(hint) is tuple:
         return "a list"
     return "a number" if hint in (int, float) else "a value"
+
+
+def _words(record: type) -> str:
+    """The name of a class as people write it: `LearnedHost` is a learned host."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", record.__name__).lower()

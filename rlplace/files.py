@@ -60,7 +60,7 @@ def write_json_atomic(path: str | os.PathLike[str], data: object, *, indent: int
 
 
 def jsonable(data: object) -> object:
-    """`data` as JSON can hold it: NaN and infinities as None, arrays and tuples as lists.
+    """`data` as JSON can hold it: NaN and infinities as None, arrays and tuples as lists, paths as text.
 
     Example:
         >>> jsonable({"step_time_s": float("inf"), "samples_s": (0.5, 0.25)})
@@ -72,6 +72,8 @@ def jsonable(data: object) -> object:
         return {key: jsonable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [jsonable(value) for value in data]
+    if isinstance(data, os.PathLike):
+        return os.fspath(data)
     if hasattr(data, "tolist"):  # arrays and scalars of NumPy and PyTorch, without importing either
         return jsonable(data.tolist())
     return data

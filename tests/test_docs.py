@@ -72,10 +72,11 @@ def test_every_export_format_is_in_the_readme() -> None:
     assert [name for name, entry in FORMATS.items() if f"| `{entry.file}` |" not in text] == []
 
 
-def test_the_python_about_training_runs() -> None:
+def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
     code = blocks(ROOT / "docs" / "training.md", "python")
-    assert len(code) == 2
+    assert len(code) == 3
+    monkeypatch.chdir(tmp_path)
     for block in code:
         exec(compile(block, "training.md", "exec"), names)
     assert set(names["METHODS"]) >= {"learned", "policy", "anneal"}
@@ -83,6 +84,8 @@ def test_the_python_about_training_runs() -> None:
     assert "anneal" in {row["method"] for row in names["again"].table.rows}
     assert names["found"].evaluations == 300
     assert names["found"].learned.num_groups == names["problem"].grouping.num_groups
+    assert names["learned"].history[-1].measurements <= 16
+    assert (tmp_path / "host_model.json").is_file()
 
 
 def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:

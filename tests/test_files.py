@@ -58,8 +58,9 @@ def test_nan_and_infinity_become_null_at_any_depth(tmp_path: Path) -> None:
         "c": np.array([1.0, np.nan]),
         "d": np.float32(2.5),
         "e": np.int64(3),
+        "f": Path("runs") / "priors.json",
     }
-    expected = {"a": None, "b": [None, [None, 1.0]], "c": [1.0, None], "d": 2.5, "e": 3}
+    expected = {"a": None, "b": [None, [None, 1.0]], "c": [1.0, None], "d": 2.5, "e": 3, "f": "runs/priors.json"}
     assert jsonable(data) == expected
     write_json_atomic(tmp_path / "a.json", data)
     assert json.loads((tmp_path / "a.json").read_text()) == expected

@@ -158,6 +158,11 @@ def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
 
     Placements are those scored by the simulator; beside a hidden truth, those measured.
 
+    Args:
+        problem: whose step times the rows have: beside a hidden truth, the true one.
+        comparison: with the rows.
+        path: of the PNG file.
+
     Raises:
         FileProblem: the file cannot be written.
     """

@@ -12,7 +12,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.measure.truth import Truth, check_no_gangs
+from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.progress import make_progress
 from rlplace.runs.setup import graph_for, make_problem
 from rlplace.workloads import WorkloadSpec
@@ -111,5 +111,5 @@ def run_true_compare(
     if save is not None:
         save_rows(problem, comparison.rows, save)
     if plot is not None:
-        draw_rows(problem, comparison, plot)
+        draw_rows(true_problem(problem, config.truth), comparison, plot)
     return show(comparison, progress, is_quiet=is_quiet)

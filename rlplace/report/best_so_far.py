@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
@@ -31,6 +32,7 @@ FEW_SEEDS = 4
 
 _INK, _FAINT_INK, _GRID = "#1F2933", "#5B6773", "#DDE2E7"
 _SIZE_IN, _DPI = (12.0, 5.6), 150
+_LEGEND_MARGIN_IN = 0.1
 _LOG_X_FROM_RATIO, _LOG_Y_FROM_RATIO = 100.0, 5.0
 
 Floats = NDArray[np.float64]
@@ -137,9 +139,16 @@ def save_best_so_far_png(
         InvalidValue: a history without four columns.
         FileProblem: the file cannot be written.
     """
-    buffer = io.BytesIO()
-    _draw(curves, title, kind).savefig(buffer, format="png", dpi=_DPI)
+    buffer, figure = io.BytesIO(), _draw(curves, title, kind)
+    figure.savefig(buffer, format="png", dpi=_DPI, bbox_inches=_whole(figure))
     write_bytes_atomic(path, buffer.getvalue())
+
+
+def _whole(figure: Figure) -> Bbox:
+    """The figure in inches, wider where the legend's names need it."""
+    width, height = figure.get_size_inches()
+    ends = [legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN for legend in figure.legends]
+    return Bbox.from_extents(0.0, 0.0, max([width, *ends]), height)
 
 
 def _held(x: Floats, y: Floats, grid: Floats) -> Floats:

@@ -27,7 +27,7 @@ class SearchConfig:
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
-    """Placements measured before the search, to learn the host from (6 at least); 0 leaves it as profiled."""
+    """Placements measured before the search, to learn the host from (6 where fewer are given); 0 leaves it as it is."""
     priors: Path | None = None
     """How far hosts are from their figures before anything is measured: a file of `rlplace fit-priors`."""
     table_rounds: int = 25

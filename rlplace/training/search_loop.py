@@ -126,6 +126,7 @@ def search_and_measure(
         host=loop,
         observer=loop,
     )
+    loop.watch(task)
     learned = METHODS[method].run(task, **(options or {}))
     loop.report()
     while (count := min(BATCH, task.measurements_left)) > 0:
@@ -156,11 +157,21 @@ class _Loop:
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
+        self._task: Task | None = None
         self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
 
     @property
     def problem(self) -> Problem:
         return self._evaluator.problem
+
+    @property
+    def num_scored(self) -> int:
+        """Placements simulated so far, also those that the method counted by itself."""
+        return self._task.evaluations if self._task is not None else 0
+
+    def watch(self, task: Task) -> None:
+        """Takes the number of placements simulated from `task`."""
+        self._task = task
 
     @property
     def elapsed_s(self) -> float:
@@ -220,9 +231,9 @@ class _Loop:
         """Shows how far the search is."""
         self._shown_s = self._clock()
         self._progress.update(
-            placements=self.candidates.num_scored,
+            placements=self.num_scored,
             measured=self.candidates.num_measured,
-            best_s=self._best_s,
+            best_s=self._best_ratio * self.single_s,  # of one race and one reference, or the ratio shown goes up
             single_s=self.single_s,
             left_s=max(self._end_s - self._clock(), 0.0),
             budget_s=self._budget_s,
@@ -240,7 +251,7 @@ class _Loop:
             self._improved.append((leader.ratio, self._now()))
             self._on_best(leader.plan, self._best_s)
         self._tracker.log_search(
-            placements=self.candidates.num_scored,
+            placements=self.num_scored,
             mean_s=float(np.mean([m.step_time_s for m in finite])) if finite else float("nan"),
             best_s=self._best_s,
             vs_single=self._best_ratio,
@@ -253,4 +264,4 @@ class _Loop:
 
     def _now(self) -> BestSoFar:
         best_s = self._best_ratio * self.single_s
-        return BestSoFar(self.candidates.num_scored, self.candidates.num_measured, self.elapsed_s, best_s)
+        return BestSoFar(self.num_scored, self.candidates.num_measured, self.elapsed_s, best_s)

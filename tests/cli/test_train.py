@@ -10,6 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from rlplace.cli.main import main
+from rlplace.measure.host_model.priors import load_priors, save_priors
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 
@@ -52,6 +53,14 @@ def test_the_run_folder_shows_how_the_searches_went(tmp_path: Path) -> None:
     for name in ("single", "heft", "anneal", "portfolio"):
         assert rows[name]["history"][-1][3] == pytest.approx(rows[name]["step_time_s"], rel=1e-12)
         assert rows[name]["history"][-1][0] <= rows[name]["placements"]
+
+
+def test_the_record_says_which_priors_were_expected(tmp_path: Path) -> None:
+    priors = tmp_path / "priors.json"
+    save_priors(load_priors(), priors)
+    assert train(tmp_path / "run", "--method", "anneal", "--priors", str(priors)) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["train"]["search"]["priors"] == str(priors)
 
 
 @pytest.mark.parametrize(

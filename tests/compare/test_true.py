@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from fake_agent import fake_agent
 from search_problems import fork_problem
 
 from rlplace.cli.main import main
+from rlplace.compare.row import Comparison
 from rlplace.compare.true import TrueConfig, compare_true
 from rlplace.compare.true_rows import ROWS, Answer, Trial
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import Truth, true_problem
 
@@ -142,6 +145,22 @@ def test_the_command_prints_the_schema_of_compare_and_the_truth(
     assert main([*command, *options, "--quiet"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert [row["step_time_s"] for row in again["rows"]] == [row["step_time_s"] for row in told["rows"]]
+
+
+def test_the_picture_compares_step_times_of_the_true_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its reference, the best single device, has to be as slow as the truth says."""
+    drawn: list[Path] = []
+
+    def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
+        for row in comparison.rows:
+            assert row.plan is not None
+            assert Simulator(problem, threads=1).retime(row.plan).step_time_s == row.value_s
+        drawn.append(path)
+
+    monkeypatch.setattr("rlplace.compare.true_session.draw_rows", draw_rows)
+    command = ["compare", TINY, "--host", "4xV100-pcie", "--true", "hard:1", "--measured", "4", "--evaluations", "60"]
+    assert main([*command, "--methods", "single,portfolio", "--plot", str(tmp_path / "best.png"), "--quiet"]) == 0
+    assert drawn == [tmp_path / "best.png"]
 
 
 def test_an_agent_whose_plan_is_of_another_graph_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

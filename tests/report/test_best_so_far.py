@@ -98,6 +98,15 @@ def test_every_method_has_its_colour(tmp_path: Path, reach: float) -> None:
     assert not has_color(picture, LINE_COLORS[5])
 
 
+def test_a_long_name_widens_the_picture(tmp_path: Path) -> None:
+    long = curve("learned-without-one-thing-or-another", (1, 0, 0.0, 1.234), spent=(1, 0, 1.0))
+    save_best_so_far_png(tmp_path / "a.png", [long], title="one method")
+    picture = imread(tmp_path / "a.png")
+    assert picture.shape[0] == SHAPE[0]
+    assert picture.shape[1] > SHAPE[1]
+    assert (picture[:, -5:, :3] == 1.0).all()
+
+
 def test_pictures_of_little_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     save_best_so_far_png(path, [], title="nothing")

@@ -14,7 +14,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.progress import make_progress
+from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
@@ -57,9 +57,15 @@ def measure_one_by_one(task: Task, placements: NDArray[np.int32]) -> None:
         task.measure(row)
 
 
+def count_by_itself(task: Task, placements: NDArray[np.int32]) -> None:
+    for row in placements:
+        task.count(7)
+        task.measure(row)
+
+
 @pytest.fixture(autouse=True)
 def _methods() -> object:
-    made = {"listed": score_listed, "asked": measure_one_by_one}
+    made = {"listed": score_listed, "asked": measure_one_by_one, "counted": count_by_itself}
     for name, solve in made.items():
         register_method(Method(name, solve, "search", "a test"))
     yield
@@ -167,6 +173,28 @@ def test_history_is_of_measured_ratios_at_one_step_time_of_the_reference() -> No
     ]
     assert [told[2] for told in notes.told] == [10.0, 15.0, 20.0, 25.0]
     assert {told[0] for told in notes.told} == {"asked"}
+
+
+def test_placements_that_a_method_counted_by_itself_are_in_its_history() -> None:
+    found = run(
+        FakeHost([0, 0, 0, 1]), LISTED[:2] + LISTED[4:5], LoopBudget(100.0, 0.5, measurements=3), method="counted"
+    )
+    assert [best.evaluations for best in found.history] == [7, 21]
+    assert found.num_scored == 21
+
+
+def test_the_best_ratio_shown_never_goes_up_while_the_machine_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+
+    class Watching(Progress):
+        def update(self, *, best_s: float, single_s: float, **others: object) -> None:
+            shown.append(best_s / single_s)
+
+    monkeypatch.setattr(f"{__name__}.make_progress", lambda is_quiet: Watching(is_quiet=is_quiet))
+    run(FakeHost([0, 0, 0, 1]), [LISTED[4], *LISTED[:3]], LoopBudget(100.0, 0.5, measurements=4), method="asked")
+    ratios = [ratio for ratio in shown if np.isfinite(ratio)]
+    assert len(ratios) > 4
+    assert ratios == pytest.approx([0.2] * len(ratios))
 
 
 def test_where_everything_fails_there_is_no_plan() -> None:

@@ -40,7 +40,8 @@ def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
     if item.kind == "op type":
         return f"{item.name} takes {_number(middle)} times as long as given {between}"
     if item.kind in ("bandwidth", "latency"):
-        return f"{item.name} has {_number(middle)} of the {item.kind} given {between}"
+        times = "times" if middle > 1.0 else "of"
+        return f"{item.name} has {_number(middle)} {times} the {item.kind} given {between}"
     return _other(scales, item, low, middle, high)
 
 
@@ -49,8 +50,8 @@ def _other(scales: Scales, item: Scale, low: float, middle: float, high: float) 
     host, prior = scales.problem.host, scales.prior
     if item.kind == "co-run":
         given = max((max(row) for row in host.corun_slowdown), default=0.0) or prior.corun
-        ends = f"({low * given:.0%} to {high * given:.0%})"
-        return f"a busy device slows another that shares its memory by {middle * given:.0%} {ends}"
+        ends = f"({low * given * 100:.0f} to {high * given * 100:.0f} %)"
+        return f"a busy device slows another that shares its memory by {middle * given * 100:.0f} % {ends}"
     given = prior.overhead_s if item.kind == "overhead" else host.dispatch_s or prior.dispatch_s
     what = "an op takes {} longer than given" if item.kind == "overhead" else "a launch takes {}"
     return f"{what.format(f'{middle * given * 1e6:.1f} us')} ({low * given * 1e6:.1f} to {high * given * 1e6:.1f} us)"

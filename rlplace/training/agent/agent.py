@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlplace.errors import InvalidValue
 from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe, prior_of, save_posterior
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
@@ -70,10 +71,14 @@ def learn_host(
     Args:
         problem: as profiled or estimated.
         measurer: times plans.
-        budget: plans measured; placements simulated and seconds for all of them together.
+        budget: `measurements`, the plans that may be measured, 0 by default; placements simulated and seconds for all
+            of them together.
         seed: of every draw.
         config: how it explores.
         prior: how far the host may be from the problem's figures.
+
+    Raises:
+        InvalidValue: the measurer gave more or fewer measurements than plans.
     """
     config = config or AgentConfig()
     agent, begin = Agent(problem, seed=seed, config=config, prior=prior), time.monotonic()
@@ -89,7 +94,11 @@ def learn_host(
         plans = agent.propose(min(config.batch, left), each)
         if not plans:
             break
-        agent.learn(plans, measurer.measure_plans(plans))
+        outcomes = measurer.measure_plans(plans)
+        if len(outcomes) != len(plans):
+            expected = f"{len(plans)}, one for each plan"
+            raise InvalidValue("number of measurements", len(outcomes), expected, where=type(measurer).__name__)
+        agent.learn(plans, outcomes)
     return agent.result()
 
 

@@ -16,11 +16,11 @@ class AgentConfig:
     evaluations: int = 900
     """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
     scratch_share: float = 0.1
-    """Share of a batch's for one search from scratch; the rest goes on from the best placement known, for each plan."""
+    """Share of a batch's simulated placements for one search from scratch; the rest goes on from the best one known."""
     mean_share: float = 0.25
     """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
     later_evaluations: int = 400
-    """The same after the first `early` plans, when most is known; other budgets are shared out in this proportion."""
+    """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
     early: int = 16
     """Plans that most is learned from."""
     pool: int = 64

@@ -98,3 +98,9 @@ def test_what_is_no_file_of_a_host_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "host_model.json").write_text('{"devices": []}')
     with pytest.raises(InvalidValue, match="a mapping with schema 1"):
         load_learned_host(tmp_path)
+
+
+def test_another_file_of_a_run_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"schema": 1, "workload": "nmt"}))
+    with pytest.raises(UnknownName, match=r"unknown field of learned host in .*config\.json 'workload'"):
+        load_learned_host(tmp_path / "config.json")

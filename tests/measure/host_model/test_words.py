@@ -42,14 +42,14 @@ def learned(factors: dict[tuple[str, str], float], deviation: float = 0.01) -> P
         ("op type", "aten.mm on any", 1.6, "aten.mm on any takes 1.6 times as long as given (1.6 to 1.6)"),
         ("op type", "aten.mm on any", 20.4, "aten.mm on any takes 20 times as long as given (20 to 21)"),
         ("bandwidth", "d0>d1", 0.7, "d0>d1 has 0.7 of the bandwidth given (0.69 to 0.71)"),
-        ("latency", "d1>d0", 2.0, "d1>d0 has 2 of the latency given (2 to 2)"),
+        ("latency", "d1>d0", 2.0, "d1>d0 has 2 times the latency given (2 to 2)"),
         ("overhead", "every op", 2.0, "an op takes 10.0 us longer than given (9.8 to 10.2 us)"),
         ("dispatch", "every launch", 0.5, "a launch takes 2.0 us (2.0 to 2.0 us)"),
         (
             "co-run",
             "devices that share memory",
             2.0,
-            "a busy device slows another that shares its memory by 10% (10% to 10%)",
+            "a busy device slows another that shares its memory by 10 % (10 to 10 %)",
         ),
     ],
 )

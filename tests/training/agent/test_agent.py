@@ -10,6 +10,7 @@ import pytest
 from host_models import learnable_problem
 from random_problems import plain_host
 
+from rlplace.errors import InvalidValue
 from rlplace.measure.host_model import HostModel, Prior
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -137,6 +138,15 @@ def test_where_everything_fails_there_is_no_answer() -> None:
     assert result.plan is None
     assert result.say() == []
     assert result.history == ()
+
+
+def test_a_measurer_that_leaves_plans_out_is_named() -> None:
+    class Lazy(HiddenTruth):
+        def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+            return super().measure_plans(plans)[1:]
+
+    with pytest.raises(InvalidValue, match=r"Lazy: number of measurements is 3, expected 4, one for each plan"):
+        learn(Lazy(PROBLEM))
 
 
 def test_where_nothing_fits_nothing_is_measured() -> None:
