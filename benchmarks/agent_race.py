@@ -35,6 +35,7 @@ from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
 from rlplace.search.groups import majority_devices
 from rlplace.search.rules import baselines
+from rlplace.training.methods import LEARNED
 from rlplace.training.search_loop import LoopBudget, search_and_measure
 from rlplace.workloads import parse_workload
 
@@ -81,7 +82,7 @@ def learned(known: Known, seconds: float, seed: int, *, is_wrong: bool) -> Plan:
         prior = dataclasses.replace(prior, op_type=0.5, device=0.15, bandwidth=0.6)
     single_s = float(np.min(step_times(known.outcomes)))
     budget = LoopBudget.of(seconds, 0.6, single_s)
-    return searched("learned", known.problem, budget, seed, {"known": known, "prior": prior})
+    return searched(LEARNED, known.problem, budget, seed, {"known": known, "prior": prior})
 
 
 def searched(method: str, problem: Problem, budget: LoopBudget, seed: int, options: dict[str, Any]) -> Plan:
