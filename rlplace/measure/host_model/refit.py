@@ -18,8 +18,8 @@ from rlplace.measure.host_model.scales import Kind
 WEIGHT = 4
 """The shipped figures count as much as so many factors that are known exactly."""
 LEAST_LEARNED = 0.5
-"""A factor whose variance fell by less than this share of the prior's is left out: divided by so little, an error of the
-normal approximation would become a factor of hundreds."""
+"""A factor whose variance fell by less than this share of the prior's is left out: divided by so little, an error of
+the normal approximation would become a factor of hundreds."""
 DEVIATIONS = np.geomspace(1e-3, 10.0, 241)
 """Where the deviation of a kind is looked for."""
 FIGURES_OF: dict[Kind, tuple[str, str]] = {
