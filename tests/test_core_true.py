@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from search_problems import fork_problem
 
-from rlplace.compare.true import EVALUATIONS
+from rlplace.training.agent.config import AgentConfig
 from rlplace.files import read_json
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
@@ -69,7 +69,7 @@ def test_it_goes_on_where_it_was_stopped(core_true: ModuleType, tmp_path: Path) 
     core_true.run(cases, settings(core_true, "single", "portfolio", measured=(2, 3)), path)
     assert path.read_text() == text
     core_true.run(cases[:1], core_true.Settings(("single",), (2,), None, 100), path)  # another budget: another question
-    assert core_true.read_lines(path)[-1]["allowed"] == 2 * EVALUATIONS
+    assert core_true.read_lines(path)[-1]["allowed"] == AgentConfig().whole_evaluations(2)
 
 
 def test_a_line_has_the_score_and_the_reference_its_placement(core_true: ModuleType, tmp_path: Path) -> None:
