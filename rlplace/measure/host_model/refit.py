@@ -116,10 +116,10 @@ def likelihood(factor: LearnedFactor) -> tuple[float, float] | None:
 def fit_figures(
     factors: Sequence[LearnedFactor], median: float, deviation: float, weight: float = WEIGHT
 ) -> tuple[float, float]:
-    """The most probable median and deviation of factors of one kind, each of which taught something.
+    """The most probable median and deviation of factors of one kind.
 
     Args:
-        factors: what was learned of each.
+        factors: what was learned of each; those that too little was learned of are left out.
         median: shipped; 0 for a kind that has none, or whose median is not to be fitted.
         deviation: shipped, more than 0.
         weight: how many factors the shipped figures count as.
@@ -127,8 +127,11 @@ def fit_figures(
     Returns:
         The median (as given, where no factor is on a prior's median) and the deviation of the logarithms.
     """
-    pairs = [pair for factor in factors if (pair := likelihood(factor)) is not None]
-    means, variances = (np.array(column) for column in zip(*pairs, strict=True))
+    taught = [(factor, pair) for factor in factors if (pair := likelihood(factor)) is not None]
+    if not taught:
+        return median, deviation
+    factors = [factor for factor, _ in taught]
+    means, variances = (np.array(column) for column in zip(*(pair for _, pair in taught), strict=True))
     is_on = np.array([median > 0 and factor.median > 0 for factor in factors])
     start = math.log(median) if median > 0 else 0.0
     means = means + np.array([math.log(f.median) - start if on else 0.0 for f, on in zip(factors, is_on, strict=True)])
