@@ -97,7 +97,7 @@ def compare_true(
         is_interrupted = True
     bound_s, bound = lower_bound_s(true)
     budget, seconds = config.budget, config.seconds
-    spent = {"evaluations": budget.evaluations, "seconds": seconds, "measured": float(budget.measurements)}
+    spent = {"evaluations": budget.evaluations, "seconds": seconds, "measured": budget.measurements}
     return Comparison(
         workload,
         problem.host.name,

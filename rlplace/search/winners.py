@@ -69,8 +69,12 @@ class Found:
     evaluations: int
 
 
-class _Counted:
-    """A step timer that counts."""
+class CountedTimer:
+    """A step timer that counts the placements it is asked for.
+
+    Attributes:
+        count: placements timed so far.
+    """
 
     def __init__(self, timer: StepTimer) -> None:
         self.count = 0
@@ -109,7 +113,7 @@ def find_winners(
     winners, seen = Winners(KEPT * count), list(seen)
     task = Task(problem, simulator, Budget(int(searched), budget.seconds), seed=seed, observer=winners)
     METHODS[SEARCH].run(task)
-    timer, generator = _Counted(simulator), np.random.default_rng(seed)
+    timer, generator = CountedTimer(simulator), np.random.default_rng(seed)
     chosen: list[NDArray[np.int32]] = []
     taken = {devices.tobytes() for devices in seen}
     for devices, step_s in winners.best(count, seen):

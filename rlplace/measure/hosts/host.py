@@ -113,7 +113,7 @@ class Host:
     on an idle device only (a CPU core launches what it runs)."""
     corun_slowdown: tuple[tuple[float, ...], ...] = ()
     """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). Parts
-    of one GPU have a prior of 1 here, the rest is 0 until `calibrate` has fitted it."""
+    of one GPU have a prior of 1 here, the rest is 0 until a calibration has fitted it."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure of a preset comes from."""
 

@@ -16,7 +16,7 @@ from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.permutations import permutations_of, permuted
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
-from rlplace.search.winners import Winners
+from rlplace.search.winners import CountedTimer, Winners
 from rlplace.training.agent.config import AgentConfig
 
 SEARCH = "portfolio"
@@ -143,7 +143,7 @@ class Proposer:
     ) -> tuple[NDArray[np.int32], float]:
         if not self._config.is_permuted:
             return devices, step_s
-        timer = _Counted(simulator)
+        timer = CountedTimer(simulator)
         found = permuted(simulator.problem, devices, step_s, timer, most=SWAPS)
         self.evaluations += timer.count
         return found
@@ -178,18 +178,6 @@ class Proposer:
 
     def _seed(self) -> int:
         return int(self._generator.integers(2**31))
-
-
-class _Counted:
-    """A simulator that counts what it is asked to time."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        self.count = 0
-        self._simulator = simulator
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        self.count += len(placements)
-        return self._simulator.step_times(placements)
 
 
 def _parts(budget: Budget, share: float) -> tuple[Budget | None, Budget]:
