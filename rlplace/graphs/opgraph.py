@@ -62,6 +62,8 @@ class OpGraph:
         mutation_tensor: (M,) int32, ... and the (resident) tensors they update: such an op starts only when every
             other reader of the tensor, and every transfer of it, is done.
         output_tensors: (O,) int32, tensors that the step returns: they stay allocated.
+        micro_batch: (N,) int32, which slice of the batch each op works on; -1 for ops that all slices share
+            (parameters, sums of gradients, updates), and everywhere in a step that is not cut. Empty: -1 everywhere.
         program: the executable graph, where this one was captured here; never saved.
     """
 
@@ -87,6 +89,7 @@ class OpGraph:
     mutation_op: IntArray
     mutation_tensor: IntArray
     output_tensors: IntArray
+    micro_batch: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     program: Program | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +97,9 @@ class OpGraph:
             array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+        if len(self.micro_batch) == 0:
+            object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
+            self.micro_batch.flags.writeable = False
         self._validate()
 
     def __repr__(self) -> str:
@@ -111,6 +117,11 @@ class OpGraph:
     @property
     def num_edges(self) -> int:
         return len(self.input_tensors)
+
+    @cached_property
+    def num_micro_batches(self) -> int:
+        """K, into how many slices the batch is cut; 1 for a step that is not cut."""
+        return max(int(self.micro_batch.max(initial=0)) + 1, 1)
 
     @cached_property
     def output_offsets(self) -> IntArray:
@@ -198,6 +209,7 @@ class OpGraph:
             ("state_bytes", n),
             ("workspace_bytes", n),
             ("colocation", n),
+            ("micro_batch", n),
             ("tensor_output", t),
             ("tensor_bytes", t),
             ("tensor_shapes", t),
@@ -213,6 +225,7 @@ class OpGraph:
         for name, low, high in (
             ("phases", 0, len(PHASES) - 1),
             ("colocation", -1, n - 1),
+            ("micro_batch", -1, n - 1),
             ("tensor_output", 0, np.iinfo(np.int32).max),
         ):
             array = getattr(self, name)
@@ -285,4 +298,5 @@ _ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "mutation_op": np.int32,
     "mutation_tensor": np.int32,
     "output_tensors": np.int32,
+    "micro_batch": np.int32,
 }

@@ -20,6 +20,9 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 
+OP_ORDERS = ("rank", "tilt", "backward-first")
+"""Which op comes first where several are ready: by upward rank; the same, earlier micro-batches before later ones;
+backward before forward, so that activations are freed early (1F1B)."""
 MEMORY_SHARE = 0.25
 """Part of the smallest device's memory that the bytes of a group may take."""
 
@@ -35,6 +38,7 @@ class Problem:
         grouping: G groups of ops that move together.
         allowed: (N, D) bool, devices where each op may run (the user's pins and exclusions, ops that a device does not
             support); None allows every op everywhere.
+        op_order: default priorities of ops, one of `OP_ORDERS`; they differ where there are micro-batches only.
     """
 
     graph: OpGraph
@@ -42,6 +46,7 @@ class Problem:
     costs: Costs
     grouping: Grouping
     allowed: NDArray[np.bool_] | None = None
+    op_order: str = "rank"
 
     def __post_init__(self) -> None:
         n, d = self.graph.num_ops, self.host.num_devices
@@ -49,6 +54,8 @@ class Problem:
             raise InvalidValue("op_time_s", self.costs.op_time_s.shape, f"shape {(n, d)}", where="problem")
         if len(self.grouping.op_group) != n:
             raise InvalidValue("op_group", len(self.grouping.op_group), f"{n} entries", where="problem")
+        if self.op_order not in OP_ORDERS:
+            raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem")
         if self.allowed is not None:
             self._check_allowed(self.allowed, (n, d))
 

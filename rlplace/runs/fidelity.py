@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.fidelity import draw_mix, judge_fidelity
+from rlplace.measure.fidelity import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
 from rlplace.measure.run.runner import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
@@ -27,6 +31,46 @@ from rlplace.workloads import WorkloadSpec
 
 ROUNDS = 9
 SEARCH = Budget(evaluations=4000, seconds=30.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """Measured placements of every kind, and others to calibrate on.
+
+    Attributes:
+        known: the problem as profiled, with the placements to calibrate on and their measurements.
+        plans: the P unseen ones.
+        kinds: of each.
+        first_s: (P,) measured seconds ...
+        second_s: (P,) ... and again.
+        counted: (P, D) peak bytes that the runner counted.
+        idle_share: of this machine, before.
+    """
+
+    known: Known
+    plans: list[Plan]
+    kinds: tuple[str, ...]
+    first_s: NDArray[np.float64]
+    second_s: NDArray[np.float64]
+    counted: NDArray[np.float64]
+    idle_share: float
+
+    @property
+    def measured_s(self) -> NDArray[np.float64]:
+        """(P,) the mean of both measurements."""
+        return (self.first_s + self.second_s) / 2
+
+    def judge(self, problem: Problem) -> tuple[Fidelity, list[float]]:
+        """The figures of the simulator with the costs of `problem`, and its times in seconds.
+
+        Plans are those of the profiled simulator; what is judged re-times exactly these.
+        """
+        simulator = Simulator(problem)
+        outcomes = [simulator.retime(plan) for plan in self.plans]
+        simulated_s = [outcome.step_time_s for outcome in outcomes]
+        peaks = np.array([outcome.peak_bytes for outcome in outcomes], dtype=np.float64)
+        figures = judge_fidelity(simulated_s, self.first_s.tolist(), self.second_s.tolist(), peaks, self.counted)
+        return figures, simulated_s
 
 
 @one_thread_here()
@@ -60,38 +104,13 @@ def run_fidelity(
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()
-    graph = graph_for(spec, host, seed)
-    problem = make_problem(graph, host, 256, progress, constraints=constraints)
-    simulator = Simulator(problem)
-    start = majority_devices(problem, eft(problem))
-    best, _ = anneal_from(problem, simulator, start, SEARCH, seed=seed)
-    generator = np.random.default_rng(seed)
-    test_groups, kinds = draw_mix(problem, best, num_placements, generator)
-    fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
-    evaluator = Evaluator(problem, simulator)
-    idle = idle_share()
-    try:
-        progress.say(f"measuring {num_fit} placements to calibrate on")
-        fit_plans = plans_of(problem, simulator, fit_groups)
-        known = Known(problem, fit_plans, measure_all(evaluator, fit_plans, rounds=ROUNDS, seed=seed))
-        calibration = calibrate_on(known)
-        for line in calibration.say():
-            progress.say(line)
-        # plans are made by the profiled simulator and kept; the calibrated one re-times exactly these
-        plans = plans_of(problem, simulator, test_groups)
-        progress.say(f"measuring {num_placements} unseen placements, twice")
-        first_s, second_s = (step_times(measure_all(evaluator, plans, rounds=ROUNDS, seed=seed + k)) for k in (1, 2))
-        counted = np.stack(
-            [counted_peaks(evaluator.trace(plan, num_steps=1, warmup=1)[0], host.num_devices) for plan in plans]
-        )
-    finally:
-        evaluator.close()
-    calibrated = Simulator(calibration.problem)
-    outcomes = [calibrated.retime(plan) for plan in plans]
-    simulated_s = [outcome.step_time_s for outcome in outcomes]
-    peaks = np.array([outcome.peak_bytes for outcome in outcomes], dtype=np.float64)
-    figures = judge_fidelity(simulated_s, first_s.tolist(), second_s.tolist(), peaks, counted.astype(np.float64))
-    save_fidelity_png(plot, simulated_s, ((first_s + second_s) / 2).tolist(), kinds, figures.to_dict())
+    problem = make_problem(graph_for(spec, host, seed), host, 256, progress, constraints=constraints)
+    mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed)
+    calibration = calibrate_on(mix.known)
+    for line in calibration.say():
+        progress.say(line)
+    figures, simulated_s = mix.judge(calibration.problem)
+    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, figures.to_dict())
     return {
         "schema": 1,
         "workload": str(spec),
@@ -104,10 +123,43 @@ def run_fidelity(
             "num_fitted": calibration.num_measured,
             "learned": describe(calibration.posterior),
         },
-        "idle_share": idle,
+        "idle_share": mix.idle_share,
         "versions": versions(),
         "simulated_s": simulated_s,
-        "measured_s": ((first_s + second_s) / 2).tolist(),
-        "kinds": list(kinds),
+        "measured_s": mix.measured_s.tolist(),
+        "kinds": list(mix.kinds),
         "plot": str(plot),
     }
+
+
+def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: int) -> Mix:
+    """Draws, measures and counts `num_placements` placements twice, after `num_fit` others.
+
+    Args:
+        problem: as profiled, on a host of this machine.
+        num_placements: unseen placements.
+        num_fit: other placements, to calibrate on.
+        seed: of what is drawn.
+
+    Raises:
+        RunnerError: a placement failed.
+    """
+    progress, simulator = make_progress(), Simulator(problem)
+    start = majority_devices(problem, eft(problem))
+    best, _ = anneal_from(problem, simulator, start, SEARCH, seed=seed)
+    generator = np.random.default_rng(seed)
+    test_groups, kinds = draw_mix(problem, best, num_placements, generator)
+    fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
+    evaluator, idle = Evaluator(problem, simulator), idle_share()
+    try:
+        progress.say(f"measuring {num_fit} placements to calibrate on")
+        fit_plans = plans_of(problem, simulator, fit_groups)
+        known = Known(problem, fit_plans, measure_all(evaluator, fit_plans, rounds=ROUNDS, seed=seed))
+        plans = plans_of(problem, simulator, test_groups)
+        progress.say(f"measuring {num_placements} unseen placements, twice")
+        first_s, second_s = (step_times(measure_all(evaluator, plans, rounds=ROUNDS, seed=seed + k)) for k in (1, 2))
+        traces = (evaluator.trace(plan, num_steps=1, warmup=1)[0] for plan in plans)
+        counted = np.stack([counted_peaks(trace, problem.host.num_devices) for trace in traces])
+    finally:
+        evaluator.close()
+    return Mix(known, plans, kinds, first_s, second_s, counted.astype(np.float64), idle)

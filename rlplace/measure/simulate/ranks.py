@@ -1,4 +1,4 @@
-"""Upward ranks: the default priorities of ops."""
+"""Priorities of ops: upward ranks, and the orders of micro-batches that are made of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from numpy.typing import NDArray
 from rlplace.graphs.paths import longest_after
 from rlplace.jit import Floats
 from rlplace.measure.problem import Problem
+
+
+def default_priorities(problem: Problem) -> NDArray[np.float64]:
+    """(N,) float64, higher runs first: what `problem.op_order` says."""
+    return upward_ranks(problem)
 
 
 def upward_ranks(problem: Problem) -> NDArray[np.float64]:

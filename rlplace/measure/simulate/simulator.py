@@ -21,7 +21,7 @@ from rlplace.measure.simulate.kernel_check import check
 from rlplace.measure.simulate.kernel_critical import critical_path
 from rlplace.measure.simulate.kernel_events import new_event_scratch
 from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanned
-from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch, new_scratch
 from rlplace.measure.timeline import Timeline
 
@@ -48,7 +48,7 @@ class CriticalPaths(NamedTuple):
 Objective = Literal["latency", "throughput"]
 Results = tuple[NDArray[np.float64], NDArray[np.int64]]
 
-__all__ = ["Objective", "Simulator", "upward_ranks"]
+__all__ = ["Objective", "Simulator"]
 
 
 class Simulator:
@@ -73,7 +73,7 @@ class Simulator:
         self._throughput = objective == "throughput"
         self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
         self._compiled = compile_problem(problem)
-        self._default_order = _order(upward_ranks(problem))
+        self._default_order = _order(default_priorities(problem))
         self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
 

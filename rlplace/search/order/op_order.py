@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.order.memory_order import least_memory_order
 from rlplace.search.placed_paths import placed_paths
@@ -57,7 +57,7 @@ def shorten(problem: Problem, devices: NDArray[np.int32], *, evaluations: int = 
     simulator = Simulator(problem, threads=1)
     devices = problem.check_placement(devices)
     before = simulator.plan_and_time(devices)[1]
-    best, rule, best_s, spent = upward_ranks(problem), "upward rank", before.step_time_s, 1
+    best, rule, best_s, spent = default_priorities(problem), "upward rank", before.step_time_s, 1
     for name, priorities in _rules(problem, devices):
         if spent >= evaluations:
             break
@@ -99,7 +99,7 @@ def lighten(problem: Problem, devices: NDArray[np.int32], *, max_states: int | N
     priorities = _as_priorities(problem, least_memory_order(problem, devices, max_states))
     after = simulator.plan_and_time(devices, priorities)[1]
     if _fullness(problem, after) >= _fullness(problem, before):
-        return _order(upward_ranks(problem), "upward rank", before, before)
+        return _order(default_priorities(problem), "upward rank", before, before)
     return _order(priorities, "least memory", before, after)
 
 

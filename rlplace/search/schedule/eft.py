@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.search.task import Task
 
 
@@ -23,7 +23,7 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
         priorities: (N,) larger first, higher for an op than for its readers; upward ranks by default.
     """
     graph, host = problem.graph, problem.host
-    ranks = upward_ranks(problem) if priorities is None else priorities
+    ranks = default_priorities(problem) if priorities is None else priorities
     order = np.lexsort((np.arange(graph.num_ops), -ranks)).astype(np.int64)
     blocks, occupies = device_rules(host)
     return np.asarray(

@@ -11,7 +11,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.moves import main_modules
 from rlplace.search.improve.warm_starts import held_bytes, room_bytes
@@ -74,7 +74,7 @@ class Greedy:
         offsets, joined, num_bytes, is_in = _joined(problem, grouping)
         return cls(
             grouping=grouping,
-            order=np.lexsort((np.arange(graph.num_ops), -upward_ranks(problem))).astype(np.int64),
+            order=np.lexsort((np.arange(graph.num_ops), -default_priorities(problem))).astype(np.int64),
             is_source=graph.is_source,
             tensor_op=graph.tensor_op,
             tensor_bytes=graph.tensor_bytes.astype(np.float64),
