@@ -211,6 +211,8 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
     begin = time.monotonic()
     if name == LEARNED:
         return Row(name, seed, "skipped", why="it learns from measured steps: `--true`, or `rlplace train` here")
+    if (refused := METHODS[name].refusal(problem)) is not None:
+        return Row(name, seed, "skipped", why=str(refused))
     try:
         found = find(problem, name, simulator, budget, seed=seed)
     except MissingExtra as error:
@@ -240,7 +242,10 @@ def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget
             why="found no placement that fits into memory",
             proved_s=found.lower_bound_s,
         )
-    plan, outcome = simulator.plan_and_time(found.devices)
+    if found.plan is None:
+        plan, outcome = simulator.plan_and_time(found.devices)
+    else:
+        plan, outcome = found.plan, simulator.retime(found.plan)
     return Row(
         name,
         seed,
