@@ -56,7 +56,6 @@ def compare(
     from rlplace.compare.row import OBJECTIVES
     from rlplace.compare.run import CompareConfig
     from rlplace.partitioning.compare import is_published_file, run_published
-    from rlplace.runs.micro_batches import whole_only
 
     num_seeds = CompareConfig.seeds if seeds is None else seeds
     minimised = CompareConfig.objective if objective is None else objective
@@ -72,7 +71,8 @@ def compare(
             hint = "A dnn-partitioning file says what its steps take."
             raise InvalidValue(field, given, "none with such a file", where="compare", hint=hint)
         if asked.count != 1:
-            raise whole_only(spec, asked.count)
+            hint = "A dnn-partitioning file holds a step as it was cut by others."
+            raise InvalidValue("micro_batches", asked.count, "1 with such a file", where="compare", hint=hint)
         result = run_published(
             spec.path,
             minimised,

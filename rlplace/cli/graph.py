@@ -60,6 +60,10 @@ def graph(
         json: print one JSON object on stdout
     """
     spec, sizes, asked = check_workload(workload), parse_dims(dims), batch.parse()
+    if isinstance(asked.count, str):
+        from rlplace.runs.micro_batches import number_only
+
+        raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
     for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
         if value < 1:
             raise InvalidValue(field, value, "at least 1")
@@ -69,9 +73,9 @@ def graph(
         format_to_write(save)
     found = costs_host(find_host(host))
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    captured, capture_s = read_or_capture(spec, sizes, seed, asked)
+    captured, capture_s = read_or_capture(spec, sizes, seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
-    problem = published(spec, captured) or _on_host(spec, captured, found, groups)
+    problem = published(spec, captured) or _on_host(spec, captured, found, groups, asked.count)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     if dot is not None:
         from rlplace.graphs.formats.dot import save_dot
@@ -126,32 +130,30 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     return published_problem(load_dnn_partitioning(spec.path))
 
 
-def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int) -> Problem:
+def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int, count: int) -> Problem:
     from rlplace.measure.costs.estimate import estimate_costs
     from rlplace.measure.problem import Problem
     from rlplace.runs.setup import given_costs
 
-    costs = given_costs(spec, host, graph.num_micro_batches) or estimate_costs(graph, host)
+    costs = given_costs(spec, host, count) or estimate_costs(graph, host)
     return Problem.grouped(graph, host, costs, num_groups)
 
 
 def read_or_capture(
-    spec: WorkloadSpec, dims: dict[str, int], seed: int, asked: MicroBatches
+    spec: WorkloadSpec, dims: dict[str, int], seed: int, count: int, asked: MicroBatches
 ) -> tuple[OpGraph, float]:
     """The graph in the workload's file, or of one step of the model that it names, and the seconds that it took.
 
     No named model is ever allocated; building it and imports do not count as capture.
 
     Raises:
-        InvalidValue: the number of micro-batches is `auto`, or sizes are given for what is no ONNX model.
+        InvalidValue: sizes are given for what is no ONNX model, or a file is to be cut that cannot be.
     """
-    from rlplace.runs.micro_batches import number_only
     from rlplace.runs.setup import capture_workload, read_graph
-    if asked.count == "auto":
-        raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
+
     if spec.is_file:
         start = time.perf_counter()
-        return read_graph(spec, asked.count, dims), time.perf_counter() - start
+        return read_graph(spec, count, dims), time.perf_counter() - start
     if dims:
         raise InvalidValue("dims", dims, "none: only an ONNX model has dynamic dimensions", where=str(spec))
     from rlplace.workloads import build, without_memory
@@ -164,7 +166,7 @@ def read_or_capture(
             raise
         workload = build(spec, default_size="small", seed=seed)  # it may read values, which fake tensors do not have
     start = time.perf_counter()
-    return capture_workload(workload, asked.count, asked), time.perf_counter() - start
+    return capture_workload(workload, count, asked), time.perf_counter() - start
 
 
 def costs_host(host: Host) -> Host:

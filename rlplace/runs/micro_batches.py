@@ -118,18 +118,6 @@ def _not_dims(text: str) -> InvalidValue:
     )
 
 
-def whole_only(workload: object, count: object) -> InvalidValue:
-    """What to say where a graph file that holds one step as it was captured is to be cut."""
-    return InvalidValue(
-        "micro_batches",
-        count,
-        "1 with a graph file of this format",
-        where=str(workload),
-        hint="It holds a step as it was captured: cut it then (`rlplace graph WORKLOAD --micro-batches K --save FILE`), "
-        "or give a layer profile of PipeDream or DAPPLE.",
-    )
-
-
 def number_only(count: object, why: str) -> InvalidValue:
     """What to say where `auto` cannot be chosen; `why` says what to do instead."""
     return InvalidValue("micro_batches", count, "a number here", hint=why)

@@ -18,8 +18,8 @@ from rlplace.runs.setup import Steps, make_problem
 if TYPE_CHECKING:
     from rlplace.report.progress import Progress
 
-EVALUATIONS = 1000
-"""Placements that are simulated for each number of micro-batches and order of ops that is tried."""
+EVALUATIONS = 10_000
+"""Of the search that a choice is made for: it takes its share of them."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
@@ -85,6 +85,7 @@ def prepare(
             num_groups,
             quiet if host.is_simulated and len(made) > 1 else progress,  # what it says of the host is said once
             spec=steps.spec,
+            count=count,
             grouping=grouping,
             acyclic=acyclic,
             constraints=constraints,

@@ -129,14 +129,18 @@ def make_problem(
     progress: Progress,
     *,
     spec: WorkloadSpec | None = None,
+    count: int = 1,
     grouping: str = "heavy-edge",
     acyclic: bool = False,
     constraints: Constraints | None = None,
 ) -> Problem:
-    """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it."""
+    """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it.
+
+    A layer profile gives the times of `count` micro-batches.
+    """
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
-        costs = given_costs(spec, host, graph.num_micro_batches) or estimate_costs(graph, host)
+        costs = given_costs(spec, host, count) or estimate_costs(graph, host)
         if costs.source == "given":
             progress.say("times of ops are those that the file gives, in seconds, the same on every device")
         problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)

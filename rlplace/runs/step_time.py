@@ -24,7 +24,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.progress import make_progress
-from rlplace.runs.micro_batches import AUTO, WHOLE, MicroBatches, number_only
+from rlplace.runs.micro_batches import WHOLE, MicroBatches, number_only
 from rlplace.runs.prepared import COUNTS, describe_cut, judged
 from rlplace.runs.setup import Steps, make_problem
 from rlplace.search.rules import baselines
@@ -70,7 +70,8 @@ def time_placement(
     if placement is not None:
         placement.require(graph, host)
         check_plan(graph, host.num_devices, placement.plan)
-    problem = make_problem(graph, host, 256, progress, spec=spec, constraints=constraints)
+    count = 1 if isinstance(asked.count, str) else asked.count
+    problem = make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
     for line in judged(graph):
         progress.say(line)
     if placement is not None:
@@ -114,7 +115,7 @@ def time_placement(
 def _graph_of(placement: Placement | None, steps: Steps) -> OpGraph:
     """The step cut as asked; where that is `auto`, as the placement was made for."""
     asked = steps.asked.count
-    if asked != AUTO:
+    if not isinstance(asked, str):
         graph = steps.graph(asked)
         if placement is not None and placement.graph_fingerprint != graph.fingerprint and asked == 1:
             error = FingerprintMismatch("graph", placement.graph_fingerprint, graph.fingerprint)

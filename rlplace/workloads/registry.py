@@ -27,7 +27,7 @@ from rlplace.workloads.options import SIZES, Size
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import Workload
 
-GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml")
+GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
 
 
 def parse_workload(text: str) -> WorkloadSpec:
