@@ -52,7 +52,9 @@ def cut_graph(workload: str, count: int) -> OpGraph:
         return graph_of(workload)
     begin = time.monotonic()
     graph = Steps(parse_workload(WORKLOADS[workload]), resolve_host(CAPTURED_FOR), seed=0).graph(count)
-    print(f"{workload}, {count} micro-batches: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    print(
+        f"{workload}, {count} micro-batches: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr
+    )
     return dataclasses.replace(graph, program=None)
 
 
@@ -122,7 +124,9 @@ def key(line: Line) -> tuple[object, ...]:
     return tuple(line[name] for name in ("problem", "method", "allowed"))
 
 
-def run(problems: Sequence[tuple[str, str]], methods: Sequence[str], evaluations: int, threads: int, path: Path) -> None:
+def run(
+    problems: Sequence[tuple[str, str]], methods: Sequence[str], evaluations: int, threads: int, path: Path
+) -> None:
     """Runs what is missing; problems of one workload are side by side, so that each is captured once."""
     done = {key(line) for line in read_lines(path) if "method" in line}
     begin = time.monotonic()

@@ -23,7 +23,7 @@ from rlplace.measure.run.runner import HostRunner, idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
-from rlplace.runs.micro_batches import AUTO, MicroBatches
+from rlplace.runs.micro_batches import AUTO, CutOptions
 from rlplace.runs.prepared import prepare, verdict_of
 from rlplace.runs.setup import Steps
 from rlplace.search.registry import find
@@ -97,7 +97,7 @@ def raced(workload: str, evaluations: int) -> dict[str, Any]:
     spec, sides = parse_workload(workload), list[Side]()
     for gangs in (True, False):  # the devices without gangs are the first of those with them
         host = Host.detect("cores", gangs=gangs)
-        for asked in (MicroBatches(1), MicroBatches(AUTO)):
+        for asked in (CutOptions(1), CutOptions(AUTO)):
             name = f"{'auto' if asked.is_auto else 'whole'}{', gangs' if gangs else ''}"
             sides.append(Side.searched(name, Steps(spec, host, 0, asked), evaluations, sides[0] if sides else None))
     first = sides[0]

@@ -19,7 +19,7 @@ from rlplace.training.config import TrainConfig
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
-    from rlplace.runs.micro_batches import Loss, MicroBatches
+    from rlplace.runs.micro_batches import Loss, CutOptions
     from rlplace.workloads import WorkloadSpec
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -116,24 +116,24 @@ class BatchOptions:
     """how micro-batches make the loss of the batch: auto (checked), separate (a loss each), joined (one of their joined
     outputs), or accumulated (gradient accumulation, by definition)"""
 
-    def parse(self) -> MicroBatches:
+    def parse(self) -> CutOptions:
         """What they ask for.
 
         Raises:
             InvalidValue: a word of another form, or an option of a cut without one.
             UnknownName: no such loss.
         """
-        from rlplace.runs.micro_batches import MicroBatches, parse_batch_dims, parse_count
+        from rlplace.runs.micro_batches import CutOptions, parse_batch_dims, parse_count
 
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
-        return MicroBatches(count, dims, cast("Loss", self.loss))
+        return CutOptions(count, dims, cast("Loss", self.loss))
 
 
 Placing = Annotated[PlacementOptions, tyro.conf.arg(name="")]
 """`PlacementOptions` as options of a command, without a prefix."""
 Grouped = Annotated[GroupingOptions, tyro.conf.arg(name="")]
 """`GroupingOptions` as options of a command, without a prefix."""
-Cut = Annotated[BatchOptions, tyro.conf.arg(name="")]
+Batched = Annotated[BatchOptions, tyro.conf.arg(name="")]
 """`BatchOptions` as options of a command, without a prefix."""
 
 

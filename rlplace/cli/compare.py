@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Cut, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -14,7 +14,7 @@ def compare(
     workload: tyro.conf.Positional[str],
     placing: Placing,
     grouping: Grouped,
-    batch: Cut,
+    batch: Batched,
     host: str | None = None,
     methods: str = "all",
     evaluations: int | None = None,

@@ -7,13 +7,13 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Cut, Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json, say
 
 
 def fidelity(
     workload: tyro.conf.Positional[str],
     placing: Placing,
-    batch: Cut,
+    batch: Batched,
     host: str = "auto",
     placements: int = 40,
     fit: int = 16,

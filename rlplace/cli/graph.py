@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import Cut, GroupingOptions, Seed, check_workload, find_host, print_json, say
+from rlplace.cli.arguments import Batched, GroupingOptions, Seed, check_workload, find_host, print_json, say
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
     from rlplace.graphs.opgraph import OpGraph
     from rlplace.measure.hosts.host import Host
     from rlplace.measure.problem import Problem
-    from rlplace.runs.micro_batches import MicroBatches
+    from rlplace.runs.micro_batches import CutOptions
     from rlplace.workloads import WorkloadSpec
 
 DEFAULT_HOST = "4xV100-pcie"
@@ -29,7 +29,7 @@ PUBLISHED = "published"
 
 def graph(
     workload: tyro.conf.Positional[str],
-    batch: Cut,
+    batch: Batched,
     host: str = DEFAULT_HOST,
     groups: int = GroupingOptions.num_groups,
     top: int = 10,
@@ -140,7 +140,7 @@ def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int, co
 
 
 def read_or_capture(
-    spec: WorkloadSpec, dims: dict[str, int], seed: int, count: int, asked: MicroBatches
+    spec: WorkloadSpec, dims: dict[str, int], seed: int, count: int, asked: CutOptions
 ) -> tuple[OpGraph, float]:
     """The graph in the workload's file, or of one step of the model that it names, and the seconds that it took.
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Cut, Placing, Seed, check_workload
+from rlplace.cli.arguments import Batched, Placing, Seed, check_workload
 from rlplace.cli.simulate import show_step_time
 
 
 def measure(
     workload: tyro.conf.Positional[str],
     placing: Placing,
-    batch: Cut,
+    batch: Batched,
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from rlplace.cli.arguments import Cut, Duration, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
@@ -17,7 +17,7 @@ def train(
     workload: tyro.conf.Positional[str],
     placing: Placing,
     grouping: Grouped,
-    batch: Cut,
+    batch: Batched,
     search: Annotated[SearchConfig, tyro.conf.arg(name="")],
     learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
     agent: AgentConfig,

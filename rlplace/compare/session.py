@@ -21,7 +21,7 @@ from rlplace.report.compare_table import compare_table
 from rlplace.report.format import format_seconds
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
-from rlplace.runs.micro_batches import WHOLE, MicroBatches
+from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size
 from rlplace.search.rules import baselines
@@ -79,7 +79,7 @@ def run_compare(
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
-    asked: MicroBatches = WHOLE,
+    asked: CutOptions = WHOLE,
     save: Path | None = None,
     plot: Path | None = None,
     is_quiet: bool = False,
@@ -107,9 +107,7 @@ def run_compare(
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(
-        steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints
-    )
+    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
     problem = prepared.problem
     if not host.is_simulated:
         problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)

@@ -14,7 +14,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.progress import make_progress
-from rlplace.runs.micro_batches import WHOLE, MicroBatches
+from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps
 from rlplace.workloads import WorkloadSpec
@@ -72,7 +72,7 @@ def run_true_compare(
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
-    asked: MicroBatches = WHOLE,
+    asked: CutOptions = WHOLE,
     save: Path | None = None,
     plot: Path | None = None,
     is_quiet: bool = False,
@@ -109,9 +109,7 @@ def run_true_compare(
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(
-        steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints
-    )
+    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
     problem = prepared.problem
     progress.say(f"truth {config.truth}")
     comparison = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))

@@ -14,7 +14,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.runs.micro_batches import BatchDims, Loss, MicroBatches
+from rlplace.runs.micro_batches import BatchDims, Loss, CutOptions
 from rlplace.runs.prepared import chosen_problem
 from rlplace.training import TrainConfig, train
 
@@ -57,7 +57,7 @@ def place(
         UserError: the model cannot be captured, or its batch cannot be cut so.
     """
     config = TrainConfig(budget_s=budget_s, seed=seed)  # refused before anything is measured
-    asked, where = MicroBatches(micro_batches, batch_dims, loss), Host.detect() if host is None else host
+    asked, where = CutOptions(micro_batches, batch_dims, loss), Host.detect() if host is None else host
 
     def problem_of(count: int) -> Problem:
         step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlplace import __version__
 from rlplace.export.registry import ExportFormat, ExportRequest
-from rlplace.runs.micro_batches import MicroBatches, read_asked
+from rlplace.runs.micro_batches import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 
@@ -53,7 +53,7 @@ def script(workload: str, *, default_size: str, seed: int, cut: Mapping[str, Any
     )
 
 
-def _cut_words(count: int, asked: MicroBatches) -> str:
+def _cut_words(count: int, asked: CutOptions) -> str:
     """What `capture` is told of micro-batches."""
     if count == 1:
         return ""

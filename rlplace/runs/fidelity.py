@@ -23,7 +23,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import Known, calibrate_on, measure_all, plans_of, step_times
-from rlplace.runs.micro_batches import WHOLE, MicroBatches
+from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, versions
 from rlplace.runs.step_time import counted_peaks
@@ -85,7 +85,7 @@ def run_fidelity(
     seed: int,
     plot: Path,
     constraints: Constraints | None = None,
-    asked: MicroBatches = WHOLE,
+    asked: CutOptions = WHOLE,
 ) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 

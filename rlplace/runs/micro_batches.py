@@ -1,4 +1,4 @@
-"""`MicroBatches`: how a user wants the batch of a step cut; importing it imports no torch."""
+"""`CutOptions`: how a user wants the batch of a step cut; importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST = 1024
 
 
 @dataclass(frozen=True)
-class MicroBatches:
+class CutOptions:
     """How the batch of a step is to be cut.
 
     Raises:
@@ -59,7 +59,7 @@ class MicroBatches:
         return {"asked": self.count, "batch_dims": kept, "loss": self.loss}
 
 
-WHOLE = MicroBatches()
+WHOLE = CutOptions()
 """A batch that is not cut."""
 
 
@@ -123,7 +123,7 @@ def number_only(count: object, why: str) -> InvalidValue:
     return InvalidValue("micro_batches", count, "a number here", hint=why)
 
 
-def read_asked(kept: Mapping[str, Any] | None) -> tuple[int, MicroBatches]:
+def read_asked(kept: Mapping[str, Any] | None) -> tuple[int, CutOptions]:
     """How many micro-batches the step of a run has, and how it was cut, from what `config.json` keeps.
 
     Args:
@@ -142,4 +142,4 @@ def read_asked(kept: Mapping[str, Any] | None) -> tuple[int, MicroBatches]:
         return 1, WHOLE
     loss = verdict.get("kind") if isinstance(verdict, dict) else kept.get("loss")
     named = isinstance(dims, dict)
-    return count, MicroBatches(count, dims if dims is None or named else tuple(dims), loss)  # type: ignore[arg-type]
+    return count, CutOptions(count, dims if dims is None or named else tuple(dims), loss)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.report.progress import make_progress
-from rlplace.runs.micro_batches import MicroBatches
+from rlplace.runs.micro_batches import CutOptions
 from rlplace.runs.setup import Steps, make_problem
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Prepared:
     """
 
     problem: Problem
-    asked: MicroBatches
+    asked: CutOptions
     evaluations: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def prepare(
 
 
 def chosen_problem(
-    asked: MicroBatches,
+    asked: CutOptions,
     host: Host,
     problem_of: Callable[[int], Problem],
     *,
@@ -137,7 +137,7 @@ def candidates(host: Host) -> tuple[int, ...]:
     return tuple(count for count in COUNTS if count <= most)
 
 
-def describe_cut(graph: OpGraph, asked: MicroBatches) -> dict[str, Any]:
+def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
     """What `--json` says of how the batch is cut: what was asked for, K, and how the loss was judged."""
     return asked.to_dict() | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
 

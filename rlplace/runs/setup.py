@@ -19,7 +19,7 @@ from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.problem import Problem
-from rlplace.runs.micro_batches import WHOLE, MicroBatches, number_only
+from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
 from rlplace.workloads import Size, Workload, WorkloadSpec, build, without_memory
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def default_size(host: Host) -> Size:
     return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
 
 
-def capture_workload(workload: Workload, count: int = 1, asked: MicroBatches = WHOLE) -> OpGraph:
+def capture_workload(workload: Workload, count: int = 1, asked: CutOptions = WHOLE) -> OpGraph:
     """The graph of a workload's step.
 
     Args:
@@ -66,7 +66,7 @@ class Steps:
         UserError: the workload cannot be built.
     """
 
-    def __init__(self, spec: WorkloadSpec, host: Host, seed: int, asked: MicroBatches = WHOLE) -> None:
+    def __init__(self, spec: WorkloadSpec, host: Host, seed: int, asked: CutOptions = WHOLE) -> None:
         check_present(host)
         if spec.is_file and not host.is_simulated:
             raise only_simulated(spec)

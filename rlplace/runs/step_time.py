@@ -24,7 +24,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.progress import make_progress
-from rlplace.runs.micro_batches import WHOLE, MicroBatches, number_only
+from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
 from rlplace.runs.prepared import COUNTS, describe_cut, judged
 from rlplace.runs.setup import Steps, make_problem
 from rlplace.search.rules import baselines
@@ -43,7 +43,7 @@ def time_placement(
     seed: int,
     timeline: Path | None,
     constraints: Constraints | None = None,
-    asked: MicroBatches = WHOLE,
+    asked: CutOptions = WHOLE,
 ) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
@@ -119,7 +119,9 @@ def _graph_of(placement: Placement | None, steps: Steps) -> OpGraph:
         graph = steps.graph(asked)
         if placement is not None and placement.graph_fingerprint != graph.fingerprint and asked == 1:
             error = FingerprintMismatch("graph", placement.graph_fingerprint, graph.fingerprint)
-            error.add_note("If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many.")
+            error.add_note(
+                "If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many."
+            )
             raise error
         return graph
     if placement is None:

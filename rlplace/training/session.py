@@ -10,7 +10,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
-from rlplace.runs.micro_batches import WHOLE, MicroBatches
+from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size, describe_problem, versions
 from rlplace.training.config import TrainConfig
@@ -27,7 +27,7 @@ def run_training(
     *,
     host_word: str,
     gangs: bool = False,
-    asked: MicroBatches = WHOLE,
+    asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
 ) -> dict[str, Any]:

@@ -9,28 +9,28 @@ from typing import Any
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.runs.micro_batches import WHOLE, MicroBatches, parse_batch_dims, parse_count
+from rlplace.runs.micro_batches import WHOLE, CutOptions, parse_batch_dims, parse_count
 
 
 def test_nothing_is_cut_by_default() -> None:
     assert WHOLE.count == 1
     assert not WHOLE.is_auto
-    assert MicroBatches("auto").is_auto
+    assert CutOptions("auto").is_auto
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025, True, 2.0, "4", "many", None])
 def test_other_counts_are_refused(count: Any) -> None:
     with pytest.raises(InvalidValue, match="micro_batches is .*expected `auto`, or a number from 1 to 1024"):
-        MicroBatches(count)
+        CutOptions(count)
 
 
 def test_options_of_a_cut_need_one() -> None:
     with pytest.raises(InvalidValue, match="loss is 'joined', expected `auto` for a batch that is not cut.*--micro-ba"):
-        MicroBatches(1, loss="joined")
+        CutOptions(1, loss="joined")
     with pytest.raises(InvalidValue, match="batch_dims is .*expected none for a batch that is not cut"):
-        MicroBatches(1, batch_dims=(0,))
+        CutOptions(1, batch_dims=(0,))
     with pytest.raises(UnknownName, match="did you mean 'joined'"):
-        MicroBatches(2, loss="join")  # type: ignore[arg-type]
+        CutOptions(2, loss="join")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "2.0", "k", "1025", "²", "auto4"])
@@ -46,8 +46,8 @@ def test_other_words_for_dimensions_are_refused(text: str) -> None:
 
 
 def test_what_is_kept_is_plain_data() -> None:
-    assert MicroBatches(4, (0, None), "separate").to_dict() == {"asked": 4, "batch_dims": [0, None], "loss": "separate"}
-    assert MicroBatches("auto", {"x": 0}).to_dict() == {"asked": "auto", "batch_dims": {"x": 0}, "loss": "auto"}
+    assert CutOptions(4, (0, None), "separate").to_dict() == {"asked": 4, "batch_dims": [0, None], "loss": "separate"}
+    assert CutOptions("auto", {"x": 0}).to_dict() == {"asked": "auto", "batch_dims": {"x": 0}, "loss": "auto"}
 
 
 def test_importing_it_imports_no_torch() -> None:

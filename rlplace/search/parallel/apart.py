@@ -15,9 +15,7 @@ LOOKUP = "aten.embedding"
 """How the targets of ops that look rows up in a table begin."""
 
 
-def apart_roles(
-    problem: Problem, step: StepRoles, devices: NDArray[np.int32]
-) -> list[tuple[str, NDArray[np.int32]]]:
+def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int32]]]:
     """What may be apart, in words, and (R,) int32 the device of each of its roles, -1 for all others.
 
     Expert n of every layer has the same device, for all micro-batches; tables, largest first, go where the fewest bytes
