@@ -1,4 +1,4 @@
-"""The problems of `core`, their batches cut into micro-batches: python benchmarks/core.py core-micro, then with --render.
+"""The problems of `core` in micro-batches: python benchmarks/core.py core-micro, then again with --render.
 
 The same models, hosts and global batches as in `core`; every method chooses how many micro-batches there are, from 1 to
 four for each device and at most 64, and what it tries for that counts as its evaluations. What is done is kept in
@@ -21,6 +21,7 @@ from best_known import encode
 from core_micro_table import markdown
 from core_true import append, read_lines
 from record import RESULTS, record
+from rlplace.search.parallel.choose import choose
 from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
 
 from rlplace.errors import UserError
@@ -28,7 +29,6 @@ from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.runs.setup import Steps
-from rlplace.search.parallel.choose import choose
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.workloads import parse_workload
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.render:
         render(path)
         return
-    problems = [names for names in (CORE_DEV if options.quick else CORE)]
+    problems = list(CORE_DEV if options.quick else CORE)
     if options.problems is not None:
         problems = [names for names in problems if key_of(*names) in options.problems.split(";")]
     shard, shards = (int(part) for part in options.shard.split("/"))

@@ -2,7 +2,7 @@
 
 For each workload, placements of the step as it is and with `--micro-batches auto`, each with and without gangs, are
 searched on the calibrated simulator with the same budget; the best few of each are raced, and the winners again with
-plain PyTorch, all in one race. Needs an idle machine. Writes `results/micro_batches.json` and `results/micro_batches.md`.
+plain PyTorch, all in one race. Needs an idle machine. Writes `results/micro_batches.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any], evaluations: int
     """The table, and where each placement ran its work."""
     text = ["# Micro-batches on this machine's cores\n\n", as_markdown(facts)]
     text.append(
-        f"\nHost `cores`. `whole` is the step as it is, `auto` the number of micro-batches that was chosen by simulation,\n"
+        f"\nHost `cores`. `whole` is the step as it is, `auto` the number of micro-batches chosen by simulation,\n"
         f"each searched with {evaluations:,} placements and three seeds on its own calibrated simulator. One race of\n"
-        f"{FINAL.max_rounds} rounds a workload; medians in ms, ratios are medians of the rounds' ratios, with quartiles.\n\n"
+        f"{FINAL.max_rounds} rounds a workload; medians in ms; ratios are medians over rounds, with quartiles.\n\n"
     )
     names = list(rows[0]["samples_s"])
     order = [name for name in ("whole", "auto", "whole, gangs", "auto, gangs", *EAGER) if name in names]

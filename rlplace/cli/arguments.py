@@ -19,7 +19,7 @@ from rlplace.training.config import TrainConfig
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
-    from rlplace.runs.micro_batches import Loss, CutOptions
+    from rlplace.runs.micro_batches import CutOptions, Loss
     from rlplace.workloads import WorkloadSpec
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -14,7 +14,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.runs.micro_batches import BatchDims, Loss, CutOptions
+from rlplace.runs.micro_batches import BatchDims, CutOptions, Loss
 from rlplace.runs.prepared import chosen_problem
 from rlplace.training import TrainConfig, train
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from rlplace.errors import FingerprintMismatch, InvalidValue, UserError
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, check_plan, load_placement
 from rlplace.measure.problem import Problem

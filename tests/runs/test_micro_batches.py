@@ -20,14 +20,14 @@ def test_nothing_is_cut_by_default() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1025, True, 2.0, "4", "many", None])
 def test_other_counts_are_refused(count: Any) -> None:
-    with pytest.raises(InvalidValue, match="micro_batches is .*expected `auto`, or a number from 1 to 1024"):
+    with pytest.raises(InvalidValue, match=r"micro_batches is .*expected `auto`, or a number from 1 to 1024"):
         CutOptions(count)
 
 
 def test_options_of_a_cut_need_one() -> None:
-    with pytest.raises(InvalidValue, match="loss is 'joined', expected `auto` for a batch that is not cut.*--micro-ba"):
+    with pytest.raises(InvalidValue, match=r"loss is 'joined', expected `auto` for a batch that is not cut.*--micro-b"):
         CutOptions(1, loss="joined")
-    with pytest.raises(InvalidValue, match="batch_dims is .*expected none for a batch that is not cut"):
+    with pytest.raises(InvalidValue, match=r"batch_dims is .*expected none for a batch that is not cut"):
         CutOptions(1, batch_dims=(0,))
     with pytest.raises(UnknownName, match="did you mean 'joined'"):
         CutOptions(2, loss="join")  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_other_words_for_a_count_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0,", "x", "-1", "0,x=1", "x=0,x=1", "=0", "x=", "1.5", "1000"])
 def test_other_words_for_dimensions_are_refused(text: str) -> None:
-    with pytest.raises(InvalidValue, match="batch_dims is .*expected a dimension or `none` for every tensor"):
+    with pytest.raises(InvalidValue, match=r"batch_dims is .*expected a dimension or `none` for every tensor"):
         parse_batch_dims(text)
 
 
