@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,7 +51,7 @@ def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> N
 def _expert(path: str) -> int:
     """The number of the expert that a module belongs to; -1 for none."""
     words = path.split(".")
-    for name, number in zip(words, words[1:], strict=False):
+    for name, number in itertools.pairwise(words):
         if name == EXPERTS and number.isdecimal():
             return int(number)
     return -1
