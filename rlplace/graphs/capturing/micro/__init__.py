@@ -1,1 +1,1 @@
-"""A step cut along its batch: one capture for each size of a slice, and arrays copied to make K micro-batches of it."""
+"""Micro-batches of a step: how its batch is cut, and which loss of the slices is that of the batch."""
