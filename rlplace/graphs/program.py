@@ -158,12 +158,16 @@ class MicroBatches:
             `separate`, whatever the whole batch would give.
         weights: of separate losses, one a micro-batch.
         has_own_statistics: whether it has batch norms, which use the statistics of each micro-batch.
+        is_checked: whether some samples were computed whole and by slices, and compared.
+        why: the loss is right, in a sentence for people.
     """
 
     slicing: Slicing
     loss: LossKind
     weights: tuple[float, ...]
     has_own_statistics: bool = False
+    is_checked: bool = False
+    why: str = ""
 
     @property
     def equals_whole(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -152,8 +152,8 @@ def judged(graph: OpGraph) -> list[str]:
 
 def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
     """How the loss of a step that is cut was judged; None where the batch is whole, or the graph came from a file."""
-    program = graph.program
-    return None if program is None or program.verdict is None else asdict(program.verdict)
+    micro = None if graph.program is None else graph.program.origin.micro
+    return None if micro is None else {"kind": micro.loss, "is_checked": micro.is_checked, "why": micro.why}
 
 
 def _each(count: int) -> str:

@@ -89,7 +89,8 @@ def capture(
     if micro_batches != 1:
         slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
         verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=loss)
-        micro = MicroBatches(slicing, verdict.kind, slicing.weights(verdict.weights))
+        weights = slicing.weights(verdict.weights)
+        micro = MicroBatches(slicing, verdict.kind, weights, is_checked=verdict.is_checked, why=verdict.why)
         with _uncollected():
             return capture_micro_batches(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
     is_training = loss_fn is not None
