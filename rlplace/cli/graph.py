@@ -73,8 +73,12 @@ def graph(
         format_to_write(save)
     found = costs_host(find_host(host))
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
+    from rlplace.runs.prepared import judged
+
     captured, capture_s = read_or_capture(spec, sizes, seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
+    for line in judged(captured):
+        say(line)
     problem = published(spec, captured) or _on_host(spec, captured, found, groups, asked.count)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     if dot is not None:

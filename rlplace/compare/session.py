@@ -107,7 +107,15 @@ def run_compare(
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
+    prepared = prepare(
+        steps,
+        progress,
+        seed=seed,
+        num_groups=num_groups,
+        grouping=grouping,
+        constraints=constraints,
+        evaluations=config.evaluations,
+    )
     problem = prepared.problem
     if not host.is_simulated:
         problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)

@@ -57,6 +57,7 @@ def prepare(
     grouping: str = "heavy-edge",
     acyclic: bool = False,
     constraints: Constraints | None = None,
+    evaluations: float | None = None,
 ) -> Prepared:
     """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
 
@@ -68,6 +69,7 @@ def prepare(
         grouping: the rule that makes them.
         acyclic: keep the graph of groups without cycles.
         constraints: the user's pins and exclusions.
+        evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
 
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
@@ -91,7 +93,9 @@ def prepare(
             constraints=constraints,
         )
 
-    problem, evaluations = chosen_problem(steps.asked, host, problem_of, seed=seed, say=progress.say)
+    problem, evaluations = chosen_problem(
+        steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say
+    )
     return Prepared(problem, steps.asked, evaluations)
 
 
@@ -101,6 +105,7 @@ def chosen_problem(
     problem_of: Callable[[int], Problem],
     *,
     seed: int,
+    evaluations: float | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Problem, int]:
     """The problem of the number of micro-batches that is asked for, and the placements simulated to choose it.
@@ -112,6 +117,7 @@ def chosen_problem(
         host: where.
         problem_of: the problem of a number of micro-batches.
         seed: of the searches that choose.
+        evaluations: as of `prepare`.
         say: told what is found, and how the loss was judged; nobody by default.
 
     Raises:
@@ -124,7 +130,10 @@ def chosen_problem(
     say = make_progress(is_quiet=True).say if say is None else say
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
     chosen = choose(
-        {count: partial(problem_of, count) for count in counts}, evaluations=EVALUATIONS, seed=seed, say=say
+        {count: partial(problem_of, count) for count in counts},
+        evaluations=evaluations or EVALUATIONS,
+        seed=seed,
+        say=say,
     )
     for line in judged(chosen.problem.graph):
         say(line)
