@@ -228,6 +228,10 @@ class Program:
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
 
 
+_LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+"""Most arguments that are no tensors; they hold none."""
+
+
 def refs_in(value: Any) -> Iterator[Ref]:
     """Every `Ref` in nested arguments, in order."""
     if isinstance(value, Ref):
@@ -244,8 +248,11 @@ def refs_in(value: Any) -> Iterator[Ref]:
 
 def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
     """Nested arguments with every `Ref` replaced by `function` of it."""
-    if isinstance(value, Ref):
+    kind = type(value)
+    if kind is Ref:
         return function(value)
+    if kind in _LEAVES:
+        return value
     if isinstance(value, (list, tuple)):
         items = [map_refs(function, item) for item in value]
         if hasattr(value, "_fields"):
