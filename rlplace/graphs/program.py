@@ -157,12 +157,15 @@ class MicroBatches:
         loss: `separate`: of each micro-batch, weighted; `joined`: of all outputs together; `accumulated`: as
             `separate`, whatever the whole batch would give.
         weights: of separate losses, one a micro-batch.
+        output_dims: of a joined loss, or of outputs without one: for every tensor that the model returns, the dimension
+            that grows with the batch; None for one that is the same for every batch.
         has_own_statistics: whether it has batch norms, which use the statistics of each micro-batch.
     """
 
     slicing: Slicing
     loss: LossKind
     weights: tuple[float, ...]
+    output_dims: tuple[int | None, ...] = ()
     has_own_statistics: bool = False
 
     @property

@@ -55,6 +55,7 @@ class _Capture:
         self.is_training = origin.loss_fn is not None
         self.has_own_loss = self.is_training and self.micro.loss != "joined"
         self.refs: list[RefMap] = []
+        self.output_dims: tuple[int | None, ...] = ()
 
     def run(self) -> OpGraph:
         origin = self.parts.origin
@@ -72,7 +73,8 @@ class _Capture:
         if self.is_training:
             self.gradients.finish(self.optimizer)
         self.assembly.ops.check_apart()
-        origin = dataclasses.replace(origin, autocast=first.trace.autocast)
+        micro = dataclasses.replace(self.micro, output_dims=self.output_dims)
+        origin = dataclasses.replace(origin, autocast=first.trace.autocast, micro=micro)
         return self.assembly.ops.graph(result, results, self.optimizer, origin, is_training=self.is_training)
 
     def _indices_of_sizes(self) -> list[int]:
@@ -111,6 +113,7 @@ class _Capture:
 
     def _joined(self) -> tuple[Any, list[Ref]]:
         joined = Joined(self.assembly, self.parts, is_training=self.is_training)
+        self.output_dims = tuple(joined.dims)
         for index in self._indices_of_sizes():
             self.parts.capture(index, AsSlice(outputs=joined.differentiated), joined.seeds(index))
         self.parts.add_sources(has_own_loss=False)
