@@ -60,9 +60,9 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
 
     In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. A
-    model with random ops draws other numbers eagerly; check it with dropout at 0. A step in micro-batches is held against
-    one of the whole batch; where that would be another (batch norm, an accumulated loss), against eager steps in the same
-    micro-batches.
+    model with random ops draws other numbers eagerly; check it with dropout at 0. A step in micro-batches is held
+    against one of the whole batch; where that would be another (batch norm, an accumulated loss), against eager steps
+    in the same micro-batches.
 
     Args:
         graph: with its program.

@@ -112,9 +112,7 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
         trace = trace_step(
             origin.model, origin.args, origin.kwargs, origin.loss_fn, origin.targets, is_training=is_training
         )
-        return lower(
-            trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training
-        )
+        return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

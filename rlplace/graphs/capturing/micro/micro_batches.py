@@ -64,11 +64,11 @@ class _Capture:
         else:
             result, results = self._joined()
         first = self.parts.step(0)
-        statistics = [
-            (path, *(self.assembly.here(step.ops, ref, self.refs[index]) for ref in step.statistics[2 * k : 2 * k + 2]))
-            for index, step in enumerate(map(self.parts.step, range(self.slicing.num_micro_batches)))
-            for k, path in enumerate(step.trace.norms)
-        ]
+        statistics: list[tuple[str, Ref, Ref]] = []
+        for index, refs in enumerate(self.refs):
+            step = self.parts.step(index)
+            found = [self.assembly.here(step.ops, ref, refs) for ref in step.statistics]
+            statistics += zip(step.trace.norms, found[::2], found[1::2], strict=True)
         add_running_statistics(self.assembly, origin.model, self.parts.state, statistics)
         if self.is_training:
             self.gradients.finish(self.optimizer)

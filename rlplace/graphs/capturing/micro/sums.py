@@ -47,7 +47,7 @@ class Sum:
         self._assembly, self._count, self._name, self._module = assembly, count, name, module
         self._partial: dict[Range, Ref] = {}
         self._num_added = 0
-        self._splits: dict[int, list[tuple[int, int]]] = {}  # by the end of what is summed: where it begins and is split
+        self._splits: dict[int, list[tuple[int, int]]] = {}  # by where a range ends: its first, and where it is split
         for first, middle, end in splits(0, count):
             self._splits.setdefault(end, []).append((first, middle))
 
