@@ -157,6 +157,8 @@ class MicroBatches:
         loss: `separate`: of each micro-batch, weighted; `joined`: of all outputs together; `accumulated`: as
             `separate`, whatever the whole batch would give.
         weights: of separate losses, one a micro-batch.
+        is_checked: whether the loss was compared with that of the whole batch.
+        why: how it was judged, in words.
         output_dims: of a joined loss, or of outputs without one: for every tensor that the model returns, the dimension
             that grows with the batch; None for one that is the same for every batch.
         has_own_statistics: whether it has batch norms, which use the statistics of each micro-batch.
@@ -165,6 +167,8 @@ class MicroBatches:
     slicing: Slicing
     loss: LossKind
     weights: tuple[float, ...]
+    is_checked: bool = False
+    why: str = ""
     output_dims: tuple[int | None, ...] = ()
     has_own_statistics: bool = False
 

@@ -91,7 +91,8 @@ def capture(
     if micro_batches != 1:
         slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
         verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=loss)
-        micro = MicroBatches(slicing, verdict.kind, slicing.weights(verdict.weights))
+        weights = slicing.weights(verdict.weights)
+        micro = MicroBatches(slicing, verdict.kind, weights, verdict.is_checked, verdict.why)
     return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
 
 
