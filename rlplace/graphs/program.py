@@ -157,17 +157,20 @@ class MicroBatches:
         loss: `separate`: of each micro-batch, weighted; `joined`: of all outputs together; `accumulated`: as
             `separate`, whatever the whole batch would give.
         weights: of separate losses, one a micro-batch.
+        is_checked: whether the loss was compared with that of the whole batch.
+        why: how it was judged, in words.
+        output_dims: of a joined loss, or of outputs without one: for every tensor that the model returns, the dimension
+            that grows with the batch; None for one that is the same for every batch.
         has_own_statistics: whether it has batch norms, which use the statistics of each micro-batch.
-        is_checked: whether some samples were computed whole and by slices, and compared.
-        why: the loss is right, in a sentence for people.
     """
 
     slicing: Slicing
     loss: LossKind
     weights: tuple[float, ...]
-    has_own_statistics: bool = False
     is_checked: bool = False
     why: str = ""
+    output_dims: tuple[int | None, ...] = ()
+    has_own_statistics: bool = False
 
     @property
     def equals_whole(self) -> bool:
@@ -232,6 +235,10 @@ class Program:
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
 
 
+_LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+"""Most arguments that are no tensors; they hold none."""
+
+
 def refs_in(value: Any) -> Iterator[Ref]:
     """Every `Ref` in nested arguments, in order."""
     if isinstance(value, Ref):
@@ -248,8 +255,11 @@ def refs_in(value: Any) -> Iterator[Ref]:
 
 def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
     """Nested arguments with every `Ref` replaced by `function` of it."""
-    if isinstance(value, Ref):
+    kind = type(value)
+    if kind is Ref:
         return function(value)
+    if kind in _LEAVES:
+        return value
     if isinstance(value, (list, tuple)):
         items = [map_refs(function, item) for item in value]
         if hasattr(value, "_fields"):

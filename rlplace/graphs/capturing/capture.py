@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import inspect
 from collections.abc import Iterator
@@ -86,18 +87,33 @@ def capture(
         )
     if loss not in LOSSES:
         raise UnknownName("loss", loss, LOSSES)
+    micro = None
     if micro_batches != 1:
         slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
         verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=loss)
         weights = slicing.weights(verdict.weights)
-        micro = MicroBatches(slicing, verdict.kind, weights, is_checked=verdict.is_checked, why=verdict.why)
-        with _uncollected():
-            return capture_micro_batches(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
-    is_training = loss_fn is not None
+        micro = MicroBatches(slicing, verdict.kind, weights, verdict.is_checked, verdict.why)
+    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
+
+
+def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
+    """The graph of what was captured before, or is alike: all is known of how it is cut, and nothing is judged anew.
+
+    Args:
+        origin: what is captured; its `autocast` is that of now.
+        optimizer: updates the parameters; needs a loss.
+
+    Raises:
+        CaptureError: the model cannot be captured.
+    """
+    is_training = origin.loss_fn is not None
     with _uncollected():
-        trace = trace_step(model, args, kwargs, loss_fn, wanted, is_training=is_training)
-        origin = Origin(model, args, kwargs, loss_fn, wanted, trace.autocast)
-        return lower(trace, spec, origin, is_training=is_training)
+        if origin.micro is not None:
+            return capture_micro_batches(origin, optimizer)
+        trace = trace_step(
+            origin.model, origin.args, origin.kwargs, origin.loss_fn, origin.targets, is_training=is_training
+        )
+        return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -81,8 +81,8 @@ class Gradients:
                     self._assembly.ops.built.colocated.append((home, *together))
         for position, name in enumerate(self._names):
             if self._alias[position] in roots and optimizer is not None:
-                gradient, together = roots[self._alias[position]]
-                self._assembly.ops.add_update(name, self._state[name], gradient, optimizer, together)
+                gradient, own = roots[self._alias[position]]
+                self._assembly.ops.add_update(name, self._state[name], gradient, optimizer, own)
 
     def _looked_up(self, position: int) -> list[tuple[Ref, list[int]]]:
         """For each lookup in a table, its dense gradient over all micro-batches, and the ops that make it."""

@@ -31,6 +31,7 @@ class Joined:
         is_training: whether there is a loss.
 
     Attributes:
+        dims: for every output tensor the dimension that grows with the batch, or None.
         differentiated: positions of the output tensors that have a gradient.
 
     Raises:
@@ -43,22 +44,20 @@ class Joined:
         self._output = fake_output(origin.model, origin.args, origin.kwargs, is_training=is_training)
         self._whole = tensors_in(self._output)
         self._part = {
-            size: tensors_in(
-                fake_output(origin.model, *parts.call(slicing.sizes.index(size)), is_training=is_training)
-            )
+            size: tensors_in(fake_output(origin.model, *parts.call(slicing.sizes.index(size)), is_training=is_training))
             for size in dict.fromkeys(slicing.sizes)
         }
         sized = [batch_dims_of(self._whole, part, slicing.batch, size) for size, part in self._part.items()]
-        self._dims = sized[0]
+        self.dims = sized[0]
         self._loss: LoweredStep | None = None
         self.differentiated: tuple[int, ...] = ()
         if not is_training:
             return
-        if not any(dim is not None for dim in self._dims):
+        if not any(dim is not None for dim in self.dims):
             raise CaptureError(
-                "the model returns nothing that grows with the batch (it computes its loss itself), so that the outputs "
-                "of micro-batches cannot be joined; return what the loss is made of, and give it as `loss_fn`, or "
-                "capture with loss='separate' if the loss is a mean or a sum over samples."
+                "the model returns nothing that grows with the batch (it computes its loss itself), so that the "
+                "outputs of micro-batches cannot be joined; return what the loss is made of, and give it as `loss_fn`, "
+                "or capture with loss='separate' if the loss is a mean or a sum over samples."
             )
         self._loss = self._captured_loss()
 
@@ -81,7 +80,7 @@ class Joined:
         """
         steps = [self._parts.step(index) for index in range(len(refs))]
         outputs = []
-        for position, dim in enumerate(self._dims):
+        for position, dim in enumerate(self.dims):
             own = [self._assembly.here(step.ops, step.results[position], refs[k]) for k, step in enumerate(steps)]
             if dim is not None:
                 outputs.append(self._assembly.call(aten.cat.default, own, dim, name="join", phase=FORWARD))
@@ -109,14 +108,17 @@ class Joined:
         for position in self.differentiated:
             gradient = found[_name(position)]
             assert gradient is not None
-            whole, dim = self._assembly.here(step.ops, gradient, refs), self._dims[position]
+            whole, dim = self._assembly.here(step.ops, gradient, refs), self.dims[position]
             home = self._assembly.ops.producer(whole)
             for index, (start, size) in enumerate(zip(slicing.starts, slicing.sizes, strict=True)):
+                target: torch._ops.OpOverload
+                args: tuple[Any, ...] = (whole,)
                 if dim is None:  # it does not depend on the batch: the first micro-batch has made it
-                    target, args = (aten.zeros_like.default, (whole,)) if index else (aten.clone.default, (whole,))
+                    target = aten.zeros_like.default if index else aten.clone.default
                 else:
                     grown = self._whole[position].shape[dim] // slicing.batch
-                    target, args = aten.slice_copy.Tensor, (whole, dim, start * grown, (start + size) * grown)
+                    target = aten.slice_copy.Tensor
+                    args = (whole, dim, start * grown, (start + size) * grown)
                 seed = self._assembly.call(target, *args, name=f"slice_{index}", phase=BACKWARD)
                 self._assembly.ops.built.colocated.append((home, self._assembly.ops.producer(seed)))
                 seeds[index].append(seed)

@@ -55,6 +55,7 @@ class _Capture:
         self.is_training = origin.loss_fn is not None
         self.has_own_loss = self.is_training and self.micro.loss != "joined"
         self.refs: list[RefMap] = []
+        self.output_dims: tuple[int | None, ...] = ()
 
     def run(self) -> OpGraph:
         origin = self.parts.origin
@@ -63,16 +64,17 @@ class _Capture:
         else:
             result, results = self._joined()
         first = self.parts.step(0)
-        statistics = [
-            (path, *(self.assembly.here(step.ops, ref, self.refs[index]) for ref in step.statistics[2 * k : 2 * k + 2]))
-            for index, step in enumerate(map(self.parts.step, range(self.slicing.num_micro_batches)))
-            for k, path in enumerate(step.trace.norms)
-        ]
+        statistics: list[tuple[str, Ref, Ref]] = []
+        for index, refs in enumerate(self.refs):
+            step = self.parts.step(index)
+            found = [self.assembly.here(step.ops, ref, refs) for ref in step.statistics]
+            statistics += zip(step.trace.norms, found[::2], found[1::2], strict=True)
         add_running_statistics(self.assembly, origin.model, self.parts.state, statistics)
         if self.is_training:
             self.gradients.finish(self.optimizer)
         self.assembly.ops.check_apart()
-        origin = dataclasses.replace(origin, autocast=first.trace.autocast)
+        micro = dataclasses.replace(self.micro, output_dims=self.output_dims)
+        origin = dataclasses.replace(origin, autocast=first.trace.autocast, micro=micro)
         return self.assembly.ops.graph(result, results, self.optimizer, origin, is_training=self.is_training)
 
     def _indices_of_sizes(self) -> list[int]:
@@ -111,6 +113,7 @@ class _Capture:
 
     def _joined(self) -> tuple[Any, list[Ref]]:
         joined = Joined(self.assembly, self.parts, is_training=self.is_training)
+        self.output_dims = tuple(joined.dims)
         for index in self._indices_of_sizes():
             self.parts.capture(index, AsSlice(outputs=joined.differentiated), joined.seeds(index))
         self.parts.add_sources(has_own_loss=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +58,8 @@ def mixing_ops(
 
     run(slicing.cut(tensors, index))
     watch.is_whole = True
-    try:
+    with suppress(TimeUp, _Enough):
         run(tensors)
-    except (TimeUp, _Enough):
-        pass
     return watch.found
 
 
@@ -69,7 +67,7 @@ class _Enough(Exception):
     """As many ops are found as anybody wants to read."""
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[misc]
+class _Watch(TorchDispatchMode):
     """Keeps what every op returns for a slice, then compares it with what it returns for the whole batch."""
 
     def __init__(self, trial: Trial, batch: int, start: int, size: int) -> None:
@@ -155,8 +153,8 @@ def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) ->
     others = whole.shape[dim] // batch
     for before in range(1, others + 1):
         if others % before == 0:
-            split = whole.unflatten(dim, (before, batch, others // before)).narrow(dim + 1, start, size)
-            if _is_close(part, split.flatten(dim, dim + 2)):
+            split = whole.reshape(*whole.shape[:dim], before, batch, others // before, *whole.shape[dim + 1 :])
+            if _is_close(part, split.narrow(dim + 1, start, size).reshape(part.shape)):
                 return True
     return False
 

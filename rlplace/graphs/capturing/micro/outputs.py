@@ -15,9 +15,7 @@ from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import fakes, untouched
 
 
-def fake_output(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool
-) -> Any:
+def fake_output(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool) -> Any:
     """What `model` returns, its tensors fake; in training they require gradients as real ones would.
 
     Raises:
@@ -37,8 +35,7 @@ def fake_output(
         if is_training:
             for name, parameter in model.named_parameters():
                 own[name].requires_grad_(parameter.requires_grad)
-        output = torch.func.functional_call(model, own, fake_args, fake_kwargs)
-    return output
+        return torch.func.functional_call(model, own, fake_args, fake_kwargs)
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

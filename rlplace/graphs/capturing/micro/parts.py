@@ -98,7 +98,10 @@ class Parts:
         built, slicing = first.ops.built, self.micro.slicing
         self._shared = [
             self._assembly.add_source(
-                first.ops.sources[op], built.names[op], module=built.modules[op], gradient_bytes=built.gradient_bytes[op]
+                first.ops.sources[op],
+                built.names[op],
+                module=built.modules[op],
+                gradient_bytes=built.gradient_bytes[op],
             )
             for op in range(state)
         ]

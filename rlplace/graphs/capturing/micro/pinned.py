@@ -31,15 +31,17 @@ class Labels:
     Attributes:
         ignore_index: the label of what does not count.
         num_ignored: how many had it.
+        is_mean: whether it divides by how many labels count.
         is_weighted: whether it divides by the weights of the classes that occur.
     """
 
     ignore_index: int
     num_ignored: int
+    is_mean: bool
     is_weighted: bool
 
 
-class Pinned(TorchDispatchMode):  # type: ignore[misc]
+class Pinned(TorchDispatchMode):
     """Makes ops of one step comparable with those of another that has more or fewer samples.
 
     Casts to lower precision stay in float64; a random op returns a constant (a permutation the reverse order); batch
@@ -97,8 +99,9 @@ class Pinned(TorchDispatchMode):  # type: ignore[misc]
 
     def _note(self, given: dict[str, Any]) -> None:
         ignored = given["target"] == given["ignore_index"]
-        is_weighted = given.get("weight") is not None and given["reduction"] == 1
-        self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_weighted))
+        is_mean = given["reduction"] == 1
+        is_weighted = is_mean and given.get("weight") is not None
+        self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_mean, is_weighted))
 
 
 _NORMS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +43,9 @@ def add_running_statistics(
             _move(assembly, path, f"{prefix}{name}", place, [each[column] for each in statistics], norm.momentum, count)
         if count is not None:
             name = f"{prefix}num_batches_tracked"
-            total = assembly.call(aten.add.Tensor, count, len(statistics), name=f"add_{name}", module=path, phase=UPDATE)
+            total = assembly.call(
+                aten.add.Tensor, count, len(statistics), name=f"add_{name}", module=path, phase=UPDATE
+            )
             assembly.store(count, total, name=f"store_{name}", together=[assembly.ops.producer(total)])
 
 
@@ -57,7 +60,7 @@ def _move(
 ) -> None:
     """Moves a buffer towards each of `values` in turn, by `momentum`; without one, to the average of all so far."""
 
-    def call(target: torch._ops.OpOverload, *args: object, **kwargs: object) -> Ref:
+    def call(target: torch._ops.OpOverload, *args: object, **kwargs: Any) -> Ref:
         made = assembly.call(target, *args, name=f"move_{name}", module=path, phase=UPDATE, **kwargs)
         own.append(assembly.ops.producer(made))
         return made

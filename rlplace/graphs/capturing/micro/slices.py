@@ -40,9 +40,9 @@ def plan_slices(
         loss_fn: None for inference, which has no targets.
         targets: what the loss takes besides the model's output.
         count: micro-batches, K.
-        batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one that
-            is shared. Or a dict of some: by the name of a keyword argument (all tensors in it), or by the position of a
-            tensor; the others follow the rule above.
+        batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one
+            that is shared. Or a dict of some: by the name of a keyword argument (all tensors in it), or by the position
+            of a tensor; the others follow the rule above.
 
     Raises:
         InvalidValue: K is no number from 1 to the batch; no input has a batch, or inputs have batches of different
@@ -111,7 +111,7 @@ def _default_dims(tensors: Sequence[torch.Tensor], num_inputs: int) -> list[int 
 
 
 def _given_dims(
-    given: BatchDims, names: Sequence[str], tensors: Sequence[torch.Tensor], default: Sequence[int | None]
+    given: object, names: Sequence[str], tensors: Sequence[torch.Tensor], default: Sequence[int | None]
 ) -> list[int | None]:
     if isinstance(given, Mapping):
         dims = list(default)

@@ -47,6 +47,9 @@ class Sum:
         self._assembly, self._count, self._name, self._module = assembly, count, name, module
         self._partial: dict[Range, Ref] = {}
         self._num_added = 0
+        self._splits: dict[int, list[tuple[int, int]]] = {}  # by where a range ends: its first, and where it is split
+        for first, middle, end in splits(0, count):
+            self._splits.setdefault(end, []).append((first, middle))
 
     @property
     def root(self) -> Ref | None:
@@ -62,9 +65,8 @@ class Sum:
         """Takes the gradient of a micro-batch, and adds up the ranges that it completes."""
         if gradient is not None:
             self._partial[micro_batch, micro_batch + 1] = gradient
-        for first, middle, end in splits(0, self._count):
-            if end != micro_batch + 1:
-                continue
+        end = micro_batch + 1
+        for first, middle in self._splits.get(end, ()):
             terms = [self._partial.pop(part) for part in ((first, middle), (middle, end)) if part in self._partial]
             if len(terms) == 2:
                 is_root = (first, end) == (0, self._count)

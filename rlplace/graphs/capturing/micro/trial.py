@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,22 @@ class Stepped:
     def is_finite(self) -> bool:
         """Whether there is neither NaN nor infinity in it."""
         return all(bool(torch.isfinite(value).all()) for value in (self.loss, *self.gradients))
+
+
+@dataclass
+class _Kept:
+    """A buffer and the value that it has at first."""
+
+    module: nn.Module
+    name: str
+    now: Tensor
+    first: Tensor
+
+    def restore(self) -> None:
+        """Takes another tensor where `forward` changed this one: a gradient to come may still need what it became."""
+        if self.module._buffers[self.name] is not self.now or self.now._version:
+            self.now = self.first.detach().clone()
+            self.module._buffers[self.name] = self.now
 
 
 class Trial:
@@ -61,8 +78,12 @@ class Trial:
         given = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
-        self._buffers = [(module, dict(module._buffers)) for module in self.model.modules()]
-        self._values = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self._buffers = [
+            _Kept(module, name, buffer, buffer.clone())
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
 
     @property
     def has_loss(self) -> bool:
@@ -76,11 +97,8 @@ class Trial:
 
     def output(self, tensors: Sequence[Tensor]) -> Any:
         """What the model returns for these inputs (targets may follow); its buffers are as they were at first."""
-        for module, buffers in self._buffers:
-            module._buffers.update(buffers)
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(self._values[name])
+        for kept in self._buffers:
+            kept.restore()
         inputs = iter(tensors)
         leaves = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
@@ -129,6 +147,8 @@ def rehearsal(pinned: Pinned, *, is_double: bool) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of a model that sees one sample
         if is_double:
             torch.set_default_dtype(torch.float64)
         stack.enter_context(pinned)

@@ -42,8 +42,8 @@ class LossVerdict:
     """How micro-batches make the loss of their batch.
 
     Attributes:
-        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the joined
-            outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
+        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
+            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
         weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
         is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
         why: a sentence for people.
@@ -71,8 +71,8 @@ def judge_loss(
 ) -> LossVerdict:
     """Which loss of micro-batches is that of the batch.
 
-    A loss that is right only while no label is ignored is not taken unless it is asked for: the labels of the next batch
-    may be padded.
+    A loss that is right only while no label is ignored is not taken unless it is asked for: the labels of the next
+    batch may be padded.
 
     Args:
         model: in the mode of the step; it, its random states and its gradients stay as they are.
@@ -124,21 +124,20 @@ def _judged(
 ) -> LossVerdict:
     trial, ways = _ways(model, call, loss_fn, targets, slicing, deadline)
     found = _right(ways, asked, has_loss=loss_fn is not None)
-    if isinstance(found, _Wrong) and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
-        # what a slice of one sample does alone (a `squeeze`, a deviation) does not happen in the step
+    if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
+        # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
         ways = Ways(trial, slicing, deadline, is_even=True)
         found = _right(ways, asked, has_loss=loss_fn is not None)
     if not isinstance(found, _Wrong):
         return found
     if found.right:
-        hint = f"Of the batch's own loss: {found.separate}." if asked == "separate" else f"{found.joined}."
+        hint = f"{(found.separate or found.joined).capitalize()}."
         raise InvalidValue("loss", asked, f"{found.right!r}", where="micro-batches", hint=hint)
     if found.when_padded:
         raise CaptureError(
-            f"micro-batches cannot have losses of their own: {found.when_padded}; nor can they have one together: "
-            f"{found.joined}. Hint: return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so "
-            f"that outputs can be joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or "
-            f"{_INSTEAD}."
+            f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint: "
+            f"return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so that outputs can be "
+            f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
     raise _refused(ops, found)
@@ -155,24 +154,27 @@ class _Wrong:
 
 
 def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
-    weights = ways.separate() if has_loss else None
-    separate, when_padded = ways.reason, ""
-    if weights is not None and asked != "joined":
-        if not ways.separate_when_padded(weights):
+    separate, when_padded = "", ""
+    if has_loss and asked != "joined":
+        weights = ways.separate()
+        separate = ways.reason
+        if weights is not None:
+            if asked == "separate":
+                unless = ", as long as no label is ignored" if ways.counts_labels else ""
+                return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
+            if ways.separate_when_padded(weights):
+                return _checked("separate", weights, _MEANS[weights], ways)
             when_padded = ways.reason
-        if not when_padded or asked == "separate":
-            why = _MEANS[weights] + (", though only while no label is ignored" if when_padded else "")
-            return _checked("separate", weights, why, ways)
     if ways.joined():
         if asked == "separate":
             return _Wrong(separate, "", right="joined")
         why = "the outputs of the micro-batches are joined"
         if has_loss:
-            reason = when_padded or separate or "as asked for"
-            why = f"{why} for one loss, that of the batch ({reason})"
-        return _checked("joined", weights or "mean", why, ways)
-    right = "separate" if weights is not None and asked == "joined" else ""
-    return _Wrong(separate, ways.reason, when_padded, right)
+            why += f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})"
+        return _checked("joined", "mean", why, ways)
+    joined = ways.reason
+    right = "separate" if has_loss and asked == "joined" and ways.separate() is not None else ""
+    return _Wrong(separate, joined, when_padded, right)
 
 
 def _checked(kind: Kind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
@@ -224,9 +226,10 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
 
 def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
     what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else "it cannot be cut"
+    tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
+    tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. As losses of their own: {wrong.separate}; as one "
-        f"loss: {wrong.joined}. Hint: {_INSTEAD}.",
+        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {_INSTEAD}.",
         op=ops[0].target if ops else "",
     )
 

@@ -1,4 +1,4 @@
-"""`Ways`: the step of a few samples, whole and by slices, and whether the slices' loss and gradients are the batch's."""
+"""`Ways`: the step of a few samples, whole and by slices, and whether the slices make its loss and gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Ways:
         tensors: inputs and targets of the few samples.
         slicing: how they are cut.
         normalises_batch: whether batch normalisation takes the statistics of the batch.
+        counts_labels: whether a loss divides by how many labels are not ignored.
         reason: why the last way that was tried is not right; "" where it is.
+        fails: whether the model failed on a slice.
 
     Raises:
         NotComputable: the step fails on them, or is not finite.
@@ -44,7 +46,7 @@ class Ways:
     def __init__(self, trial: Trial, slicing: Slicing, deadline: float, *, is_even: bool = False) -> None:
         self._trial, self._deadline = trial, deadline
         self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
-        self.reason = ""
+        self.reason, self.fails, self._of_shared = "", False, ""
         pinned = self._pinned()
         try:
             with rehearsal(pinned, is_double=trial.is_double):
@@ -56,17 +58,18 @@ class Ways:
         if not self._whole.is_finite:
             raise NotComputable(f"its loss or a gradient is not finite for {self.slicing.batch} samples")
         self.normalises_batch = pinned.normalises_batch
+        self.counts_labels = any(label.is_mean for label in pinned.labels)
         self._reads_class_weights = any(label.is_weighted for label in pinned.labels)
 
     def separate(self) -> Weights | None:
         """Weights with which the slices' own losses make the batch's: b_i / B (`mean`) or 1 (`sum`); None: neither."""
+        if self._reads_class_weights:
+            self.reason = "the loss divides by the weights of the classes that occur, other ones in every slice"
+            return None
         return self._separate(self.tensors, self._whole)
 
     def separate_when_padded(self, weights: Weights) -> bool:
-        """Whether they do so too when some labels of a slice are ignored, or belong to classes of another weight."""
-        if self._reads_class_weights:
-            self.reason = "the loss divides by the weights of the classes that occur, which differ between slices"
-            return False
+        """Whether they do so too when some labels of a slice are ignored."""
         with rehearsal(self._pinned(), is_double=self._trial.is_double):
             tensors, labels = padded(self._trial, self.tensors, self.slicing)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
@@ -76,8 +79,8 @@ class Ways:
             return True
         ignored = sorted({label.ignore_index for label in labels if label.num_ignored})
         self.reason = (
-            f"they make it only while no label is ignored (ignore_index={', '.join(map(str, ignored))}), and the labels "
-            f"of the next batch may be padded: the mean is then over those that count, which differ between slices"
+            f"losses of slices make it only while no label is ignored (ignore_index={', '.join(map(str, ignored))}), "
+            f"and labels of the next batch may be padded"
         )
         return False
 
@@ -94,7 +97,7 @@ class Ways:
                 step = self._trial.differentiated(self._trial.loss(output, self.tensors))
             if self._agree(self._whole, step):
                 return True
-            self.reason = "the loss of the slices' joined outputs is not that of the batch"
+            self.reason = self._of_shared or "the loss of the slices' joined outputs is not that of the batch"
         return False
 
     def _separate(
@@ -130,7 +133,7 @@ class Ways:
                 self._trial.output(self.slicing.cut(self.tensors, index)) for index in range(len(self.slicing.sizes))
             ]
         flat = [pytree.tree_leaves(output) for output in outputs]
-        joined = []
+        joined, self._of_shared = [], ""
         for expected, *parts in zip(whole, *flat, strict=True):
             if not isinstance(expected, Tensor):
                 if not isinstance(expected, (bool, int, float, str, type(None))):
@@ -146,6 +149,9 @@ class Ways:
                 )
                 return None
             joined.append(torch.cat(parts, dims[0]) if dims else parts[0])
+            if not dims and not torch.equal(parts[0], parts[1]):
+                what = "already a scalar" if expected.dim() == 0 else f"of shape {tuple(expected.shape)} for any batch"
+                self._of_shared = f"an output of the model is {what}, and another for every slice"
         if all(one is other for one, other in zip(joined, flat[0], strict=True)):
             is_scalar = all(leaf.dim() == 0 for leaf in joined if isinstance(leaf, Tensor))
             self.reason = "the model's output is already a scalar" if is_scalar else "no output grows with the batch"
@@ -179,7 +185,7 @@ class _Caught:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, TimeUp):
             return False
-        self._ways.reason = f"the model does not run on a slice ({_said(error)})"
+        self._ways.reason, self._ways.fails = f"the model does not run on a slice ({_said(error)})", True
         return True
 
 
