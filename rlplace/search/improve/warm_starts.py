@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,8 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import majority_devices
+from rlplace.search.parallel.layouts import layouts, placement_of
+from rlplace.search.parallel.step_roles import step_roles
 from rlplace.search.rules.baselines import blocks, single
 from rlplace.search.rules.expert import solve_expert
 from rlplace.search.rules.metis import solve_metis
@@ -40,6 +44,12 @@ HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
 LEAST_S = 1e-3
 """Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
+LAYOUTS_SHARE = 0.15
+"""Most of a budget that layouts of a step cut into micro-batches take, but for one batch of them ..."""
+LAYOUTS_BATCH = 8
+"""... of this many."""
+LAYOUTS_KEPT = 4
+"""Layouts that are more than one start, the best."""
 _CHUNK = 256
 
 
@@ -52,7 +62,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
         InvalidValue: as `score_starts`.
     """
     starts, times = score_starts(task)
-    found = [(float(times[0]), task.problem.grouping.expand(starts[0]))]
+    found = [(float(times[0]), task.problem.grouping.expand(starts[0])), *score_layouts(task)]
     for solve in HEURISTICS:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
             break
@@ -70,7 +80,8 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
 def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
 
-    Starts are a single device of every kind, contiguous blocks, earliest finish, and groups balanced by bytes.
+    Starts are a single device of every kind, contiguous blocks, earliest finish, groups balanced by bytes, and the
+    first layouts of a step that is cut into micro-batches.
 
     Raises:
         InvalidValue: the task's budget is infinite: a search would never end.
@@ -78,12 +89,48 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     check_budget(task)
     problem = task.problem
     devices = [single(problem, device) for device in _kinds(problem)]
-    devices += [blocks(problem), eft(problem)]
+    devices += [blocks(problem), eft(problem), *itertools.islice(_layouts(problem), LAYOUTS_KEPT)]
     starts = np.stack([*(majority_devices(problem, row) for row in devices), balanced(problem)])
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
     return starts[order], times[order]
+
+
+def score_layouts(task: Task, *, share: float = LAYOUTS_SHARE) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of the best `LAYOUTS_KEPT` layouts of a step cut into micro-batches, best first.
+
+    Over ops, not groups, which may be too coarse for them. Nothing where the step is not cut; the last ones are left
+    out where a share of the budget does not do, which one batch may always take.
+
+    Args:
+        task: scores and counts.
+        share: of the budget.
+    """
+    problem = task.problem
+    if problem.graph.num_micro_batches == 1:
+        return []
+    made, until = _layouts(problem), task.spent + share
+    found: list[tuple[float, NDArray[np.int32]]] = []
+    while (not found or task.spent < until) and not task.is_spent:
+        batch = list(itertools.islice(made, LAYOUTS_BATCH))
+        if not batch:
+            break
+        times = task.score(np.stack(batch)).tolist()
+        found = sorted([*found, *zip(times, batch, strict=True)], key=lambda pair: pair[0])[:LAYOUTS_KEPT]
+    return found
+
+
+def _layouts(problem: Problem) -> Iterator[NDArray[np.int32]]:
+    """(N,) int32, every layout of a step cut into micro-batches, each once; nothing where it is not cut."""
+    if problem.graph.num_micro_batches == 1:
+        return
+    step, seen = step_roles(problem.graph), set[bytes]()
+    for layout in layouts(problem, step):
+        devices = placement_of(problem, layout, step)
+        if devices.tobytes() not in seen:
+            seen.add(devices.tobytes())
+            yield devices
 
 
 def check_budget(task: Task) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +17,7 @@ LOOKUP = "aten.embedding"
 """How the targets of ops that look rows up in a table begin."""
 
 
-def apart_roles(
-    problem: Problem, step: StepRoles, devices: NDArray[np.int32]
-) -> list[tuple[str, NDArray[np.int32]]]:
+def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int32]]]:
     """What may be apart, in words, and (R,) int32 the device of each of its roles, -1 for all others.
 
     Expert n of every layer has the same device, for all micro-batches; tables, largest first, go where the fewest bytes
@@ -51,7 +51,7 @@ def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> N
 def _expert(path: str) -> int:
     """The number of the expert that a module belongs to; -1 for none."""
     words = path.split(".")
-    for name, number in zip(words, words[1:], strict=False):
+    for name, number in itertools.pairwise(words):
         if name == EXPERTS and number.isdecimal():
             return int(number)
     return -1

@@ -1,4 +1,4 @@
-"""`Layout`: stages, replicas and owners of a step that is cut into micro-batches; all of them for a host, as placements.
+"""`Layout`: stages, replicas and owners of a step that is cut into micro-batches, and the placements of them all.
 
 Micro-batches are dealt out in contiguous blocks over d replicas, each of which is p devices, one a stage: p = 1 is data
 parallelism, d = 1 a pipeline. What all micro-batches share, parameters with the sums of their gradients and their

@@ -1,4 +1,4 @@
-"""`cut_stages`: a chain of layers cut into contiguous stages, by dynamic programming (PipeDream: Narayanan et al. 2019)."""
+"""`cut_stages`: a chain of layers cut into stages, by dynamic programming (PipeDream: Narayanan et al. 2019)."""
 
 from __future__ import annotations
 
