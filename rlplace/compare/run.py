@@ -187,6 +187,9 @@ def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int
     begin = time.monotonic()
     order = shorten(problem, best.devices, evaluations=evaluations)
     plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
+    rule = order.rule
+    if best.plan is not None and best.value_s < outcome.step_time_s:  # it came with an order of its own
+        plan, outcome, rule = best.plan, simulator.retime(best.plan), "the method itself"
     return Row(
         OP_ORDER,
         best.seed,
@@ -195,7 +198,7 @@ def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int
         evaluations,
         time.monotonic() - begin,
         outcome.peak_bytes,
-        f"the placement of {best.method}, ordered by {order.rule}",
+        f"the placement of {best.method}, ordered by {rule}",
         devices=best.devices,
         plan=plan,
     )

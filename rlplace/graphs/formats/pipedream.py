@@ -119,7 +119,7 @@ def _read_row(name: str, text: str, where: str) -> _Row:
         match = _FIELD.match(text, end)
         if match is None or match[1] not in FIELDS or match[1] in fields:
             expected = f"{', '.join(FIELDS)}, each once as NAME=NUMBER"
-            raise InvalidValue("fields", shortened(text[end:]), expected, where=where)
+            raise InvalidValue("fields", shortened(text[end:].strip()), expected, where=where)
         fields[match[1]] = match[2]
         end = match.end()
     for field in FIELDS:
@@ -142,7 +142,7 @@ def _number(text: str, field: str, largest: float, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= largest:
-        raise InvalidValue(field, shortened(text), f"a number in 0..{largest:g}", where=where)
+        raise InvalidValue(field, shortened(text.strip()), f"a number in 0..{largest:g}", where=where)
     return value
 
 
