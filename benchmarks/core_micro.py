@@ -28,10 +28,10 @@ from rlplace.errors import UserError
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
-from rlplace.runs.setup import Steps
+from rlplace.runs.setup import build_for, capture_workload
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
-from rlplace.workloads import parse_workload
+from rlplace.workloads import Workload, parse_workload
 
 NAME = "core-micro"
 SEARCH = "portfolio"
@@ -40,8 +40,8 @@ FIELD = ("data-parallel", "pipeline", "hybrid")
 EVALUATIONS, QUICK = 10_000, 500
 MOST, EACH = 64, 4
 """Micro-batches at most, in all and for each device."""
-CAPTURED_FOR = "4xV100-pcie"
-"""Any simulated host: a step is the same on all of them."""
+BUILT_FOR = "4xV100-pcie"
+"""Any simulated host: models are the same on all of them, and never allocated."""
 Line = dict[str, Any]
 
 
@@ -51,11 +51,16 @@ def cut_graph(workload: str, count: int) -> OpGraph:
     if count == 1:
         return graph_of(workload)
     begin = time.monotonic()
-    graph = Steps(parse_workload(WORKLOADS[workload]), resolve_host(CAPTURED_FOR), seed=0).graph(count)
+    graph = capture_workload(_built(workload), count)
     print(
         f"{workload}, {count} micro-batches: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr
     )
     return dataclasses.replace(graph, program=None)
+
+
+@lru_cache(maxsize=1)
+def _built(workload: str) -> Workload:
+    return build_for(parse_workload(WORKLOADS[workload]), resolve_host(BUILT_FOR), 0)
 
 
 def problem_of(workload: str, host: str, count: int) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import torch
 from rlplace import __version__
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
@@ -74,6 +77,8 @@ class Steps:
             raise number_only(asked.count, "A file holds one batch, or a layer profile's grows with their number.")
         self.spec, self.host, self.asked = spec, host, asked
         self._workload = None if spec.is_file else build_for(spec, host, seed)
+        self._is_named = not (spec.is_file or spec.is_function)
+        self._verdict: LossVerdict | None = None
         self._graphs: dict[int, OpGraph] = {}
 
     def graph(self, count: int) -> OpGraph:
@@ -88,11 +93,32 @@ class Steps:
 
     def _make(self, count: int) -> OpGraph:
         if self._workload is not None:
-            return capture_workload(self._workload, count, self.asked)
+            if count == 1 or not self._is_named or not self.host.is_simulated:
+                return capture_workload(self._workload, count, self.asked)
+            verdict = self._judged()
+            asked = replace(self.asked, count=count, loss=verdict.kind)
+            return _with_verdict(capture_workload(self._workload, count, asked), verdict)
         graph = read_graph(self.spec, count)
         if graph.num_ops == 0:
             raise InvalidValue("ops", 0, "a graph with an op at least", where=str(self.spec.path))
         return graph
+
+    def _judged(self) -> LossVerdict:
+        """How the loss of a workload without values is judged: on its small twin."""
+        if self._verdict is None:
+            from rlplace.runs.judge import judge_workload
+
+            self._verdict = judge_workload(self.spec, asked=self.asked.loss, batch_dims=self.asked.batch_dims)
+        return self._verdict
+
+
+def _with_verdict(graph: OpGraph, verdict: LossVerdict) -> OpGraph:
+    """The graph whose program says how its loss was judged elsewhere."""
+    program = require_program(graph)
+    assert program.origin.micro is not None
+    why = f"{verdict.why} (found on its small size)" if verdict.is_checked else verdict.why
+    micro = replace(program.origin.micro, is_checked=verdict.is_checked, why=why)
+    return replace(graph, program=replace(program, origin=replace(program.origin, micro=micro)))
 
 
 def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | None = None) -> OpGraph:
