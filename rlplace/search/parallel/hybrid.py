@@ -22,7 +22,8 @@ from rlplace.search.parallel.micro_batch_orders import (
     most_under_way,
     one_f_one_b,
 )
-from rlplace.search.parallel.replication import replicated_layouts
+from rlplace.search.parallel.replication import replicated_plans
+from rlplace.search.parallel.stage_plans import StagePlan, all_plans
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
@@ -32,7 +33,9 @@ TRIED = 24
 MORE_TRIED = 8
 """How many are tried after the first one that fits, where none of those did."""
 REFINED = 4
-"""Layouts whose stages are moved by hand, a layer at a time."""
+"""Layouts, the best of those, of which neighbours are tried ..."""
+REFINEMENTS = 300
+"""... and how many of each."""
 ROOMY_BYTES = 1 << 60
 """Memory of each device where it is left out of account."""
 
@@ -54,24 +57,23 @@ def solve_pipeline(task: Task) -> None:
 
 
 def solve_hybrid(task: Task) -> None:
-    """The best of all grids of stages x replicas and of stages with different numbers of them.
+    """The best of grids of stages x replicas, stages with different numbers of them, and what is next to the best.
 
     All are simulated without regard to memory; then the best ones with it, each in every order: GPipe, backward first,
-    1F1B, rank and tilt. Of the best, ends of stages are moved as long as it gets better.
+    1F1B, rank and tilt. From the best of those, plans with one thing changed are tried as long as one is better.
     """
     field = Field(task)
-    ranked = field.ranked(field.candidates())
     found: list[Tried] = []
     last = TRIED
-    for place, layout in enumerate(ranked):
+    for place, layout in enumerate(field.ranked(field.candidates())):
         if task.is_spent or place >= last:
             break
         found.append(field.try_orders(layout))
         if place >= TRIED - 1 and not np.isfinite(task.best_s):
             last = place + 1 + MORE_TRIED
-    for one in sorted(found, key=lambda tried: tried.step_s)[:REFINED]:
-        if np.isfinite(one.step_s):
-            field.refine(one)
+    found.sort(key=lambda tried: tried.step_s)
+    for one in [tried for tried in found if np.isfinite(tried.step_s)][:REFINED]:
+        field.try_orders(field.refine(one).layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +107,17 @@ class Field:
         self._roomy = Simulator(_without_limits(problem), threads=1)
 
     def candidates(self) -> Iterator[Layout]:
-        """Grids, then stages with different numbers of replicas."""
+        """Grids, then stages with different numbers of replicas; all that there are where they are few."""
         problem = self.task.problem
         for layout in layouts(problem, self.step):
             if not len(layout.role_device):
                 yield layout
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
-        yield from replicated_layouts(self.chain, self.plain, float(problem.transfer_s_per_byte.sum()) / pairs)
+        s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
+        plans = replicated_plans(self.chain, self.plain, s_per_byte)
+        for plan in (*plans, *all_plans(self.step.num_positions, self.plain)):
+            yield plan.layout(self.chain)
+            yield replace(plan, owners="with-stage").layout(self.chain)
 
     def ranked(self, candidates: Iterator[Layout]) -> list[Layout]:
         """Candidates by step time on devices whose memory has no end, in the better of two orders."""
@@ -135,25 +141,19 @@ class Field:
         return Tried(layout, best, times[best])
 
     def refine(self, one: Tried) -> Tried:
-        """Moves the ends of stages, furthest first, as long as a step gets shorter, in the order that was best."""
-        position = self.step.position
-        stage_of = np.zeros(self.step.num_positions, dtype=np.int64)
-        stage_of[position] = one.layout.role_stage
-        ends = (np.flatnonzero(np.diff(stage_of)) + 1).tolist()
+        """The best of a plan, what is next to it and so on, in the order that was best; steps get smaller."""
+        plan, tries = StagePlan.of(one.layout, self.chain), 0
         far = max(self.step.num_positions // 16, 1)
         while far:
             is_better = False
-            for end in range(len(ends)):
-                for step in (far, -far):
-                    if self.task.is_spent:
-                        return one
-                    moved = [*ends[:end], ends[end] + step, *ends[end + 1 :]]
-                    if any(a >= b for a, b in zip([0, *moved], [*moved, len(stage_of)], strict=True)):
-                        continue
-                    stages = np.searchsorted(moved, np.arange(len(stage_of)), side="right").astype(np.int32)
-                    tried = self.try_orders(replace(one.layout, role_stage=stages[position]), (one.order,))
-                    if tried.step_s < one.step_s:
-                        one, ends, is_better = tried, moved, True
+            for other in plan.neighbours(self.step.num_positions, far):
+                if self.task.is_spent or tries >= REFINEMENTS:
+                    return one
+                tries += 1
+                tried = self.try_orders(other.layout(self.chain), (one.order,))
+                if tried.step_s < one.step_s:
+                    one, plan, is_better = tried, other, True
+                    break
             far = far if is_better else far // 2
         return one
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.search.parallel.layouts import Chain, Layout
+from rlplace.search.parallel.layouts import Chain
+from rlplace.search.parallel.stage_plans import StagePlan
 from rlplace.search.parallel.stages import thinnest_cuts
 
 MOST_STAGES = 8
@@ -13,25 +16,25 @@ PLACES = 48
 """Places where a chain may be cut between stages."""
 
 
-def replicated_layouts(chain: Chain, line: list[int], s_per_byte: float) -> list[Layout]:
-    """Layouts of 2 to `MOST_STAGES` stages that minimise the time of the slowest stage.
+def replicated_plans(chain: Chain, line: list[int], s_per_byte: float) -> list[StagePlan]:
+    """Plans of 2 to `MOST_STAGES` stages that minimise the time of the slowest stage.
 
     By dynamic programming over the last stage's first layer and devices (Narayanan et al. 2019, section 3.1): a stage
     takes its work over its devices; what it sends over its ends counts fully or not at all, and so do the gradients and
-    parameters that its replicas exchange (Fan et al. 2021, section 4). Micro-batches are dealt out in contiguous runs.
+    parameters that its replicas exchange (Fan et al. 2021, section 4).
 
     Args:
         chain: of the problem.
         line: devices in the order in which stages take them.
         s_per_byte: of what replicas exchange.
     """
-    found: dict[bytes, Layout] = {}
+    found: dict[StagePlan, None] = {}
     for sending, exchanging in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
         for cuts, replicas in _plans(chain, len(line), sending, exchanging * s_per_byte):
-            if len(set(replicas)) > 1:  # equal ones are a grid
-                layout = _layout(chain, line, cuts, replicas)
-                found.setdefault(layout.devices.tobytes() + layout.role_stage.tobytes(), layout)
-    return list(found.values())
+            first = np.cumsum([0, *replicas]).tolist()
+            teams = tuple(tuple(line[a:b]) for a, b in itertools.pairwise(first))
+            found[StagePlan(tuple(cuts[:-1]), teams)] = None
+    return list(found)
 
 
 def _plans(chain: Chain, num_devices: int, sending: float, s_per_byte: float) -> list[tuple[list[int], list[int]]]:
@@ -78,35 +81,3 @@ def _traced(
         replicas.append(int(number[used, at]))
         at, used = int(first[used, at]), used - replicas[-1]
     return ends[::-1], replicas[::-1]
-
-
-def _layout(chain: Chain, line: list[int], ends: list[int], replicas: list[int]) -> Layout:
-    """One column of devices for each micro-batch, those that are far apart beside each other.
-
-    So owners, which are dealt out over columns, are spread over the replicas of every stage.
-    """
-    count = chain.num_micro_batches
-    column = _far_apart(count)
-    table = np.empty((len(ends), count), dtype=np.int32)
-    taken = 0
-    for stage, number in enumerate(replicas):
-        held = np.array(line[taken : taken + number], dtype=np.int32)
-        table[stage, column] = held[np.arange(count) * number // count]
-        taken += number
-    stage_of = np.searchsorted(np.array(ends), np.arange(chain.step.num_positions), side="right")
-    return Layout(
-        devices=table,
-        role_stage=stage_of[chain.step.position].astype(np.int32),
-        replica=column,
-        name=f"{len(ends)} stages of {', '.join(map(str, replicas))} replicas",
-    )
-
-
-def _far_apart(count: int) -> NDArray[np.int32]:
-    """(K,) int32: the column of each micro-batch, by van der Corput's sequence: any run of columns is spread evenly."""
-    bits = max(count - 1, 1).bit_length()
-    turned = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits)]
-    order = [number for number in turned if number < count]
-    column = np.empty(count, dtype=np.int32)
-    column[order] = np.arange(count)
-    return column
