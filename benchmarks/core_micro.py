@@ -21,7 +21,6 @@ from best_known import encode
 from core_micro_table import markdown
 from core_true import append, read_lines
 from record import RESULTS, record
-from rlplace.search.parallel.choose import choose
 from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
 
 from rlplace.errors import UserError
@@ -29,6 +28,7 @@ from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.runs.setup import build_for, capture_workload
+from rlplace.search.parallel.choose import choose
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.workloads import Workload, parse_workload
@@ -93,11 +93,12 @@ def search(workload: str, host: str, evaluations: int, threads: int) -> Line:
 def by_hand(method: str, workload: str, host: str, evaluations: int, threads: int) -> Line:
     """The best that a method of `FIELD` finds, over the numbers of micro-batches."""
     begin, best, spent, why = time.monotonic(), None, 0, ""
-    for count in counts_of(host):
+    counts = counts_of(host)
+    for number, count in enumerate(counts):
+        share = max((evaluations - spent) // (len(counts) - number), 1)
         try:
             problem = problem_of(workload, host, count)
-            simulator = Simulator(problem, threads=threads)
-            found = find(problem, method, simulator, Budget(evaluations=max(evaluations - spent, 1)))
+            found = find(problem, method, Simulator(problem, threads=threads), Budget(evaluations=share))
         except UserError as error:  # the batch cannot be cut so, or the method needs more micro-batches
             why = str(error)
             continue

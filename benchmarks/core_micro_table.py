@@ -43,8 +43,8 @@ def markdown(rows: Rows, facts: dict[str, Any]) -> str:
         "# Suite `core-micro`: batches cut into micro-batches\n\n",
         as_markdown(facts),
         f"\nThe problems of `core` with the same global batch. Every method has {allowed:,} evaluations, those\n"
-        "that it chooses the number of micro-batches with included. Simulated step times, estimated costs; ratios are to\n"
-        "the best known placement of whole ops (`benchmarks/best_known.json`), geometric means over problems.\n\n",
+        "that it chooses the number of micro-batches with included. Simulated step times, estimated costs; ratios are\n"
+        "to the best known placement of whole ops (`benchmarks/best_known.json`), geometric means over problems.\n\n",
         f"| | {' | '.join(methods)} |\n|---|{'---|' * len(methods)}\n",
     ]
     parts = {

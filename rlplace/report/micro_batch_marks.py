@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,17 @@ from rlplace.measure.timeline import Timeline
 LIGHTEST = 0.62
 """Part of white in the colour of the last micro-batch."""
 JOINED = 0.004
-"""A gap of up to this part of the step does not end a run of ops."""
+"""A break of up to this part of the step does not end a run of ops ..."""
+BUSY = 0.6
+"""... which is one as long as its own ops take this part of it: others may take turns with them."""
+
+
+@dataclass
+class _Run:
+    op: int
+    start_s: float
+    end_s: float
+    busy_s: float = 0.0
 
 
 def shade(color: str, micro_batch: int, num_micro_batches: int) -> str:
@@ -43,25 +54,28 @@ def op_colors(graph: OpGraph, phase_colors: Sequence[str]) -> NDArray[np.object_
 
 
 def runs(items: Sequence[int], timeline: Timeline, graph: OpGraph) -> list[tuple[float, float, int]]:
-    """Where a device works for one micro-batch and phase without a break: start and end in seconds, and an op of it.
+    """Where a device works for one micro-batch and phase, but for short breaks: start and end in seconds, and an op.
 
     Args:
         items: ops of one device.
         timeline: when they run.
-        graph: the graph that they are of; ops that all micro-batches share end a run, and start none.
+        graph: the graph that they are of; ops that all micro-batches share are in no run.
     """
-    start_s, end_s = timeline.op_start_s, timeline.op_end_s
-    gap_s = JOINED * float(end_s.max(initial=0.0))
-    found: list[tuple[float, float, int]] = []
-    label: tuple[int, int] | None = None
-    for op in sorted(items, key=lambda item: (start_s[item], end_s[item])):
-        own = None if graph.micro_batch[op] < 0 else (int(graph.micro_batch[op]), int(graph.phases[op]))
-        if own is not None and own == label and start_s[op] - found[-1][1] <= gap_s:
-            found[-1] = (found[-1][0], max(found[-1][1], float(end_s[op])), found[-1][2])
-        elif own is not None:
-            found.append((float(start_s[op]), float(end_s[op]), op))
-        label = own
-    return found
+    gap_s = JOINED * float(timeline.op_end_s.max(initial=0.0))
+    found: list[_Run] = []
+    last: dict[tuple[int, int], _Run] = {}
+    for op in sorted(items, key=lambda item: (timeline.op_start_s[item], timeline.op_end_s[item])):
+        if graph.micro_batch[op] < 0:
+            continue
+        label = int(graph.micro_batch[op]), int(graph.phases[op])
+        start_s, end_s = float(timeline.op_start_s[op]), float(timeline.op_end_s[op])
+        run = last.get(label)
+        if run is None or start_s - run.end_s > gap_s:
+            run = last[label] = _Run(op, start_s, start_s)
+            found.append(run)
+        run.end_s = max(run.end_s, end_s)
+        run.busy_s += end_s - start_s
+    return [(run.start_s, run.end_s, run.op) for run in found if run.busy_s >= BUSY * (run.end_s - run.start_s)]
 
 
 def is_light(color: str) -> bool:

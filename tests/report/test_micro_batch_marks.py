@@ -59,3 +59,12 @@ def test_a_break_or_another_micro_batch_ends_a_run() -> None:
 @pytest.mark.parametrize(("color", "light"), [("#FFFFFF", True), ("#000000", False), ("#0072B2", False)])
 def test_ink_is_chosen_by_luminance(color: str, light: bool) -> None:
     assert is_light(color) is light
+
+
+def test_micro_batches_that_take_short_turns_have_no_numbers() -> None:
+    ops = 400
+    graph = dataclasses.replace(op_graph([[]] * ops), micro_batch=np.arange(ops) % 2)
+    start_s = [float(op) for op in range(ops)]
+    assert runs(range(ops), timeline(start_s, [start + 1 for start in start_s]), graph) == []
+    mostly = dataclasses.replace(graph, micro_batch=(np.arange(ops) % 10 == 9).astype(np.int32))
+    assert runs(range(ops), timeline(start_s, [start + 1 for start in start_s]), mostly)[0] == (0.0, 399.0, 0)
