@@ -148,9 +148,9 @@ def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) ->
     if not scaled:
         return _is_close(part, whole)
     dim = scaled[0]
-    if len(scaled) > 1 or part.shape[dim] * batch != whole.shape[dim] * size:
+    others, left = divmod(whole.shape[dim], batch)
+    if len(scaled) > 1 or left or part.shape[dim] != others * size:
         return False
-    others = whole.shape[dim] // batch
     for before in range(1, others + 1):
         if others % before == 0:
             split = whole.reshape(*whole.shape[:dim], before, batch, others // before, *whole.shape[dim + 1 :])
