@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import RlplaceError
-from rlplace.graphs.capturing.micro.joining import Joined, join_outputs
 from rlplace.graphs.capturing.micro.pinned import Pinned, TimeUp
 from rlplace.graphs.capturing.micro.samples import few_samples, padded
 from rlplace.graphs.capturing.micro.trial import Stepped, Trial, rehearsal
+from rlplace.graphs.capturing.micro.trial_outputs import Joined, join_outputs
 from rlplace.graphs.slicing import Slicing
 
 Weights = Literal["mean", "sum"]
