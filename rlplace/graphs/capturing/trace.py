@@ -140,6 +140,7 @@ def trace_step(
             result = output if loss_fn is None else loss_fn(output, *inputs)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
+        captured["norms"] = tuple(each.path for each in handed_out)  # a recomputed forward hands out more
         statistics = [value.detach() for each in handed_out for value in (each.mean, each.variance)]
         if not is_training:
             return [*_flatten_result(result, captured), *statistics, *replaced.values()]
@@ -181,7 +182,7 @@ def trace_step(
         result=captured["result"],
         num_results=captured["num_results"],
         autocast=autocast,
-        norms=tuple(each.path for each in handed_out),
+        norms=captured["norms"],
     )
 
 

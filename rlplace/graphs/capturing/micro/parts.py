@@ -85,7 +85,21 @@ class Parts:
                 f"{changed!r}, and every micro-batch would change it again; only running statistics of batch norm may "
                 f"change. Capture it with micro_batches=1."
             )
+        self._check_statistics(step)
         self.steps[self.micro.slicing.sizes[index]] = step
+
+    def _check_statistics(self, step: LoweredStep) -> None:
+        """Refuses a step that reads running statistics of a batch norm which updates them."""
+        trace, built = step.trace, step.ops.built
+        first = len(trace.trainable) + len(trace.fixed)
+        read = {tensor for reads in built.reads for tensor in reads}
+        for tensor, name in enumerate(trace.buffers, start=first):
+            if tensor in read and name.rpartition(".")[0] in trace.norms:
+                raise CaptureError(
+                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads {name!r}, "
+                    f"which batch norm updates, so that every micro-batch would wait for the one before. Capture it with "
+                    f"micro_batches=1."
+                )
 
     def add_sources(self, *, has_own_loss: bool) -> None:
         """Adds parameters, buffers, inputs and targets to the graph: each once, or once a micro-batch where it is cut.
