@@ -258,7 +258,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
 
 
 def test_outputs_that_do_not_grow_with_the_batch_cannot_be_joined() -> None:
-    with pytest.raises((CaptureError, InvalidValue), match="scalar|joined"):
+    with pytest.raises((CaptureError, InvalidValue), match=r"scalar|joined"):
         captured(of_function(lambda y: y.std(), loss_fn=lambda y: y), 2, loss="joined")
 
 
