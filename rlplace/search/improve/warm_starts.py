@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ HEURISTICS = (
     solve_metis,
 )
 """Methods that need a handful of evaluations each, the quickest first."""
+MICRO_BATCHED = (solve_metis, solve_critical_path, solve_heft)
+"""Those of them for a step that is cut into micro-batches, the best first: it has many ops, and layouts besides."""
 HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
 LEAST_S = 1e-3
@@ -63,7 +65,15 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
     """
     starts, times = score_starts(task)
     found = [(float(times[0]), task.problem.grouping.expand(starts[0])), *score_layouts(task)]
-    for solve in HEURISTICS:
+    found += score_heuristics(task, HEURISTICS if task.problem.graph.num_micro_batches == 1 else MICRO_BATCHED)
+    step_s, devices = min(found, key=lambda pair: pair[0])
+    return devices, step_s
+
+
+def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of what each of some heuristics finds, where it finds something feasible."""
+    found: list[tuple[float, NDArray[np.int32]]] = []
+    for solve in heuristics:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
             break
         part = Task(task.problem, Scoring(task), Budget(task.evaluations_left, task.seconds_left or LEAST_S))
@@ -73,8 +83,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
             continue
         if part.best_devices is not None:
             found.append((part.best_s, part.best_devices))
-    step_s, devices = min(found, key=lambda pair: pair[0])
-    return devices, step_s
+    return found
 
 
 def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:

@@ -28,14 +28,18 @@ from rlplace.search.parallel.step_roles import StepRoles, step_roles
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
 
-TRIED = 24
-"""Layouts, the best by simulation without regard to memory, of which every order is simulated."""
+TRIED, MOST_TRIED = 24, 400
+"""Layouts, the best by simulation without regard to memory, of which every order is simulated: at least and at most."""
+TRIED_OPS = 200_000
+"""Ops of those layouts altogether: of small graphs more are tried."""
 MORE_TRIED = 8
 """How many are tried after the first one that fits, where none of those did."""
 REFINED = 4
 """Layouts, the best of those, of which neighbours are tried ..."""
 REFINEMENTS = 300
 """... and how many of each."""
+OWNERS_MOVED = 100
+"""Placements in which one parameter has another owner."""
 ROOMY_BYTES = 1 << 60
 """Memory of each device where it is left out of account."""
 
@@ -64,16 +68,16 @@ def solve_hybrid(task: Task) -> None:
     """
     field = Field(task)
     found: list[Tried] = []
-    last = TRIED
+    last = tried = min(max(TRIED, TRIED_OPS // task.problem.graph.num_ops), MOST_TRIED)
     for place, layout in enumerate(field.ranked(field.candidates())):
         if task.is_spent or place >= last:
             break
         found.append(field.try_orders(layout))
-        if place >= TRIED - 1 and not np.isfinite(task.best_s):
+        if place >= tried - 1 and not np.isfinite(task.best_s):
             last = place + 1 + MORE_TRIED
-    found.sort(key=lambda tried: tried.step_s)
-    for one in [tried for tried in found if np.isfinite(tried.step_s)][:REFINED]:
-        field.try_orders(field.refine(one).layout)
+    found.sort(key=lambda one: one.step_s)
+    for one in [one for one in found if np.isfinite(one.step_s)][: max(REFINED, tried // 20)]:
+        field.move_owners(field.try_orders(field.refine(one).layout))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +120,10 @@ class Field:
         s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
         plans = replicated_plans(self.chain, self.plain, s_per_byte)
         for plan in (*plans, *all_plans(self.step.num_positions, self.plain)):
-            yield plan.layout(self.chain)
-            yield replace(plan, owners="with-stage").layout(self.chain)
+            for by_speed in (True, False) if np.ptp(self.chain.speed) > 0 else (True,):
+                dealt = replace(plan, by_speed=by_speed)
+                yield dealt.layout(self.chain)
+                yield replace(dealt, owners="with-stage").layout(self.chain)
 
     def ranked(self, candidates: Iterator[Layout]) -> list[Layout]:
         """Candidates by step time on devices whose memory has no end, in the better of two orders."""
@@ -156,6 +162,32 @@ class Field:
                     break
             far = far if is_better else far // 2
         return one
+
+    def move_owners(self, one: Tried) -> None:
+        """Tries each parameter on the other replicas of its stage, the largest first, in the order that was best."""
+        problem = self.task.problem
+        graph, tries = problem.graph, 0
+        devices = placement_of(problem, one.layout, self.step)
+        held = np.bincount(
+            np.maximum(graph.colocation, -1) + 1, weights=graph.parameter_bytes + graph.gradient_bytes
+        )  # by class, after those without one
+        best_s = one.step_s
+        for owned in np.argsort(-held[1:], kind="stable").tolist():
+            members = np.flatnonzero(graph.colocation == owned)
+            stage = int(one.layout.role_stage[self.step.role[members[0]]])
+            for device in np.unique(one.layout.devices[stage]).tolist():
+                if problem.allowed is not None and not problem.allowed[members, device].all():
+                    continue
+                if device == devices[members[0]]:
+                    continue
+                if self.task.is_spent or tries >= OWNERS_MOVED:
+                    return
+                tries += 1
+                moved = devices.copy()
+                moved[members] = device
+                step_s = self._score(one.layout, moved, one.order)
+                if step_s < best_s:
+                    devices, best_s = moved, step_s
 
     def _score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
         if order in self.priorities:
