@@ -115,6 +115,9 @@ class BatchOptions:
     loss: str = "auto"
     """how micro-batches make the loss of the batch: auto (checked), separate (a loss each), joined (one of their joined
     outputs), or accumulated (gradient accumulation, by definition)"""
+    exact: bool = False
+    """refuse micro-batches that do not make exactly the step of the whole batch: batch norm, which takes the statistics
+    of each, and accumulated losses"""
 
     def parse(self) -> CutOptions:
         """What they ask for.
@@ -126,7 +129,7 @@ class BatchOptions:
         from rlplace.runs.micro_batches import CutOptions, parse_batch_dims, parse_count
 
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
-        return CutOptions(count, dims, cast("Loss", self.loss))
+        return CutOptions(count, dims, cast("Loss", self.loss), self.exact)
 
 
 Placing = Annotated[PlacementOptions, tyro.conf.arg(name="")]

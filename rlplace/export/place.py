@@ -16,6 +16,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.runs.micro_batches import BatchDims, CutOptions, Loss
 from rlplace.runs.prepared import chosen_problem
+from rlplace.runs.setup import check_exact
 from rlplace.training import TrainConfig, train
 
 
@@ -34,6 +35,7 @@ def place(
     micro_batches: int | Literal["auto"] = 1,
     batch_dims: BatchDims | None = None,
     loss: Loss = "auto",
+    exact: bool = False,
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
 
@@ -52,17 +54,19 @@ def place(
             their number, and the order of ops, by simulation. The placed model takes the whole batch and cuts it.
         batch_dims: the batch's dimension of each input tensor, then of each target, None for one that is not cut.
         loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
+        exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
+            losses.
 
     Raises:
         UserError: the model cannot be captured, or its batch cannot be cut so.
     """
     config = TrainConfig(budget_s=budget_s, seed=seed)  # refused before anything is measured
-    asked, where = CutOptions(micro_batches, batch_dims, loss), Host.detect() if host is None else host
+    asked, where = CutOptions(micro_batches, batch_dims, loss, exact), Host.detect() if host is None else host
 
     def problem_of(count: int) -> Problem:
         step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets)
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
-        return Problem.profile(step(**cut), where, grouping=grouping, constraints=constraints)
+        return Problem.profile(check_exact(step(**cut), asked), where, grouping=grouping, constraints=constraints)
 
     problem, _ = chosen_problem(asked, where, problem_of, seed=seed)
     result = train(problem, config)

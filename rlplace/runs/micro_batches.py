@@ -33,6 +33,8 @@ class CutOptions:
     targets; or by the names of keyword arguments. None: as the workload says, else found by sizes."""
     loss: Loss = "auto"
     """How the losses of slices make that of the batch; `auto` is found by a check."""
+    is_exact: bool = False
+    """Refuse a step that is not exactly that of the whole batch."""
 
     def __post_init__(self) -> None:
         if self.count != AUTO and (type(self.count) is not int or not 1 <= self.count <= MOST):
@@ -56,7 +58,7 @@ class CutOptions:
         """What a run keeps of it."""
         dims = self.batch_dims
         kept = dict(dims) if isinstance(dims, Mapping) else None if dims is None else list(dims)
-        return {"asked": self.count, "batch_dims": kept, "loss": self.loss}
+        return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact}
 
 
 WHOLE = CutOptions()

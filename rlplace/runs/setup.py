@@ -52,7 +52,27 @@ def capture_workload(workload: Workload, count: int = 1, asked: CutOptions = WHO
         return step()
     dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
     loss = workload.loss if asked.loss == "auto" else asked.loss
-    return step(micro_batches=count, batch_dims=dims, loss=loss)
+    return check_exact(step(micro_batches=count, batch_dims=dims, loss=loss), asked)
+
+
+def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
+    """The graph, if its micro-batches make exactly the step of the whole batch, or nobody asked for that.
+
+    Raises:
+        InvalidValue: they do not; says why.
+    """
+    micro = None if graph.program is None else graph.program.origin.micro
+    if not asked.is_exact or micro is None or micro.equals_whole:
+        return graph
+    why = "Batch norm takes the statistics of each micro-batch"
+    if not micro.has_own_statistics:
+        why = "Their losses are accumulated"
+    raise InvalidValue(
+        "micro_batches",
+        graph.num_micro_batches,
+        "1 for exactly the step of the whole batch",
+        hint=f"{why}: leave `--exact` out (in Python `exact=False`) to train as gradient accumulation does.",
+    )
 
 
 class Steps:

@@ -140,6 +140,7 @@ def test_mistakes_are_named_before_anything_is_built(
         (TINY, ["--micro-batches", "2", "--batch-dims", "0"], "expected an entry for each of the 2 tensors"),
         (TINY, ["--micro-batches", "2", "--batch-dims", "0,none"], "micro-batch"),
         (TINY, ["--micro-batches", "auto"], "micro_batches is 'auto', expected a number"),
+        (TINY, ["--micro-batches", "2", "--loss", "accumulated", "--exact"], "expected 1 for exactly the step"),
         ("evoformer@small", ["--micro-batches", "2"], "expected one with a batch"),
     ],
 )

@@ -46,8 +46,18 @@ def test_other_words_for_dimensions_are_refused(text: str) -> None:
 
 
 def test_what_is_kept_is_plain_data() -> None:
-    assert CutOptions(4, (0, None), "separate").to_dict() == {"asked": 4, "batch_dims": [0, None], "loss": "separate"}
-    assert CutOptions("auto", {"x": 0}).to_dict() == {"asked": "auto", "batch_dims": {"x": 0}, "loss": "auto"}
+    assert CutOptions(4, (0, None), "separate").to_dict() == {
+        "asked": 4,
+        "batch_dims": [0, None],
+        "loss": "separate",
+        "exact": False,
+    }
+    assert CutOptions("auto", {"x": 0}, is_exact=True).to_dict() == {
+        "asked": "auto",
+        "batch_dims": {"x": 0},
+        "loss": "auto",
+        "exact": True,
+    }
 
 
 def test_importing_it_imports_no_torch() -> None:

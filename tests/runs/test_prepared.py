@@ -113,3 +113,18 @@ def test_counts_that_cannot_be_had_are_left_out_and_said() -> None:
     assert problem.graph.num_micro_batches in (1, 2)
     assert 0 < spent <= 40
     assert any("4 micro-batches: left out" in line for line in lines)
+
+
+def test_an_exact_step_refuses_statistics_of_micro_batches_and_accumulation() -> None:
+    def mean(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    norm = Workload("mine", torch.nn.BatchNorm1d(3), (torch.randn(4, 3),), mean, None)
+    linear = Workload("mine", torch.nn.Linear(3, 1), (torch.randn(4, 3),), mean, None)
+    assert capture_workload(norm, 2).num_micro_batches == 2
+    assert capture_workload(norm, 1, CutOptions(1, is_exact=True)).num_micro_batches == 1
+    assert capture_workload(linear, 2, CutOptions(2, is_exact=True)).num_micro_batches == 2
+    with pytest.raises(InvalidValue, match=r"micro_batches is 2, expected 1 for exactly the .* Batch norm takes"):
+        capture_workload(norm, 2, CutOptions(2, is_exact=True))
+    with pytest.raises(InvalidValue, match="Their losses are accumulated"):
+        capture_workload(linear, 2, CutOptions(2, loss="accumulated", is_exact=True))
