@@ -118,3 +118,18 @@ class CutoffTimer(StepTimer, Protocol):
     def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """`step_times`, but those above `cutoff_s` (B,) may come back as infinite."""
         ...
+
+
+@runtime_checkable
+class PlanTimer(StepTimer, Protocol):
+    """A step timer that follows an order that is given (the simulator)."""
+
+    def plan_and_time(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> tuple[Plan, Measurement]:
+        """The plan of a placement (N,) under priorities (N,) of its ops, higher ones first, and its measurement."""
+        ...
+
+    def retime(self, plan: Plan) -> Measurement:
+        """The measurement of exactly this plan."""
+        ...

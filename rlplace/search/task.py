@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, StepTimer
+from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, PlanTimer, StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.search.best_so_far import BestSoFar
@@ -86,6 +86,7 @@ class Task:
         generator: every random draw of the method comes from here.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
+        best_plan: the same with every order fixed, where it was scored so; None where the default order is meant.
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
         measurements: placements run on the host so far.
         history: the best so far wherever it improved, the first feasible placement among them.
@@ -109,9 +110,11 @@ class Task:
         self.evaluations = 0
         self.measurements = 0
         self.best_devices: NDArray[np.int32] | None = None
+        self.best_plan: Plan | None = None
         self.lower_bound_s = 0.0
         self.history: list[BestSoFar] = []
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
+        self._plan_timer = timer if isinstance(timer, PlanTimer) else None
         self._observer = observer
         self._is_stopped = False
         self._begin = time.monotonic()
@@ -197,14 +200,35 @@ class Task:
             times[:count] = self.timer.step_times(placements[:count])
         self._scoring_s += time.monotonic() - begin
         self.evaluations += count
-        first = int(np.argmin(times))
-        if times[first] < self.best_s:
-            self.best_devices = np.array(placements[first], dtype=np.int32)
-            best_s = float(times[first])
-            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
+        self._keep(placements[:count], times[:count])
         if self._observer is not None:
             self._observer.scored(placements[:count], times[:count])
         return times
+
+    def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
+        """Step time of a placement (N,) whose ready ops run by priority (N,), higher ones first.
+
+        If it is the best so far, its plan is kept with it; observers are told of default orders only. A timer that plans
+        nothing scores the default order.
+
+        Raises:
+            InvalidValue: as `score`.
+        """
+        if self._plan_timer is None:
+            return float(self.score(devices)[0])
+        if self.evaluations_left < 1:
+            return math.inf
+        begin = time.monotonic()
+        return self._keep_plan(*self._plan_timer.plan_and_time(devices, priorities), begin)
+
+    def score_plan(self, plan: Plan) -> float:
+        """As `score_ordered`, of exactly this plan."""
+        if self._plan_timer is None:
+            return float(self.score(plan.devices)[0])
+        if self.evaluations_left < 1:
+            return math.inf
+        begin = time.monotonic()
+        return self._keep_plan(plan, self._plan_timer.retime(plan), begin)
 
     def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
         """`score` of devices of groups, (B, G) or (G,).
@@ -238,6 +262,20 @@ class Task:
     def count(self, evaluations: int) -> None:
         """Counts placements that the method scored by itself, on the problem under other figures."""
         self.evaluations += evaluations
+
+    def _keep_plan(self, plan: Plan, measured: Measurement, begin: float) -> float:
+        step_s = measured.step_time_s if measured.ok else math.inf
+        self._scoring_s += time.monotonic() - begin
+        self.evaluations += 1
+        self._keep(plan.devices[None], np.array([step_s]), plan)
+        return step_s
+
+    def _keep(self, placements: NDArray[np.int32], times: NDArray[np.float64], plan: Plan | None = None) -> None:
+        first = int(np.argmin(times))
+        if times[first] < self.best_s:
+            self.best_devices, self.best_plan = np.array(placements[first], dtype=np.int32), plan
+            best_s = float(times[first])
+            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
 
     def tell(self, figures: Mapping[str, float]) -> None:
         """Passes what the method has learned, figures by name, to whoever watches."""

@@ -25,7 +25,7 @@ def cut_stages(
     count, stages = len(load), len(rate)
     crossing = np.zeros(count + 1) if crossing is None else crossing
     before = np.concatenate(([0.0], np.cumsum(load, dtype=np.float64)))
-    cuts = _places(before, crossing, stages)
+    cuts = thinnest_cuts(before, crossing, max(MOST_PLACES, 4 * stages))
     at, extra = before[cuts], crossing[cuts].copy()
     extra[0] = extra[-1] = 0.0
     best = np.where(np.arange(len(cuts)) == 0, 0.0, np.inf)  # of the chain up to each cut, over the stages so far
@@ -45,10 +45,9 @@ def cut_stages(
     return stage_of
 
 
-def _places(before: NDArray[np.float64], crossing: NDArray[np.float64], stages: int) -> NDArray[np.int64]:
+def thinnest_cuts(before: NDArray[np.float64], crossing: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     """Ascending places where a chain may be cut, both ends among them."""
     count = len(before) - 1
-    most = max(MOST_PLACES, 4 * stages)
     if count <= most:
         return np.arange(count + 1)
     share = np.minimum(before / max(before[-1], 1e-300) * most, most - 1).astype(np.int64)
