@@ -11,7 +11,7 @@ from rlplace.graphs.capturing.micro.pinned import Labels, Pinned
 from rlplace.graphs.capturing.micro.trial import Trial, rehearsal
 from rlplace.graphs.slicing import Slicing, even_sizes
 
-MOST_SLICES = 4
+MOST_SLICES = 3
 """Slices of a check: what mixes samples shows in two, a mean of means in uneven ones."""
 
 
