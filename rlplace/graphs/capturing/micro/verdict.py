@@ -39,6 +39,8 @@ _INSTEAD = (
     "is another step; micro_batches=1 keeps the batch whole"
 )
 
+_NOT_CUT = "it cannot be cut so (`batch_dims` says which dimension of every tensor is the batch)"
+
 
 @dataclass(frozen=True)
 class LossVerdict:
@@ -232,7 +234,7 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
 
 
 def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
-    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else "it cannot be cut"
+    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
     return CaptureError(

@@ -50,11 +50,11 @@ class Ways:
     ) -> None:
         self._trial, self._deadline = trial, deadline
         self.tensors, self.slicing = trial.tensors, slicing
-        if not is_whole:
-            self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
         self.reason, self.fails = "", False
         pinned = self._pinned()
         try:
+            if not is_whole:
+                self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
             with rehearsal(pinned, is_double=trial.is_double):
                 self._whole = self._step(self.tensors)
         except TimeUp:
@@ -77,7 +77,7 @@ class Ways:
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
         with rehearsal(self._pinned(), is_double=self._trial.is_double):
-            tensors, labels = padded(self._trial, self.tensors, self.slicing)
+            tensors, labels = padded(self._trial, self.tensors, self.slicing, self._deadline)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
             whole = self._step(tensors)

@@ -302,6 +302,22 @@ def test_a_squeeze_that_fails_on_one_sample_does_not_refuse_slices_of_two() -> N
     assert (verdict.kind, verdict.weights, verdict.is_checked) == ("separate", "mean", True)
 
 
+def test_a_state_that_is_not_cut_is_said_to_need_its_dimension() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.GRU(5, 6, batch_first=True)
+
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            return self.lstm(x, state)[0]
+
+    args = (x(BATCH, 3, 5), x(1, BATCH, 6))
+    given = (Recurrent(), args, {}, lambda y: y.square().mean(), ())
+    with pytest.raises(CaptureError, match=r"it cannot be cut so.*`batch_dims`.*does not run on a slice"):
+        judge_loss(*given, plan_slices(*given, 2))
+    assert judge_loss(*given, plan_slices(*given, 2, (0, 1))).kind == "separate"
+
+
 def test_flat_targets_are_shared_and_need_joined_outputs() -> None:
     model = nn.Linear(5, 2)
     verdict = judge(model, x(BATCH, 3, 5), lambda y, t: (y.flatten() - t).square().mean(), torch.randn(BATCH * 6))
@@ -393,7 +409,8 @@ def test_what_cannot_be_computed_is_unchecked() -> None:
             return self.layer(x).view(BATCH, 6)
 
     with pytest.raises(
-        CaptureError, match=r"it cannot be cut.*does not run on a slice \(RuntimeError: shape '\[8, 6\]'"
+        CaptureError,
+        match=r"it cannot be cut so.*`batch_dims`.*does not run on a slice \(RuntimeError: shape '\[8, 6\]'",
     ):
         judge(Fixed(), x(), lambda y: y.square().mean())
     verdict = judge(net(), x(), lambda y: (y - y).log().mean())
