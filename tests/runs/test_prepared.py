@@ -128,3 +128,11 @@ def test_an_exact_step_refuses_statistics_of_micro_batches_and_accumulation() ->
         capture_workload(norm, 2, CutOptions(2, is_exact=True))
     with pytest.raises(InvalidValue, match="Their losses are accumulated"):
         capture_workload(linear, 2, CutOptions(2, loss="accumulated", is_exact=True))
+
+
+def test_a_joined_loss_of_a_model_without_memory_that_makes_tensors_of_its_own() -> None:
+    graph = Steps(parse_workload("clip@small"), HOST, 0, CutOptions(2)).graph(2)
+    verdict = verdict_of(graph)
+    assert verdict is not None
+    assert (verdict["kind"], verdict["is_checked"]) == ("joined", True)
+    assert graph.num_micro_batches == 2

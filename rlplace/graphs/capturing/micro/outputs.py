@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
@@ -31,7 +33,9 @@ def fake_output(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
     )
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
-    with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode:
+    modes = (twin.fake_mode for twin in twins if isinstance(twin, FakeTensor))
+    mode: AbstractContextManager[object] = next(modes, nullcontext())  # what the model makes itself is fake as well
+    with untouched(model), explained(model), statistics_handed_out(model), portable(model), mode, grad_mode:
         if is_training:
             for name, parameter in model.named_parameters():
                 own[name].requires_grad_(parameter.requires_grad)
