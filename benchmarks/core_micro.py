@@ -17,9 +17,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from best_known import encode
 from core_micro_table import markdown
 from core_true import append, read_lines
+from numpy.typing import NDArray
 from record import RESULTS, record
 from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
 
@@ -29,7 +31,7 @@ from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.runs.setup import build_for, capture_workload
 from rlplace.search.parallel.choose import choose
-from rlplace.search.registry import SearchResult, find
+from rlplace.search.registry import find
 from rlplace.search.task import Budget
 from rlplace.workloads import Workload, parse_workload
 
@@ -40,6 +42,10 @@ FIELD = ("data-parallel", "pipeline", "hybrid")
 EVALUATIONS, QUICK = 10_000, 500
 MOST, EACH = 64, 4
 """Micro-batches at most, in all and for each device."""
+MOST_SEARCHED = 16
+"""Micro-batches at most that `portfolio` tries: it is given all of them at once, as by `--micro-batches auto`."""
+PATIENCE = 2
+"""After so many numbers in a row that were no better, a method of `FIELD` is given no larger ones."""
 BUILT_FOR = "4xV100-pcie"
 """Any simulated host: models are the same on all of them, and never allocated."""
 Line = dict[str, Any]
@@ -68,9 +74,9 @@ def problem_of(workload: str, host: str, count: int) -> Problem:
     return Problem.estimate(cut_graph(workload, count), resolve_host(host))
 
 
-def counts_of(host: str) -> list[int]:
-    """The numbers of micro-batches that may be chosen."""
-    most = min(MOST, EACH * resolve_host(host).num_devices)
+def counts_of(host: str, limit: int = MOST) -> list[int]:
+    """The numbers of micro-batches that may be chosen, up to `limit`."""
+    most = min(limit, EACH * resolve_host(host).num_devices)
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
@@ -78,7 +84,7 @@ def search(workload: str, host: str, evaluations: int, threads: int) -> Line:
     """What `portfolio` finds: first which number of micro-batches and order of ops, then where every op runs."""
     begin = time.monotonic()
     chosen = choose(
-        {count: partial(problem_of, workload, host, count) for count in counts_of(host)},
+        {count: partial(problem_of, workload, host, count) for count in counts_of(host, MOST_SEARCHED)},
         evaluations=evaluations,
         seed=0,
         say=partial(print, file=sys.stderr),
@@ -86,13 +92,19 @@ def search(workload: str, host: str, evaluations: int, threads: int) -> Line:
     choice_s = time.monotonic() - begin
     left = max(evaluations - chosen.spent, 1)
     found = find(chosen.problem, SEARCH, Simulator(chosen.problem, threads=threads), Budget(evaluations=left))
+    devices, step_s = min(((found.devices, found.step_time_s), (chosen.devices, chosen.step_time_s)), key=_step_s)
     facts = {"choice_evaluations": chosen.spent, "choice_s": choice_s}
-    return _answer(chosen.problem, found, begin, chosen.spent + found.evaluations) | facts
+    return _answer(chosen.problem, devices, step_s, begin, chosen.spent + found.evaluations) | facts
+
+
+def _step_s(answer: tuple[NDArray[np.int32] | None, float]) -> float:
+    return answer[1]
 
 
 def by_hand(method: str, workload: str, host: str, evaluations: int, threads: int) -> Line:
     """The best that a method of `FIELD` finds, over the numbers of micro-batches."""
     begin, best, spent, why = time.monotonic(), None, 0, ""
+    in_vain = 0
     counts = counts_of(host)
     for number, count in enumerate(counts):
         share = max((evaluations - spent) // (len(counts) - number), 1)
@@ -103,23 +115,26 @@ def by_hand(method: str, workload: str, host: str, evaluations: int, threads: in
             why = str(error)
             continue
         spent += found.evaluations
+        in_vain += best is not None
         if found.devices is not None and (best is None or found.step_time_s < best["step_time_s"]):
-            best = _answer(problem, found, begin, spent)
+            best, in_vain = _answer(problem, found.devices, found.step_time_s, begin, spent), 0
+        if in_vain == PATIENCE:
+            break
     if best is None:
         return {"status": "skipped" if why else "oom", "step_time_s": None, "why": why}
     return best | {"evaluations": spent, "seconds": time.monotonic() - begin}
 
 
-def _answer(problem: Problem, found: SearchResult, begin: float, evaluations: int) -> Line:
+def _answer(problem: Problem, devices: NDArray[np.int32] | None, step_s: float, begin: float, evaluations: int) -> Line:
     return {
-        "status": "oom" if found.devices is None else "ok",
-        "step_time_s": None if found.devices is None else found.step_time_s,
+        "status": "oom" if devices is None else "ok",
+        "step_time_s": None if devices is None else step_s,
         "count": problem.graph.num_micro_batches,
         "op_order": problem.op_order,
         "num_ops": problem.graph.num_ops,
         "graph_fingerprint": problem.graph.fingerprint,
         "host_fingerprint": problem.host.fingerprint,
-        "devices": "" if found.devices is None else encode(found.devices),
+        "devices": "" if devices is None else encode(devices),
         "evaluations": evaluations,
         "seconds": time.monotonic() - begin,
     }
