@@ -64,20 +64,47 @@ def solve_hybrid(task: Task) -> None:
     """The best of grids of stages x replicas, stages with different numbers of them, and what is next to the best.
 
     All are simulated without regard to memory; then the best ones with it, each in every order: GPipe, backward first,
-    1F1B, rank and tilt. From the best of those, plans with one thing changed are tried as long as one is better.
+    1F1B, rank and tilt. From the best of those, plans with one thing changed are tried as long as one is better, then
+    owners of parameters one by one.
     """
-    field = Field(task)
+    improve_hybrids(task, until=1.0)
+
+
+def hybrid_start(task: Task, *, until: float) -> tuple[NDArray[np.int32], float, NDArray[np.float64]]:
+    """Devices (N,) of the best hybrid in an order that priorities make, its step time, and those priorities (N,).
+
+    The step time is infinite where none that was tried fits into memory.
+
+    Args:
+        task: scores and counts.
+        until: share of its budget at which to stop.
+    """
+    field = improve_hybrids(task, until=until)
+    return field.best_listed
+
+
+def improve_hybrids(task: Task, *, until: float) -> Field:
+    """`solve_hybrid` until a share of the budget, a third of it for each of its parts at the most."""
+    field = Field(task, until)
+    begin = task.spent
     found: list[Tried] = []
     last = tried = min(max(TRIED, TRIED_OPS // task.problem.graph.num_ops), MOST_TRIED)
-    for place, layout in enumerate(field.ranked(field.candidates())):
-        if task.is_spent or place >= last:
+    field.until = begin + (until - begin) / 3
+    ranked = field.ranked(field.candidates())
+    field.until = begin + 2 * (until - begin) / 3
+    for place, layout in enumerate(ranked):
+        if field.is_spent or place >= last:
             break
         found.append(field.try_orders(layout))
         if place >= tried - 1 and not np.isfinite(task.best_s):
             last = place + 1 + MORE_TRIED
+    field.until = until
     found.sort(key=lambda one: one.step_s)
     for one in [one for one in found if np.isfinite(one.step_s)][: max(REFINED, tried // 20)]:
+        if field.is_spent:
+            break
         field.move_owners(field.try_orders(field.refine(one).layout))
+    return field
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +121,15 @@ class Field:
 
     Args:
         task: whose graph is cut into micro-batches.
+        until: share of its budget at which to stop.
+
+    Attributes:
+        best_listed: devices (N,), step time and priorities (N,) of the best so far in an order that priorities make.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, until: float = 1.0) -> None:
         self.task = task
+        self.until = until
         problem = task.problem
         self.step: StepRoles = step_roles(problem.graph)
         self.chain = Chain.of(problem, self.step)
@@ -108,7 +140,13 @@ class Field:
             "rank": default_priorities(replace(problem, op_order="rank")),
             "tilt": default_priorities(replace(problem, op_order="tilt")),
         }
+        self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         self._roomy = Simulator(_without_limits(problem), threads=1)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether its share of the budget is gone."""
+        return self.task.is_spent or self.task.spent >= self.until
 
     def candidates(self) -> Iterator[Layout]:
         """Grids, then stages with different numbers of replicas; all that there are where they are few."""
@@ -129,7 +167,7 @@ class Field:
         """Candidates by step time on devices whose memory has no end, in the better of two orders."""
         timed: list[tuple[float, int, Layout]] = []
         for number, layout in enumerate(candidates):
-            if self.task.is_spent:
+            if self.is_spent and timed:
                 break
             devices = placement_of(self.task.problem, layout, self.step)
             orders = ("gpipe", "backward-first") if len(layout.devices) > 1 else ("backward-first",)
@@ -153,7 +191,7 @@ class Field:
         while far:
             is_better = False
             for other in plan.neighbours(self.step.num_positions, far):
-                if self.task.is_spent or tries >= REFINEMENTS:
+                if self.is_spent or tries >= REFINEMENTS:
                     return one
                 tries += 1
                 tried = self.try_orders(other.layout(self.chain), (one.order,))
@@ -180,7 +218,7 @@ class Field:
                     continue
                 if device == devices[members[0]]:
                     continue
-                if self.task.is_spent or tries >= OWNERS_MOVED:
+                if self.is_spent or tries >= OWNERS_MOVED:
                     return
                 tries += 1
                 moved = devices.copy()
@@ -191,7 +229,10 @@ class Field:
 
     def _score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
         if order in self.priorities:
-            return self.task.score_ordered(devices, self.priorities[order])
+            step_s = self.task.score_ordered(devices, self.priorities[order])
+            if step_s < self.best_listed[1]:
+                self.best_listed = (devices, step_s, self.priorities[order])
+            return step_s
         if self.task.is_spent:
             return np.inf
         return self.task.score_plan(self._bounded(layout, devices, is_deep=order == "1f1b-deep"))
