@@ -8,6 +8,7 @@ plain PyTorch, all in one race. Needs an idle machine. Writes `results/micro_bat
 from __future__ import annotations
 
 import argparse
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +62,15 @@ class Side:
         runner = HostRunner(problem, simulator)
         if threads_of is not None:
             runner._crew.stop()
-            runner._crew = threads_of.runner._crew
+            runner._crew = copy.copy(threads_of.runner._crew)
+            runner._crew.workers = threads_of.runner._crew.workers[: problem.host.num_devices]
         found = [find(problem, "single", simulator, Budget(evaluations=64))]
         found += [find(problem, "portfolio", simulator, Budget(evaluations=evaluations), seed=seed) for seed in SEEDS]
         plans = [simulator.plan(one.devices) for one in found if one.devices is not None]
         outcomes = runner.measure_plans(plans, protocol=HEAT)
+        failed = [outcome.why for outcome in outcomes if not outcome.ok]
+        if failed:
+            raise SystemExit(f"{name}: {failed[0]}")
         best = min(range(len(plans)), key=lambda index: outcomes[index].step_time_s)
         return cls(name, problem, runner, plans[best], simulator.retime(plans[best]).step_time_s)
 
