@@ -10,7 +10,7 @@ from rlplace.search.improve.coarsening import atoms
 from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy, has_few_evaluations
 from rlplace.search.improve.warm_starts import try_all
-from rlplace.search.parallel.hybrid import hybrid_start
+from rlplace.search.parallel.hybrid_starts import hybrid_start
 from rlplace.search.task import Task
 
 HYBRID_SHARE = 0.4
