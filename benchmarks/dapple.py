@@ -103,9 +103,10 @@ def markdown(result: dict[str, Any]) -> str:
         "# DAPPLE's profiles on its three configurations",
         "",
         as_markdown(result),
-        "Layer profiles of github.com/AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021), K micro-batches of the profiled batch, "
-        "simulated: nothing was measured. Times of layers as profiled on one V100; sums of gradients and updates take no "
-        f"time. {result['evaluations']:,} evaluations at most for each method. `hybrid` is the best over stages x replicas, equal or not, cuts, owners and orders. *Even* is "
+        "Layer profiles of github.com/AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021), K micro-batches of the profiled "
+        "batch, simulated: nothing was measured. Times of layers as profiled on one V100; sums of gradients and "
+        f"updates take no time. {result['evaluations']:,} evaluations at most for each method. `hybrid` is the best "
+        "over stages x replicas, equal or not, cuts, owners and orders. *Even* is "
         "the work over the number of devices, which no placement can beat.",
         "",
         f"`portfolio` over the best of the field: geometric mean {math.exp(float(np.mean(np.log(ratios)))):.3f}, "
@@ -117,9 +118,7 @@ def markdown(result: dict[str, Any]) -> str:
     for row in rows:
         profile, host, count = row["problem"].split()
         times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
-        lines.append(
-            f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |"
-        )
+        lines.append(f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |")
     return "\n".join(lines) + "\n"
 
 

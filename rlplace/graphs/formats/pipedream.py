@@ -105,7 +105,9 @@ def _lines(path: Path) -> list[str]:
             raise FileProblem(path, f"{size} bytes, expected a profile of at most {LARGEST_FILE_BYTES}.")
         return path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise FileProblem(path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected a profile.") from error
+        raise FileProblem(
+            path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected a profile."
+        ) from error
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
 

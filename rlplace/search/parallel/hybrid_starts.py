@@ -1,4 +1,4 @@
-"""`hybrid_start`: where a search over placements goes on from, and what only plans reach, pipelines with some idling."""
+"""`hybrid_start`: where a search over placements goes on from, and what only plans reach: pipelines that idle a bit."""
 
 from __future__ import annotations
 
