@@ -226,13 +226,8 @@ class Task:
     def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
         """Step time of a placement (N,) whose ready ops run by priority (N,), higher ones first.
 
-<<<<<<< HEAD
-        If it is the best so far, its plan is kept with it; observers are told of default orders only. A timer that
-        plans nothing scores the default order.
-=======
         If it is the best so far, its plan is kept with it. Observers are told of the problem's own order only. A timer
         that plans nothing scores that one.
->>>>>>> 2429aff62906b013c316f1c6c9c1c25bccf1dd5d
 
         Raises:
             InvalidValue: as `score`.

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.coarsening import atoms
 from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy, has_few_evaluations
-<<<<<<< HEAD
-from rlplace.search.improve.micro_batched_starts import diverse_starts
+from rlplace.search.improve.micro_batched_starts import diverse_starts, in_best_order
 from rlplace.search.improve.warm_starts import check_budget, try_all
-=======
-from rlplace.search.improve.warm_starts import try_all
-from rlplace.search.parallel.hybrid_starts import hybrid_start
->>>>>>> 2429aff62906b013c316f1c6c9c1c25bccf1dd5d
 from rlplace.search.task import Task
-
-HYBRID_SHARE = 0.4
-"""Part of what is left of a budget that goes into stages and replicas of a step cut into micro-batches."""
 
 
 def solve(task: Task) -> None:
@@ -33,23 +22,12 @@ def solve(task: Task) -> None:
     """
     if task.problem.graph.num_micro_batches > 1 and not has_few_evaluations(task):
         check_budget(task)
-        (devices, step_s), *others = diverse_starts(task)
+        (devices, step_s), *others = in_best_order(task, diverse_starts(task))
         anneal_finer(task, devices, step_s, others=others, until=1.0)
         return
     devices, step_s, leaders = best_start_with_greedy(task)
     if not try_all(task, share=0.5):
         tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
-        if task.problem.graph.num_micro_batches > 1 and not has_few_evaluations(task):
-            tuned = _hybrid_or(task, tuned)
-        anneal_finer(task, *tuned, others=[(devices, step_s)] if task.priorities is None else [], until=1.0)
+        anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
     elif atoms(task.problem).num_groups > task.problem.grouping.num_groups and task.best_devices is not None:
         anneal_finer(task, task.best_devices, task.best_s, until=1.0)
-
-
-def _hybrid_or(task: Task, start: tuple[NDArray[np.int32], float]) -> tuple[NDArray[np.int32], float]:
-    """The better of a start and the best hybrid of stages and replicas, whose order the task then scores by."""
-    devices, step_s, priorities = hybrid_start(task, until=task.spent + HYBRID_SHARE * (1.0 - task.spent))
-    if step_s >= start[1]:
-        return start
-    task.priorities = priorities
-    return devices, step_s

@@ -49,9 +49,8 @@ def parallel_starts(task: Task) -> list[Start]:
     """The best layouts in the problem's op order, best first; nothing where the step is not cut.
 
     They are over ops, not groups, which may be too coarse for them: stages x replicas, then stages with different
-    numbers of replicas, experts and tables apart. Stages of the best ones are moved as long as that helps. Where the
-    task takes plans, other orders of the best ones are tried too, so that one that fits only with few micro-batches
-    under way is found.
+    numbers of replicas, experts and tables apart. Where the task takes no plans, for which `hybrid_start` does more,
+    stages of the best ones are moved as long as that helps.
 
     Args:
         task: scores and counts.
@@ -70,12 +69,9 @@ def parallel_starts(task: Task) -> list[Start]:
         times = task.score(np.stack([devices for devices, _ in batch])).tolist()
         found += [Start(devices, step_s, layout) for (devices, layout), step_s in zip(batch, times, strict=True)]
         found = sorted(found, key=lambda one: one.step_s)[:KEPT]
-    if not is_few:
+    if not is_few and not task.takes_plans:
         until = task.spent + SHARE
         found[:REFINED] = [_refined(field, one, until) for one in found[:REFINED]]
-        if task.takes_plans:
-            for one in found[:REFINED]:
-                field.try_orders(one.layout)
     return sorted(found, key=lambda one: one.step_s)
 
 
