@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.choose import choose
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
 
@@ -31,6 +29,7 @@ PROFILES = ("vgg-19-pbs-32", "bert-24-pbs-6", "gnmt-16-pbs-64")
 HOSTS = ("2x8xV100-25gbe", "16x1xV100-25gbe", "16x1xV100-10gbe")
 COUNTS = (16, 64)
 FIELD = ("data-parallel", "pipeline", "hybrid")
+METHODS = (*FIELD, "portfolio")
 EVALUATIONS = 10_000
 LINES = RESULTS / "dapple.jsonl"
 
@@ -77,26 +76,16 @@ def read_lines(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def solved(path: Path, host_word: str, count: int, evaluations: int) -> dict[str, Any]:
-    """Step times of the field and of `portfolio`, whose evaluations include the choice of the op order."""
+    """Step times of the field and of `portfolio`."""
     host = resolve_host(host_word)
     graph, times_s = load_graph(path, micro_batches=count), load_times_s(path, micro_batches=count)
     assert times_s is not None
     problem = Problem.grouped(graph, host, Costs.given(times_s, host))
     simulator = Simulator(problem)
     row: dict[str, Any] = {"ops": graph.num_ops, "even_s": float(np.sum(times_s)) / host.num_devices}
-    for method in FIELD:
+    for method in METHODS:
         found = find(problem, method, simulator, Budget(evaluations=evaluations))
         row[method] = {"step_s": found.step_time_s, "evaluations": found.evaluations, "plan_s": found.plan_s}
-    begin = time.perf_counter()
-    chosen = choose({count: lambda: problem}, evaluations=evaluations)
-    left = Budget(evaluations=evaluations - chosen.spent)
-    found = find(chosen.problem, "portfolio", Simulator(chosen.problem), left)
-    row["portfolio"] = {
-        "step_s": min(found.step_time_s, chosen.step_time_s),
-        "evaluations": found.evaluations + chosen.spent,
-        "plan_s": time.perf_counter() - begin,
-        "op_order": chosen.op_order,
-    }
     return row
 
 
@@ -114,25 +103,22 @@ def markdown(result: dict[str, Any]) -> str:
         "# DAPPLE's profiles on its three configurations",
         "",
         as_markdown(result),
-        "Layer profiles of github.com/AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021), K micro-batches of the profiled batch, "
-        "simulated: nothing was measured. Times of layers as profiled on one V100; sums of gradients and updates take no "
-        f"time. {result['evaluations']:,} evaluations at most for each method; those of `portfolio` include the choice "
-        "of the op order. `hybrid` is the best over stages x replicas, equal or not, cuts, owners and orders. *Even* is "
+        "Layer profiles of github.com/AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021), K micro-batches of the profiled "
+        "batch, simulated: nothing was measured. Times of layers as profiled on one V100; sums of gradients and "
+        f"updates take no time. {result['evaluations']:,} evaluations at most for each method. `hybrid` is the best "
+        "over stages x replicas, equal or not, cuts, owners and orders. *Even* is "
         "the work over the number of devices, which no placement can beat.",
         "",
         f"`portfolio` over the best of the field: geometric mean {math.exp(float(np.mean(np.log(ratios)))):.3f}, "
         f"largest {max(ratios):.3f}; below 1 on {sum(one < 1 for one in ratios)} of {len(ratios)}.",
         "",
-        "| profile | host | K | even, ms | `data-parallel` | `pipeline` | `hybrid` | `portfolio` | of the best | order |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| profile | host | K | even, ms | `data-parallel` | `pipeline` | `hybrid` | `portfolio` | of the best |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         profile, host, count = row["problem"].split()
-        times = " | ".join(milliseconds(row[method]["step_s"]) for method in (*FIELD, "portfolio"))
-        lines.append(
-            f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} | "
-            f"{row['portfolio']['op_order']} |"
-        )
+        times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
+        lines.append(f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |")
     return "\n".join(lines) + "\n"
 
 

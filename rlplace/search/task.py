@@ -86,8 +86,8 @@ class Task:
         generator: every random draw of the method comes from here.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
-        priorities: (N,) float64 by which ready ops of the placements that are scored from now on run, higher ones first;
-            None for the problem's own order, and for a timer that plans nothing.
+        priorities: (N,) float64 by which ready ops of placements that are scored from now on run, higher ones first;
+            None for the problem's own order, which a timer that plans nothing always has.
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
         measurements: placements run on the host so far.
         history: the best so far wherever it improved, the first feasible placement among them.
@@ -218,11 +218,16 @@ class Task:
             self._observer.scored(placements[:count], times[:count])
         return times
 
+    @property
+    def takes_plans(self) -> bool:
+        """Whether what scores placements can score plans as well."""
+        return self._plan_timer is not None
+
     def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
         """Step time of a placement (N,) whose ready ops run by priority (N,), higher ones first.
 
-        If it is the best so far, its plan is kept with it; observers are told of default orders only. A timer that plans
-        nothing scores the default order.
+        If it is the best so far, its plan is kept with it. Observers are told of the problem's own order only. A timer
+        that plans nothing scores that one.
 
         Raises:
             InvalidValue: as `score`.

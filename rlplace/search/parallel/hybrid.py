@@ -11,17 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.layouts import Chain, Layout, layouts, placement_of
-from rlplace.search.parallel.micro_batch_orders import (
-    backward_first_priorities,
-    gpipe_priorities,
-    most_under_way,
-    one_f_one_b,
-)
+from rlplace.search.parallel.micro_batch_orders import list_priorities, most_under_way, one_f_one_b
 from rlplace.search.parallel.replication import replicated_plans
 from rlplace.search.parallel.stage_plans import StagePlan, all_plans
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
@@ -70,19 +63,6 @@ def solve_hybrid(task: Task) -> None:
     improve_hybrids(task, until=1.0)
 
 
-def hybrid_start(task: Task, *, until: float) -> tuple[NDArray[np.int32], float, NDArray[np.float64]]:
-    """Devices (N,) of the best hybrid in an order that priorities make, its step time, and those priorities (N,).
-
-    The step time is infinite where none that was tried fits into memory.
-
-    Args:
-        task: scores and counts.
-        until: share of its budget at which to stop.
-    """
-    field = improve_hybrids(task, until=until)
-    return field.best_listed
-
-
 def improve_hybrids(task: Task, *, until: float) -> Field:
     """`solve_hybrid` until a share of the budget, a third of it for each of its parts at the most."""
     field = Field(task, until)
@@ -116,6 +96,16 @@ class Tried:
     step_s: float
 
 
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """A placement (N,) of a layout, micro-batches under way on each stage (p,) and the step time of that plan."""
+
+    layout: Layout
+    devices: NDArray[np.int32]
+    limit: NDArray[np.int64]
+    step_s: float
+
+
 class Field:
     """A task's problem with all that layouts and orders of it are made of.
 
@@ -125,6 +115,7 @@ class Field:
 
     Attributes:
         best_listed: devices (N,), step time and priorities (N,) of the best so far in an order that priorities make.
+        best_bounded: the best so far with a bound on micro-batches under way.
     """
 
     def __init__(self, task: Task, until: float = 1.0) -> None:
@@ -134,13 +125,10 @@ class Field:
         self.step: StepRoles = step_roles(problem.graph)
         self.chain = Chain.of(problem, self.step)
         self.plain = plain_devices(problem)
-        self.priorities: dict[str, NDArray[np.float64]] = {
-            "gpipe": gpipe_priorities(problem),
-            "backward-first": backward_first_priorities(problem),
-            "rank": default_priorities(replace(problem, op_order="rank")),
-            "tilt": default_priorities(replace(problem, op_order="tilt")),
-        }
+        self.priorities = list_priorities(problem)
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
+        nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
+        self.best_bounded = Bounded(nothing, self.best_listed[0], np.zeros(1, dtype=np.int64), np.inf)
         self._roomy = Simulator(_without_limits(problem), threads=1)
 
     @property
@@ -203,29 +191,37 @@ class Field:
 
     def move_owners(self, one: Tried) -> None:
         """Tries each parameter on the other replicas of its stage, the largest first, in the order that was best."""
-        problem = self.task.problem
-        graph, tries = problem.graph, 0
-        devices = placement_of(problem, one.layout, self.step)
-        held = np.bincount(
-            np.maximum(graph.colocation, -1) + 1, weights=graph.parameter_bytes + graph.gradient_bytes
-        )  # by class, after those without one
-        best_s = one.step_s
-        for owned in np.argsort(-held[1:], kind="stable").tolist():
+        devices, best_s = placement_of(self.task.problem, one.layout, self.step), one.step_s
+        for tries, (members, device) in enumerate(self.other_owners(one.layout)):
+            if self.is_spent or tries >= OWNERS_MOVED:
+                return
+            moved = devices.copy()
+            moved[members] = device
+            if device != devices[members[0]] and (step_s := self._score(one.layout, moved, one.order)) < best_s:
+                devices, best_s = moved, step_s
+
+    def other_owners(self, layout: Layout) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Ops of each co-location class, the largest first, with every device of its stage where it may be."""
+        problem, graph = self.task.problem, self.task.problem.graph
+        held = graph.parameter_bytes + graph.gradient_bytes
+        classes = np.flatnonzero(np.bincount(graph.colocation[graph.colocation >= 0]))
+        size = np.bincount(graph.colocation[graph.colocation >= 0], weights=held[graph.colocation >= 0])
+        for owned in classes[np.argsort(-size[classes], kind="stable")].tolist():
             members = np.flatnonzero(graph.colocation == owned)
-            stage = int(one.layout.role_stage[self.step.role[members[0]]])
-            for device in np.unique(one.layout.devices[stage]).tolist():
-                if problem.allowed is not None and not problem.allowed[members, device].all():
-                    continue
-                if device == devices[members[0]]:
-                    continue
-                if self.is_spent or tries >= OWNERS_MOVED:
-                    return
-                tries += 1
-                moved = devices.copy()
-                moved[members] = device
-                step_s = self._score(one.layout, moved, one.order)
-                if step_s < best_s:
-                    devices, best_s = moved, step_s
+            stage = int(layout.role_stage[self.step.role[members[0]]])
+            for device in np.unique(layout.devices[stage]).tolist():
+                if problem.allowed is None or problem.allowed[members, device].all():
+                    yield members, device
+
+    def score_bounded(self, layout: Layout, devices: NDArray[np.int32], limit: NDArray[np.int64]) -> float:
+        """Step time of 1F1B with `limit` (p,) micro-batches under way; planning counts as an evaluation too."""
+        if self.task.evaluations_left < 2:
+            return np.inf
+        self.task.count(1)
+        step_s = self.task.score_plan(one_f_one_b(self.task.problem, self.step, layout, devices, limit))
+        if step_s < self.best_bounded.step_s:
+            self.best_bounded = Bounded(layout, devices, limit, step_s)
+        return step_s
 
     def _score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
         if order in self.priorities:
@@ -233,15 +229,8 @@ class Field:
             if step_s < self.best_listed[1]:
                 self.best_listed = (devices, step_s, self.priorities[order])
             return step_s
-        if self.task.is_spent:
-            return np.inf
-        return self.task.score_plan(self._bounded(layout, devices, is_deep=order == "1f1b-deep"))
-
-    def _bounded(self, layout: Layout, devices: NDArray[np.int32], *, is_deep: bool) -> Plan:
-        """1F1B; the deep one has more under way, for when sending takes long (DAPPLE's policy B)."""
         limit = most_under_way(layout, self.task.problem.graph.num_micro_batches)
-        self.task.count(1)
-        return one_f_one_b(self.task.problem, self.step, layout, devices, 2 * limit - 1 if is_deep else limit)
+        return self.score_bounded(layout, devices, 2 * limit - 1 if order == "1f1b-deep" else limit)
 
 
 def _without_limits(problem: Problem) -> Problem:

@@ -1,4 +1,4 @@
-"""`StagePlan`: stages of a chain, each on a team of devices; the plans next to one, and all of them where they are few."""
+"""`StagePlan`: stages of a chain, each on a team of devices; the plans next to one, and all where they are few."""
 
 from __future__ import annotations
 
