@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ def mixing_ops(
         deadline: in the time of `time.monotonic`; what was not found by then is not.
         with_loss: whether to look at the loss too, not at the model alone.
     """
-    index = slicing.num_micro_batches - 1
-    watch = _Watch(trial, slicing.batch, slicing.starts[index], slicing.sizes[index])
+    size = max(1, slicing.batch // 2)  # code often differs for one sample
+    halves = Slicing(slicing.dims, (slicing.batch - size, size))
+    watch = _Watch(trial, slicing.batch, slicing.batch - size, size)
 
     def run(given: Sequence[Tensor]) -> None:
         pinned = Pinned(is_double=trial.is_double, deadline=deadline)
@@ -56,7 +58,7 @@ def mixing_ops(
             if with_loss:
                 trial.loss(output, given)
 
-    run(slicing.cut(tensors, index))
+    run(halves.cut(tensors, 1))
     watch.is_whole = True
     with suppress(TimeUp, _Enough):
         run(tensors)
@@ -75,8 +77,8 @@ class _Watch(TorchDispatchMode):
         self.is_whole = False
         self.found: list[MixingOp] = []
         self._trial, self._cut = trial, (batch, start, size)
-        self._of_slice: list[tuple[Any, list[Tensor]]] = []
-        self._next = 0
+        self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
+        self._counts: Counter[str] = Counter()
         self._mixed: dict[int, Tensor] = {}
         self._running: list[str] = []
 
@@ -94,6 +96,7 @@ class _Watch(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
             self._running.clear()
+            self._counts.clear()
 
     def _leave(self) -> None:
         if self._running:
@@ -104,23 +107,22 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         outputs = [value for value in _flat((result,)) if value.is_floating_point()]
+        module = self._running[-1] if self._running else "the loss"
+        place = (module, self._counts[module])
+        self._counts[module] += 1
         if not self.is_whole:
-            self._of_slice.append((func, [value.detach().clone() for value in outputs]))
-        elif self._next < len(self._of_slice) and self._of_slice[self._next][0] is func:
-            self._compare(func, _flat((*args, *(kwargs or {}).values())), outputs)
-        else:  # another path through the model: no op answers to this one
-            raise _Enough
-        self._next += self.is_whole
+            self._of_slice[place] = func, [value.detach().clone() for value in outputs]
+        elif place in self._of_slice and self._of_slice[place][0] is func:  # else a slice took another path there
+            inputs = _flat((*args, *(kwargs or {}).values()))
+            self._compare(MixingOp(str(func), module), inputs, outputs, self._of_slice[place][1])
         return result
 
-    def _compare(self, func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        expected = self._of_slice[self._next][1]
+    def _compare(self, op: MixingOp, inputs: list[Tensor], outputs: list[Tensor], expected: list[Tensor]) -> None:
         is_mixed = any(id(value) in self._mixed for value in inputs)
         is_same = all(_is_slice(part, whole, *self._cut) for part, whole in zip(expected, outputs, strict=False))
         if is_same or not inputs:  # what a step makes of nothing (positions, zeros) is no sample
             return
         self._mixed.update({id(value): value for value in outputs})
-        op = MixingOp(str(func), self._running[-1] if self._running else "the loss")
         if not is_mixed and op not in self.found:
             self.found.append(op)
             if len(self.found) == MOST_NAMED:
@@ -148,9 +150,9 @@ def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) ->
     if not scaled:
         return _is_close(part, whole)
     dim = scaled[0]
-    if len(scaled) > 1 or part.shape[dim] * batch != whole.shape[dim] * size:
+    others, left = divmod(whole.shape[dim], batch)
+    if len(scaled) > 1 or left or part.shape[dim] != others * size:
         return False
-    others = whole.shape[dim] // batch
     for before in range(1, others + 1):
         if others % before == 0:
             split = whole.reshape(*whole.shape[:dim], before, batch, others // before, *whole.shape[dim + 1 :])

@@ -11,7 +11,7 @@ from rlplace.graphs.capturing.micro.pinned import Labels, Pinned
 from rlplace.graphs.capturing.micro.trial import Trial, rehearsal
 from rlplace.graphs.slicing import Slicing, even_sizes
 
-MOST_SLICES = 4
+MOST_SLICES = 3
 """Slices of a check: what mixes samples shows in two, a mean of means in uneven ones."""
 
 
@@ -43,7 +43,9 @@ def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = 
     return cut, Slicing(slicing.dims, tuple(sizes))
 
 
-def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[list[Tensor], list[Labels]]:
+def padded(
+    trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadline: float
+) -> tuple[list[Tensor], list[Labels]]:
     """The same samples with labels of the first slice set to the `ignore_index` of the losses that read them.
 
     A tensor of integers holds labels if such a change reaches a loss of negative log-likelihood; where the step fails
@@ -53,12 +55,13 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
         trial: the step.
         tensors: its inputs and targets.
         slicing: how they are cut.
+        deadline: in the time of `time.monotonic`; `TimeUp` is raised after it.
 
     Returns:
         the tensors, and what the losses read of them; the same as before where no loss reads labels.
     """
     generator = torch.Generator().manual_seed(1)
-    found, now = list(tensors), _labels(trial, tensors)
+    found, now = list(tensors), _labels(trial, tensors, deadline)
     for position, (tensor, dim) in enumerate(zip(tensors, slicing.dims, strict=True)):
         if dim is None or tensor.dtype not in (torch.int64, torch.uint8):
             continue
@@ -67,7 +70,7 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
                 changed = list(found)
                 changed[position] = _ignoring(tensor, dim, slicing.sizes[0], ignored, share, generator)
                 try:
-                    read = _labels(trial, changed)
+                    read = _labels(trial, changed, deadline)
                 except (IndexError, RuntimeError, ValueError):  # whatever else reads them
                     continue
                 if _num_ignored(read) > _num_ignored(now):
@@ -76,9 +79,9 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
     return found, now
 
 
-def _labels(trial: Trial, tensors: Sequence[Tensor]) -> list[Labels]:
+def _labels(trial: Trial, tensors: Sequence[Tensor], deadline: float) -> list[Labels]:
     """What the losses of one step read."""
-    pinned = Pinned(is_double=trial.is_double)
+    pinned = Pinned(is_double=trial.is_double, deadline=deadline)
     with rehearsal(pinned, is_double=trial.is_double), torch.no_grad():
         trial.loss(trial.output(tensors), tensors)
     return pinned.labels

@@ -112,13 +112,14 @@ class Trial:
 
     def step(self, tensors: Sequence[Tensor]) -> Stepped:
         """Loss and gradients for these inputs and targets."""
-        return self.differentiated(self.loss(self.output(tensors), tensors))
+        loss = self.loss(self.output(tensors), tensors)
+        return Stepped(loss.detach(), self.gradients([loss], None))
 
-    def differentiated(self, loss: Tensor) -> Stepped:
-        """A loss with its gradients; zeros for parameters that it does not depend on."""
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+    def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:
+        """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
+        found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
         pairs = zip(found, self.parameters, strict=True)
-        return Stepped(loss.detach(), tuple(torch.zeros_like(p) if g is None else g.detach() for g, p in pairs))
+        return tuple(torch.zeros_like(p) if g is None else g.detach() for g, p in pairs)
 
     def _copied(self, value: Tensor) -> Tensor:
         dtype = torch.float64 if self.is_double and value.dtype in FLOATS else value.dtype

@@ -6,6 +6,7 @@ with dropout that drops nothing and batch norm on fixed statistics, and loss and
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ Kind = Literal["separate", "joined", "accumulated"]
 ASKED = ("auto", "separate", "joined", "accumulated")
 CHECK_S = 60.0
 """Seconds that a check takes at most."""
+MOST_PARAMETERS = 1 << 28
+"""Larger models are not copied: in float64, with gradients of both ways, this many take 8 GiB."""
 
 _MEANS = {
     "mean": "the losses of the micro-batches, weighted by their samples, make that of the batch",
@@ -35,6 +38,8 @@ _INSTEAD = (
     "`loss='accumulated'` (--loss accumulated) takes eager gradient accumulation over the micro-batches instead, which "
     "is another step; micro_batches=1 keeps the batch whole"
 )
+
+_NOT_CUT = "it cannot be cut so (`batch_dims` says which dimension of every tensor is the batch)"
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ def judge_loss(
     try:
         if not has_values(model, (*tensors, *targets)):
             raise NotComputable("its tensors are fake, without values")
+        if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
+            raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
         return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, time.monotonic() + check_s)
     except TimeUp:
         why = f"the check took longer than {check_s:g} s"
@@ -131,12 +138,12 @@ def _judged(
     if not isinstance(found, _Wrong):
         return found
     if found.right:
-        hint = f"{(found.separate or found.joined).capitalize()}."
+        hint = f"As {asked} losses: {found.separate or found.joined}."
         raise InvalidValue("loss", asked, f"{found.right!r}", where="micro-batches", hint=hint)
     if found.when_padded:
         raise CaptureError(
-            f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint: "
-            f"return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so that outputs can be "
+            f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
+            f" return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so that outputs can be "
             f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
@@ -191,25 +198,27 @@ def _ways(
     slicing: Slicing,
     deadline: float,
 ) -> tuple[Trial, Ways]:
-    """The step of a few samples in float64; where it does not run so (an op for float32 alone), as it is.
+    """The step of a few samples in float64.
+
+    Where they do not run so, as they are (an op for float32 alone), or all samples (a shared tensor fits no fewer).
 
     Raises:
-        NotComputable: it runs neither way.
+        NotComputable: it runs in none of these ways; says why the first failed.
     """
-    tensors = (*model.parameters(), *targets, *(leaf for leaf in pytree.tree_leaves(call)))
+    tensors = (*model.parameters(), *targets, *pytree.tree_leaves(call))
     dtypes = {value.dtype for value in tensors if isinstance(value, torch.Tensor) and value.is_floating_point()}
-    problem: NotComputable | None = None
-    for is_double in (True, False) if dtypes <= {torch.float32, torch.float64} else (True,):
+    precisions = (True, False) if dtypes <= {torch.float32, torch.float64} else (True,)
+    problems = []
+    for is_whole, is_double in itertools.product((False, True), precisions):
         try:
             trial = Trial(model, call, loss_fn, targets, is_double=is_double)
         except Exception as error:  # of a `deepcopy` of the user's objects
             raise NotComputable(f"the model cannot be copied ({type(error).__name__}: {error})") from error
         try:
-            return trial, Ways(trial, slicing, deadline)
-        except NotComputable as found:
-            problem = problem or found
-    assert problem is not None
-    raise problem
+            return trial, Ways(trial, slicing, deadline, is_whole=is_whole)
+        except NotComputable as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> list[MixingOp]:
@@ -225,7 +234,7 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
 
 
 def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
-    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else "it cannot be cut"
+    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
     return CaptureError(

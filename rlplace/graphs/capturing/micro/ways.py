@@ -13,6 +13,7 @@ from rlplace.errors import RlplaceError
 from rlplace.graphs.capturing.micro.pinned import Pinned, TimeUp
 from rlplace.graphs.capturing.micro.samples import few_samples, padded
 from rlplace.graphs.capturing.micro.trial import Stepped, Trial, rehearsal
+from rlplace.graphs.capturing.micro.trial_outputs import Joined, join_outputs
 from rlplace.graphs.slicing import Slicing
 
 Weights = Literal["mean", "sum"]
@@ -29,6 +30,7 @@ class Ways:
         trial: the step.
         slicing: how its tensors are to be cut.
         deadline: in the time of `time.monotonic`; `TimeUp` is raised after it.
+        is_whole: whether to take all samples and cut them as they are to be, not a few.
         is_even: whether slices have the same size.
 
     Attributes:
@@ -43,12 +45,16 @@ class Ways:
         NotComputable: the step fails on them, or is not finite.
     """
 
-    def __init__(self, trial: Trial, slicing: Slicing, deadline: float, *, is_even: bool = False) -> None:
+    def __init__(
+        self, trial: Trial, slicing: Slicing, deadline: float, *, is_whole: bool = False, is_even: bool = False
+    ) -> None:
         self._trial, self._deadline = trial, deadline
-        self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
-        self.reason, self.fails, self._of_shared = "", False, ""
+        self.tensors, self.slicing = trial.tensors, slicing
+        self.reason, self.fails = "", False
         pinned = self._pinned()
         try:
+            if not is_whole:
+                self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
             with rehearsal(pinned, is_double=trial.is_double):
                 self._whole = self._step(self.tensors)
         except TimeUp:
@@ -71,7 +77,7 @@ class Ways:
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
         with rehearsal(self._pinned(), is_double=self._trial.is_double):
-            tensors, labels = padded(self._trial, self.tensors, self.slicing)
+            tensors, labels = padded(self._trial, self.tensors, self.slicing, self._deadline)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
             whole = self._step(tensors)
@@ -88,17 +94,35 @@ class Ways:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
         with self._caught(), rehearsal(self._pinned(), is_double=self._trial.is_double):
-            output = self._joined_output()
-            if output is None:
+            with torch.no_grad():
+                whole = pytree.tree_leaves(self._trial.output(self.tensors))
+            with torch.set_grad_enabled(self._trial.has_loss):
+                cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
+                outputs = [self._trial.output(tensors) for tensors in cut]
+            joined = join_outputs(whole, [pytree.tree_leaves(output) for output in outputs], self.slicing)
+            self.reason = joined.problem
+            if not joined.leaves:
                 return False
-            if not self._trial.has_loss:
-                step = _of_output(output)
-            else:
-                step = self._trial.differentiated(self._trial.loss(output, self.tensors))
+            output = pytree.tree_unflatten(joined.leaves, pytree.tree_structure(outputs[0]))
+            step = self._with_loss(output, joined) if self._trial.has_loss else _of_output(output)
             if self._agree(self._whole, step):
+                self.reason = ""
                 return True
-            self.reason = self._of_shared or "the loss of the slices' joined outputs is not that of the batch"
+            self.reason = joined.problem or "the loss of the slices' joined outputs is not that of the batch"
         return False
+
+    def _with_loss(self, output: Any, joined: Joined) -> Stepped:
+        """One loss of joined outputs; each slice goes on backward from its part of their gradient."""
+        loss = self._trial.loss(output, self.tensors)
+        parts = [part for slice_parts in joined.parts for part in slice_parts]
+        seeds = iter(torch.autograd.grad(loss, [part.start for part in parts], allow_unused=True))
+        total = Stepped(loss.detach(), ())
+        for slice_parts in joined.parts:
+            ends = [(part.end, seed) for part, seed in zip(slice_parts, seeds, strict=False) if seed is not None]
+            if ends:
+                own = Stepped(loss.new_zeros(()), self._trial.gradients(*zip(*ends, strict=True)))
+                total = _added(total, own) if total.gradients else Stepped(total.loss, own.gradients)
+        return total
 
     def _separate(
         self, tensors: Sequence[Tensor], whole: Stepped, kinds: Sequence[Weights] = ("mean", "sum")
@@ -123,40 +147,6 @@ class Ways:
             return self._trial.step(tensors)
         with torch.no_grad():
             return _of_output(self._trial.output(tensors))
-
-    def _joined_output(self) -> Any:
-        """The output of the whole batch put together from those of the slices; None where they do not fit."""
-        with torch.no_grad():
-            whole = pytree.tree_leaves(self._trial.output(self.tensors))
-        with torch.set_grad_enabled(self._trial.has_loss):
-            outputs = [
-                self._trial.output(self.slicing.cut(self.tensors, index)) for index in range(len(self.slicing.sizes))
-            ]
-        flat = [pytree.tree_leaves(output) for output in outputs]
-        joined, self._of_shared = [], ""
-        for expected, *parts in zip(whole, *flat, strict=True):
-            if not isinstance(expected, Tensor):
-                if not isinstance(expected, (bool, int, float, str, type(None))):
-                    self.reason = f"its output holds a {type(expected).__name__}, which cannot be joined"
-                    return None
-                joined.append(parts[0])
-                continue
-            dims = [dim for dim, length in enumerate(expected.shape) if parts[0].shape[dim] != length]
-            if len(dims) > 1 or (dims and sum(part.shape[dims[0]] for part in parts) != expected.shape[dims[0]]):
-                self.reason = (
-                    f"an output of shape {tuple(expected.shape)} for {self.slicing.batch} samples is "
-                    f"{tuple(parts[0].shape)} for {self.slicing.sizes[0]}, which cannot be joined"
-                )
-                return None
-            joined.append(torch.cat(parts, dims[0]) if dims else parts[0])
-            if not dims and not torch.equal(parts[0], parts[1]):
-                what = "already a scalar" if expected.dim() == 0 else f"of shape {tuple(expected.shape)} for any batch"
-                self._of_shared = f"an output of the model is {what}, and another for every slice"
-        if all(one is other for one, other in zip(joined, flat[0], strict=True)):
-            is_scalar = all(leaf.dim() == 0 for leaf in joined if isinstance(leaf, Tensor))
-            self.reason = "the model's output is already a scalar" if is_scalar else "no output grows with the batch"
-            return None
-        return pytree.tree_unflatten(joined, pytree.tree_structure(outputs[0]))
 
     def _agree(self, expected: Stepped, found: Stepped) -> bool:
         rtol = 1e-6 if self._trial.is_double else 1e-3
