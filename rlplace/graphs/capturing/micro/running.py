@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rlplace.graphs.capturing.micro.assembly import Assembly
-from rlplace.graphs.opgraph import FORWARD, UPDATE
+from rlplace.graphs.opgraph import UPDATE
 from rlplace.graphs.program import Ref
 
 aten = torch.ops.aten
@@ -118,7 +118,7 @@ class _Update:
                 0,
                 name="statistics",
                 module=self._norms.paths[-1],
-                phase=FORWARD,
+                phase=UPDATE,
                 micro_batch=index,
             )
             for number in range(self._norms.num_calls)
