@@ -19,6 +19,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.task import Budget
+from rlplace.training.agent.batches import choose_batch, log_step_times
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.agent.proposals import Proposer
 
@@ -71,15 +72,18 @@ def learn_host(
     Args:
         problem: as profiled or estimated.
         measurer: times plans.
-        budget: `measurements`, the plans that may be measured, 0 by default; placements simulated and seconds for all
+        budget: `measurements`, the plans that may be measured, at least 1; placements simulated and seconds for all
             of them together.
         seed: of every draw.
         config: how it explores.
         prior: how far the host may be from the problem's figures.
 
     Raises:
-        InvalidValue: the measurer gave more or fewer measurements than plans.
+        InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
     """
+    if not budget.measurements:
+        hint = "For example: Budget(measurements=16)."
+        raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
     config = config or AgentConfig()
     agent, begin = Agent(problem, seed=seed, config=config, prior=prior), time.monotonic()
     evaluations = budget.evaluations
@@ -163,24 +167,61 @@ class Agent:
             whole = Budget(each.evaluations * count, each.seconds * count)
             found = self._proposer.first(mean, count, whole, has_probes=not self.num_measured)
             return [mean.plan(devices) for devices in found]
+        if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
+            return []
+        size = config.num_compared(each.evaluations * count)
+        drawn = [Simulator(posterior.draw(self._generator), threads=1) for _ in range(config.draws if size else 0)]
+        candidates = self._candidates(mean, drawn, count, each, size)
+        if not drawn or len(candidates) <= count:
+            return candidates[:count]
+        best_s = self._history[-1].best_s if self._history else math.inf
+        self._proposer.evaluations += len(candidates) * len(drawn)
+        log_s = log_step_times(candidates, drawn)
+        return [candidates[place] for place in choose_batch(log_s, math.log(best_s), count)]
+
+    def _candidates(
+        self, mean: Simulator, drawn: Sequence[Simulator], count: int, each: Budget, size: int
+    ) -> list[Plan]:
+        """Plans to choose from, unlike each other and those measured before: of searches, the first of each first.
+
+        Args:
+            mean: under the most probable factors.
+            drawn: under draws; none where plans are not compared.
+            count: how many searches are wanted that end with something new.
+            each: evaluations or seconds for each of them, with what comparing takes.
+            size: how many plans are wanted, where they are compared.
+        """
+        config, posterior = self._config, self.posterior
+        compared = size * len(drawn) // count
         num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
-        plans: list[Plan] = []
         seen = [plan.devices for plan, _ in self._measured.values()]
+        firsts: dict[str, Plan] = {}
+        others: dict[str, Plan] = {}
+        kept = max(size // (2 * count if config.is_permuted else count), 1)
         for place in range(TRIES * count):
-            drawn = mean
+            simulator = mean
             if place >= num_mean:
-                drawn = Simulator(posterior.draw(self._generator), threads=1)
-            devices = self._proposer.next(drawn, each, seen, is_first=place == 0)
-            if devices is None:
-                continue
-            plan = drawn.plan(devices)
-            if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
+                at = place - num_mean
+                simulator = drawn[at] if at < len(drawn) else Simulator(posterior.draw(self._generator), threads=1)
+            weight = config.weight(place < num_mean, num_mean, count)
+            budget = Budget(max(_whole((each.evaluations - compared) * weight), 1), each.seconds * weight)
+            new = None
+            for devices in self._proposer.next(simulator, budget, seen, is_first=place == 0)[:kept]:
+                plan = (mean if drawn else simulator).plan(devices)
+                if plan.fingerprint in self._measured or plan.fingerprint in firsts or plan.fingerprint in others:
+                    continue
+                if new is None:
+                    new = firsts[plan.fingerprint] = plan
+                    seen.append(devices)
+                else:
+                    others[plan.fingerprint] = plan
+            if len(firsts) == count:
                 break
-            if plan.fingerprint not in self._measured and all(plan.fingerprint != p.fingerprint for p in plans):
-                plans.append(plan)
-                seen.append(devices)
-            if len(plans) == count:
-                break
+        plans = [*firsts.values(), *others.values()]
+        if drawn and plans and config.is_permuted:
+            more = self._proposer.relabelled(plans[0].devices, size - len(plans))
+            known = {plan.fingerprint for plan in plans} | self._measured.keys()
+            plans += [plan for plan in map(mean.plan, more) if plan.fingerprint not in known]
         return plans
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
@@ -234,3 +275,8 @@ def _freed(prior: Prior) -> Prior:
     """A prior that hardly counts."""
     freed = {name: FREE * getattr(prior, name) for name in ("op_type", "device", "bandwidth", "latency", "overhead")}
     return dataclasses.replace(prior, **freed)
+
+
+def _whole(count: float) -> float:
+    """Rounded down, where it is finite."""
+    return math.floor(count) if math.isfinite(count) else count

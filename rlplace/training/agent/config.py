@@ -31,6 +31,14 @@ class AgentConfig:
     """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
     is_permuted: bool = True
     """Whether placements are tried with devices of one kind relabelled."""
+    draws: int = 16
+    """Draws of the posterior that candidates for a batch are compared under; 0 measures the best of each search."""
+    compared_share: float = 0.2
+    """Share of a batch's simulated placements that goes into comparing candidates."""
+    most_compared: int = 64
+    """Candidates at most."""
+    mean_weight: float = 1.0
+    """Simulated placements of a search under the most probable factors, for each one of a search under a draw."""
 
     def share(self, place: int, count: int) -> float:
         """Of what all `count` plans get, what the one at `place` gets."""
@@ -41,6 +49,19 @@ class AgentConfig:
         """Placements simulated for `count` plans, where no budget says otherwise."""
         early = min(count, self.early)
         return early * self.evaluations + (count - early) * self.later_evaluations
+
+    def num_compared(self, evaluations: float) -> int:
+        """Candidates to compare, where a batch has so many evaluations; 0 where they are too few to be of use."""
+        if not self.draws or not self.is_thompson:
+            return 0
+        share = evaluations * self.compared_share / self.draws
+        return int(min(share, self.most_compared)) if share >= 2 * self.batch else 0
+
+    def weight(self, is_mean: bool, num_mean: int, count: int) -> float:
+        """Of an even share of a batch's simulated placements, what one of `count` searches gets, `num_mean` of them
+        under the most probable factors."""
+        whole = num_mean * self.mean_weight + count - num_mean
+        return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
 
     def __post_init__(self) -> None:
         for name in ("batch", "evaluations", "later_evaluations", "early", "pool"):

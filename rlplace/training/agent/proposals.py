@@ -86,8 +86,8 @@ class Proposer:
 
     def next(
         self, simulator: Simulator, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool
-    ) -> NDArray[np.int32] | None:
-        """The best placement (N,) found under these factors that is unlike all of `seen`; None if none fits.
+    ) -> list[NDArray[np.int32]]:
+        """Placements (N,) found under these factors, those unlike all of `seen` and each other first, fastest first.
 
         Args:
             simulator: of the problem under these factors.
@@ -109,19 +109,23 @@ class Proposer:
                 if task.best_s < start_s:
                     start, start_s = task.best_devices, task.best_s
         if start is None:
-            return None
+            return []
         winners = Winners(WINNERS)
         task = Task(simulator.problem, simulator, rest, seed=self._seed(), observer=winners)
         task.score(start)
         anneal_finer(task, start, start_s, until=1.0)
         self.evaluations += task.evaluations
         if task.best_devices is None:
-            return None
+            return []
         best, best_s = self._relabelled(simulator, task.best_devices, task.best_s)
         self._remember(best)
         ranked = [(best, best_s), *winners.best(WINNERS, [*seen, best])]
         devices, times = np.array([one for one, _ in ranked]), np.array([step_s for _, step_s in ranked])
-        return ranked[choose_diverse(devices, times, 1, seen)[0]][0]
+        return [devices[row] for row in choose_diverse(devices, times, len(ranked), seen)]
+
+    def relabelled(self, devices: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
+        """At most `count` placements: these devices (N,) relabelled at random among those of a kind."""
+        return list(permutations_of(self._problem, devices, self._generator, max(count, 0)))
 
     def remember(self, placements: Iterable[NDArray[np.int32]]) -> None:
         """Takes placements (N,) to start from."""

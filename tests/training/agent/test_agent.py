@@ -63,14 +63,19 @@ def learn(
     return learn_host(problem, measurer, Budget(measurements=measurements), seed=seed, config=config, prior=PRIOR)
 
 
-@pytest.mark.parametrize("measurements", [0, 1, 3, 10, 16])
+@pytest.mark.parametrize("measurements", [1, 3, 10, 16])
 def test_measures_no_more_than_it_may_in_batches(measurements: int) -> None:
     measurer = HiddenTruth(PROBLEM)
     result = learn(measurer, measurements)
     whole, rest = divmod(measurements, 4)
     assert [len(batch) for batch in measurer.batches] == [4] * whole + [rest] * (rest > 0)
-    assert (result.plan is None) == (measurements == 0)
+    assert result.plan is not None
     assert len(result.history) <= measurements
+
+
+def test_a_budget_without_measurements_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"measurements is 0, expected at least 1 plan to measure"):
+        learn_host(PROBLEM, HiddenTruth(PROBLEM), Budget(seconds=2.0), seed=1)
 
 
 def test_what_it_simulates_is_near_the_budget() -> None:
