@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.plan_batch import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 
 
@@ -43,8 +46,53 @@ def choose_batch(log_s_DC: NDArray[np.float64], best_log_s: float, count: int) -
     return chosen
 
 
-def log_step_times(plans: Sequence[Plan], simulators: Sequence[Simulator]) -> NDArray[np.float64]:
-    """(D, C) logarithms of the step times of C plans on D simulators; infinite where memory does not suffice."""
-    batch = simulators[0].check_plans(plans)
-    step_s = [[outcome.step_time_s for outcome in simulator.retime_batch(batch)] for simulator in simulators]
-    return np.log(np.array(step_s).reshape(len(simulators), len(plans)))
+def log_step_times(plans: Sequence[Plan], simulators: Iterable[Simulator], seconds: float) -> NDArray[np.float64]:
+    """(D, C) logarithms of the step times of C plans on D simulators; infinite where memory does not suffice.
+
+    Args:
+        plans: of one problem.
+        simulators: of that problem under other factors; one at least.
+        seconds: after which no other simulator is asked.
+    """
+    batch: PlanBatch | None = None
+    begin, step_s = time.monotonic(), []
+    for simulator in simulators:
+        batch = batch or simulator.check_plans(plans)
+        step_s.append([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
+        if time.monotonic() - begin > seconds:
+            break
+    return np.log(np.array(step_s))
+
+
+class AverageTimer:
+    """A step timer: the geometric mean of step times on several simulators.
+
+    A search under one set of factors ends where these, and luck, make a placement fast: what is best under many is
+    rather that which is fast whatever the factors are (sample average approximation, Kleywegt, Shapiro and
+    Homem-de-Mello 2002, SIAM J. Optim. 12(2)).
+
+    Attributes:
+        problem: what is searched.
+        threads: placements simulated at once.
+
+    Args:
+        problem: what heuristics know of it.
+        simulators: which step times are averaged; one at least.
+    """
+
+    threads = 1
+
+    def __init__(self, problem: Problem, simulators: Sequence[Simulator]) -> None:
+        self.problem = problem
+        self._simulators = tuple(simulators)
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of placements (B, N); infinite where memory does not suffice."""
+        times_s = [simulator.step_times(placements) for simulator in self._simulators]
+        found: NDArray[np.float64] = np.exp(np.mean(np.log(times_s), axis=0))
+        return found
+
+    @property
+    def cost(self) -> int:
+        """Placements simulated for each one that is timed."""
+        return len(self._simulators)
