@@ -61,7 +61,8 @@ def log_step_times(plans: Sequence[Plan], simulators: Iterable[Simulator], secon
         step_s.append([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
         if time.monotonic() - begin > seconds:
             break
-    return np.log(np.array(step_s))
+    found: NDArray[np.float64] = np.log(np.array(step_s))
+    return found
 
 
 class AverageTimer:

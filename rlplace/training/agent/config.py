@@ -50,7 +50,7 @@ class AgentConfig:
 
     def share(self, place: int, count: int) -> float:
         """Of what all `count` plans get, what the one at `place` gets."""
-        each = self.evaluations if place < self.early else self.later_evaluations
+        each: float = self.evaluations if place < self.early else self.later_evaluations
         if place < self.batch:
             each = self.evaluations * self.first_weight
         return each / self.whole_evaluations(count)
