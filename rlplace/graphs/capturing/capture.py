@@ -92,7 +92,14 @@ def capture(
         slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
         verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=loss)
         weights = slicing.weights(verdict.weights)
-        micro = MicroBatches(slicing, verdict.kind, weights, is_checked=verdict.is_checked, why=verdict.why)
+        micro = MicroBatches(
+            slicing,
+            verdict.kind,
+            weights,
+            has_own_statistics=verdict.normalises_batch,
+            is_checked=verdict.is_checked,
+            why=verdict.why,
+        )
     return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
 
 

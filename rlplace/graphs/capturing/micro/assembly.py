@@ -17,6 +17,9 @@ RefMap = dict[int, Ref]
 """By `Ref.id` in a slice, the `Ref` that stands for it in the assembly."""
 
 
+_ZEROS = torch.ops.aten.zeros.default
+
+
 class Assembly:
     """A graph in the making.
 
@@ -66,9 +69,15 @@ class Assembly:
             found = refs.get(ref.id)
             return found if found is not None else self._add_view(part, ref, refs, here)
 
+        empty: dict[tuple[str, str], Ref] = {}  # by module and signature
         for op in chosen:
             call = part.calls[op]
             assert isinstance(call, Call)
+            if call.target is _ZEROS:  # mean and variance of a batch norm begin with one and the same
+                key = like.modules[op], like.signatures[op]
+                if key in empty:
+                    refs[call.outputs[0]] = empty[key]
+                    continue
             args, kwargs = map_refs(here, call.args), map_refs(here, call.kwargs)
             reads = tuple(sorted({ops.base(refs[tensor]) for tensor in like.reads[op]}))
             new = len(built.names)
@@ -96,6 +105,8 @@ class Assembly:
             ops.calls[new] = Call(
                 call.target, args, kwargs, tuple(outputs), call.returns_tuple, call.is_random, call.takes_device
             )
+            if call.target is _ZEROS:
+                empty[like.modules[op], like.signatures[op]] = refs[call.outputs[0]]
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
         """What stands for `ref` of `part`; views that nobody read so far are made."""
@@ -149,6 +160,14 @@ class Assembly:
                 twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
             self._twins[id(value)] = value, twin
         return self._twins[id(value)][1]
+
+    def view(self, target: torch._ops.OpOverload, shown: Ref, *args: Any) -> Ref:
+        """A view of `shown`, which costs nothing."""
+        with self._mode:
+            value = target(self._value(shown), *args)
+        self.ops.views.append(View(self.ops.base(shown), target, (shown, *args), {}))
+        self.ops.view_values.append(value)
+        return Ref(-len(self.ops.views))
 
     def store(self, place: Ref, value: Ref, *, name: str, together: Iterable[int]) -> None:
         """Adds the copy of `value` into the source tensor `place`; it lives there, and the ops `together` with it."""

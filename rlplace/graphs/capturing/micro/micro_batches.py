@@ -15,7 +15,7 @@ from rlplace.graphs.capturing.lower import LoweredStep
 from rlplace.graphs.capturing.micro.assembly import Assembly, RefMap
 from rlplace.graphs.capturing.micro.gradients import Gradients
 from rlplace.graphs.capturing.micro.joining import Joined
-from rlplace.graphs.capturing.micro.norms import updating_norms
+from rlplace.graphs.capturing.micro.norms import normalises_batch
 from rlplace.graphs.capturing.micro.parts import Parts, running_ops
 from rlplace.graphs.capturing.micro.running import add_running_statistics
 from rlplace.graphs.capturing.trace import AsSlice, Output
@@ -40,8 +40,8 @@ def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> Op
     """
     assert origin.micro is not None
     _check_hooks(origin.model, origin.micro.slicing.num_micro_batches)
-    has_norms = bool(updating_norms(origin.model)) and origin.loss_fn is not None
-    origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, has_own_statistics=has_norms))
+    if normalises_batch(origin.model):
+        origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, has_own_statistics=True))
     return _Capture(origin, optimizer).run()
 
 
@@ -64,11 +64,11 @@ class _Capture:
         else:
             result, results = self._joined()
         first = self.parts.step(0)
-        statistics: list[tuple[str, Ref, Ref]] = []
+        statistics = []
         for index, refs in enumerate(self.refs):
             step = self.parts.step(index)
             found = [self.assembly.here(step.ops, ref, refs) for ref in step.statistics]
-            statistics += zip(step.trace.norms, found[::2], found[1::2], strict=True)
+            statistics.append(list(zip(step.trace.norms, found[::2], found[1::2], strict=True)))
         add_running_statistics(self.assembly, origin.model, self.parts.state, statistics)
         if self.is_training:
             self.gradients.finish(self.optimizer)

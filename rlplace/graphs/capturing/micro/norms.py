@@ -27,6 +27,14 @@ class Statistics:
     variance: Tensor
 
 
+def normalises_batch(model: nn.Module) -> bool:
+    """Whether a layer of `model` normalises by the statistics of its batch."""
+    return any(
+        isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+        for module in model.modules()
+    )
+
+
 def updating_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """By dotted path, the batch norms of `model` that update running statistics."""
     return {

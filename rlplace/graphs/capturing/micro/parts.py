@@ -96,9 +96,9 @@ class Parts:
         for tensor, name in enumerate(trace.buffers, start=first):
             if tensor in read and name.rpartition(".")[0] in trace.norms:
                 raise CaptureError(
-                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads {name!r}, "
-                    f"which batch norm updates, so that every micro-batch would wait for the one before. Capture it with "
-                    f"micro_batches=1."
+                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads "
+                    f"{name!r}, which batch norm updates, so that every micro-batch would wait for the one before. "
+                    f"Capture it with micro_batches=1."
                 )
 
     def add_sources(self, *, has_own_loss: bool) -> None:

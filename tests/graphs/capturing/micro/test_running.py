@@ -72,8 +72,9 @@ def test_only_what_updates_a_buffer_lives_with_it() -> None:
         buffer = graph.names.index(name)
         together = np.flatnonzero(graph.colocation == graph.colocation[buffer])
         assert graph.colocation[buffer] >= 0
+        assert (graph.micro_batch[together] == -1).all()
         assert {graph.targets[op] for op in together} <= {
-            "buffer", "aten.lerp.Scalar", "aten.add.Tensor", "aten.copy_.default",
+            "buffer", "aten.cat.default", "aten.lerp.Scalar", "aten.add.Tensor", "aten.copy_.default",
         }  # fmt: skip
     norms = [op for op in range(graph.num_ops) if "batch_norm" in graph.targets[op]]
     assert len(norms) == 6
@@ -105,3 +106,19 @@ def test_the_model_stays_as_it_is() -> None:
     captured(case, 2)
     assert all("forward" not in vars(module) for module in case.model.modules())
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+
+
+def test_neighbouring_norms_hand_over_their_statistics_together() -> None:
+    """Of fourteen, four, one with another momentum, eight and one."""
+    layers = [nn.BatchNorm1d(3, momentum=0.5 if k == 4 else 0.1, dtype=torch.float64) for k in range(14)]
+    case = Case(nn.Sequential(*layers), random(6, 3), mean_square)
+    graph = captured(case, 2)
+    handed_over = [op for op in range(graph.num_ops) if graph.names[op].startswith("statistics")]
+    assert sorted(graph.micro_batch[handed_over].tolist()) == [0] * 4 + [1] * 4
+    model = copy.deepcopy(case.model)
+    micro = require_program(graph).origin.micro
+    assert micro is not None
+    run_in_micro_batches(model, ((case.inputs,), {}), case.loss_fn, (), micro)
+    state = run_graph(graph).state
+    for buffer, value in model.named_buffers():
+        torch.testing.assert_close(state[buffer], value, rtol=1e-9, atol=1e-9)
