@@ -110,7 +110,8 @@ def chosen_problem(
 ) -> tuple[Problem, int]:
     """The problem of the number of micro-batches that is asked for, and the placements simulated to choose it.
 
-    Where the batch is cut, the order of ops is chosen too, by simulation, as the number is.
+    Where the batch is cut, the order of ops is chosen too, by simulation, as the number is. On this machine a batch is
+    cut under `auto` only if that is also measured faster.
 
     Args:
         asked: by the user.
@@ -129,15 +130,27 @@ def chosen_problem(
 
     say = make_progress(is_quiet=True).say if say is None else say
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
+    made: dict[int, Problem] = {}
+
+    def kept(count: int) -> Problem:
+        made[count] = problem_of(count)
+        return made[count]
+
     chosen = choose(
-        {count: partial(problem_of, count) for count in counts},
+        {count: partial(kept, count) for count in counts},
         evaluations=evaluations or EVALUATIONS,
         seed=seed,
         say=say,
     )
-    for line in judged(chosen.problem.graph):
+    problem = chosen.problem
+    if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
+        from rlplace.runs.measured_choice import is_cut_faster
+
+        if not is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say):
+            problem = made[1]
+    for line in judged(problem.graph):
         say(line)
-    return chosen.problem, chosen.spent
+    return problem, chosen.spent
 
 
 def candidates(host: Host) -> tuple[int, ...]:
