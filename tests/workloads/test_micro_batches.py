@@ -12,7 +12,7 @@ from rlplace.export.check import check_export
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.workloads import CONFIGS, build, parse_workload
+from rlplace.workloads import CONFIGS, build, parse_workload, without_memory
 
 HOST = core_host(2)
 TINY = {
@@ -85,3 +85,13 @@ def test_a_model_without_a_batch_is_not_cut() -> None:
     work = build(parse_workload("evoformer@blocks=1,sequences=3,residues=4,msa_width=8,pair_width=6,heads=2"))
     with pytest.raises(InvalidValue, match="batch"):
         capture(work.model, work.inputs, work.loss_fn, work.optimizer, micro_batches=2, batch_dims=work.batch_dims)
+
+
+def test_models_without_memory_are_cut_too() -> None:
+    """The same graph: a joined loss is captured of outputs that nobody computed."""
+    with without_memory():
+        work = build(parse_workload(f"clip@{TINY['clip']}"))
+    graph = capture(
+        work.model, work.inputs, work.loss_fn, work.optimizer, targets=work.targets, micro_batches=2, loss="joined"
+    )
+    assert graph.fingerprint == captured("clip", 2).fingerprint

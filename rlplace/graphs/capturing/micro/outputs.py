@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
@@ -33,13 +33,23 @@ def fake_output(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
     )
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
-    modes = (twin.fake_mode for twin in twins if isinstance(twin, FakeTensor))
-    mode: AbstractContextManager[object] = next(modes, nullcontext())  # what the model makes itself is fake as well
-    with untouched(model), explained(model), statistics_handed_out(model), portable(model), mode, grad_mode:
+    with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
         if is_training:
             for name, parameter in model.named_parameters():
                 own[name].requires_grad_(parameter.requires_grad)
         return torch.func.functional_call(model, own, fake_args, fake_kwargs)
+
+
+@contextlib.contextmanager
+def _mode_of(twins: Sequence[torch.Tensor]) -> Iterator[None]:
+    """While active, tensors that are made are fake as `twins` are, and real ones may join them."""
+    mode = next((twin.fake_mode for twin in twins if isinstance(twin, FakeTensor)), FakeTensorMode())
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with mode:
+            yield
+    finally:
+        mode.allow_non_fake_inputs = before
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -42,15 +42,18 @@ def contrastive(y: Tensor) -> Tensor:
 
 
 class Towers(nn.Module):
-    """Two outputs that grow with the batch, one of them along dimension 1, and one that does not depend on it."""
+    """Two outputs that grow with the batch, one of them along dimension 1, and one that does not depend on it; with
+    tensors that are made on the way, and one in a plain attribute."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(4, 6, dtype=torch.float64)
         self.scale = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+        self.plain = torch.arange(6, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        return self.left(x), self.right(x).t(), self.scale.exp(), 3
+        right = self.right(x)[torch.arange(len(x))] * torch.ones(6) + self.plain
+        return self.left(x), right.t(), self.scale.exp(), 3
 
 
 def towers_loss(output: tuple[Tensor, Tensor, Tensor, int]) -> Tensor:
