@@ -123,7 +123,7 @@ def ready_order(priority: Floats, num_inputs: Ints, reader_offsets: Ints, reader
         reader_offsets: (N + 1,) int32, CSR of the edges out of each node.
         readers: (E,) int32, the node that each edge goes to.
     """
-    missing = num_inputs.copy()
+    missing, following = num_inputs.copy(), readers.astype(np.int64)
     ready = [(-priority[node], node) for node in range(len(missing)) if missing[node] == 0]
     heapq.heapify(ready)
     order = np.empty(len(missing), np.int64)
@@ -131,8 +131,8 @@ def ready_order(priority: Floats, num_inputs: Ints, reader_offsets: Ints, reader
         _, node = heapq.heappop(ready)
         order[place] = node
         for edge in range(reader_offsets[node], reader_offsets[node + 1]):
-            reader = readers[edge]
+            reader = following[edge]
             missing[reader] -= 1
             if missing[reader] == 0:
-                heapq.heappush(ready, (-priority[reader], np.int64(reader)))
+                heapq.heappush(ready, (-priority[reader], reader))
     return order

@@ -218,6 +218,11 @@ class Task:
             self._observer.scored(placements[:count], times[:count])
         return times
 
+    @property
+    def takes_plans(self) -> bool:
+        """Whether what scores placements can score plans as well."""
+        return self._plan_timer is not None
+
     def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
         """Step time of a placement (N,) whose ready ops run by priority (N,), higher ones first.
 

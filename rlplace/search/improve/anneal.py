@@ -139,13 +139,12 @@ def _micro_batched(problem: Problem, moves: float, settings: AnnealSettings) -> 
     fine = run_groups(problem, step, max(4 * settings.num_middle // count, 2 * LEAST_RUNS), phases=True, owners=True)
     if moves < settings.few_moves:
         return Ladder([Rung(coarse, 1.0, [whole], reheat=False)])
-    return Ladder(
-        [
-            Rung(coarse, 0.4, [whole], reheat=False),
-            Rung(fine, 0.4, [whole, coarse], reheat=False),
-            Rung(atoms(problem), 0.2, [whole, coarse, fine], reheat=False),
-        ]
-    )
+    rungs = [
+        Rung(coarse, 0.4, [whole], reheat=False),
+        Rung(fine, 0.4, [whole, coarse], reheat=False),
+        Rung(atoms(problem), 0.2, [whole, coarse, fine], reheat=False),
+    ]
+    return Ladder(rungs, min(int(moves // settings.few_moves), settings.most_branches), rungs[:2])
 
 
 def _descend(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import majority_devices
-from rlplace.search.parallel.layouts import layouts, placement_of
-from rlplace.search.parallel.step_roles import step_roles
+from rlplace.search.parallel.starts import first_layouts, parallel_starts
 from rlplace.search.rules.baselines import blocks, single
 from rlplace.search.rules.expert import solve_expert
 from rlplace.search.rules.metis import solve_metis
@@ -46,12 +44,8 @@ HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
 LEAST_S = 1e-3
 """Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
-LAYOUTS_SHARE = 0.15
-"""Most of a budget that layouts of a step cut into micro-batches take, but for one batch of them ..."""
-LAYOUTS_BATCH = 8
-"""... of this many."""
-LAYOUTS_KEPT = 4
-"""Layouts that are more than one start, the best."""
+LAYOUTS = 4
+"""Layouts of a step cut into micro-batches that are starts over groups, the first."""
 _CHUNK = 256
 
 
@@ -98,7 +92,7 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     check_budget(task)
     problem = task.problem
     devices = [single(problem, device) for device in _kinds(problem)]
-    devices += [blocks(problem), eft(problem), *itertools.islice(_layouts(problem), LAYOUTS_KEPT)]
+    devices += [blocks(problem), eft(problem), *first_layouts(problem, LAYOUTS)]
     starts = np.stack([*(majority_devices(problem, row) for row in devices), balanced(problem)])
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
     times = task.score_groups(starts)
@@ -106,40 +100,9 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     return starts[order], times[order]
 
 
-def score_layouts(task: Task, *, share: float = LAYOUTS_SHARE) -> list[tuple[float, NDArray[np.int32]]]:
-    """Step time and devices (N,) int32 of the best `LAYOUTS_KEPT` layouts of a step cut into micro-batches, best first.
-
-    Over ops, not groups, which may be too coarse for them. Nothing where the step is not cut; the last ones are left
-    out where a share of the budget does not do, which one batch may always take.
-
-    Args:
-        task: scores and counts.
-        share: of the budget.
-    """
-    problem = task.problem
-    if problem.graph.num_micro_batches == 1:
-        return []
-    made, until = _layouts(problem), task.spent + share
-    found: list[tuple[float, NDArray[np.int32]]] = []
-    while (not found or task.spent < until) and not task.is_spent:
-        batch = list(itertools.islice(made, LAYOUTS_BATCH))
-        if not batch:
-            break
-        times = task.score(np.stack(batch)).tolist()
-        found = sorted([*found, *zip(times, batch, strict=True)], key=lambda pair: pair[0])[:LAYOUTS_KEPT]
-    return found
-
-
-def _layouts(problem: Problem) -> Iterator[NDArray[np.int32]]:
-    """(N,) int32, every layout of a step cut into micro-batches, each once; nothing where it is not cut."""
-    if problem.graph.num_micro_batches == 1:
-        return
-    step, seen = step_roles(problem.graph), set[bytes]()
-    for layout in layouts(problem, step):
-        devices = placement_of(problem, layout, step)
-        if devices.tobytes() not in seen:
-            seen.add(devices.tobytes())
-            yield devices
+def score_layouts(task: Task) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of the best layouts of a step cut into micro-batches; none where it is not."""
+    return [(start.step_s, start.devices) for start in parallel_starts(task)]
 
 
 def check_budget(task: Task) -> None:

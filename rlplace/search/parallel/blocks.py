@@ -18,7 +18,7 @@ def chain_runs(problem: Problem, step: StepRoles, count: int) -> NDArray[np.int3
     count = max(min(count, step.num_positions), 1)
     time_s = np.where(problem.graph.is_source, 0.0, problem.costs.op_time_s.mean(axis=1))
     work_s = np.bincount(step.op_position, weights=time_s, minlength=step.num_positions)
-    return cut_stages(work_s, np.ones(count))
+    return cut_stages(work_s.astype(np.float64), np.ones(count))
 
 
 def run_groups(

@@ -12,15 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.layouts import Chain, Layout, layouts, placement_of
-from rlplace.search.parallel.micro_batch_orders import (
-    backward_first_priorities,
-    gpipe_priorities,
-    most_under_way,
-    one_f_one_b,
-)
+from rlplace.search.parallel.micro_batch_orders import list_priorities, most_under_way, one_f_one_b
 from rlplace.search.parallel.replication import replicated_plans
 from rlplace.search.parallel.stage_plans import StagePlan, all_plans
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
@@ -131,12 +125,7 @@ class Field:
         self.step: StepRoles = step_roles(problem.graph)
         self.chain = Chain.of(problem, self.step)
         self.plain = plain_devices(problem)
-        self.priorities: dict[str, NDArray[np.float64]] = {
-            "gpipe": gpipe_priorities(problem),
-            "backward-first": backward_first_priorities(problem),
-            "rank": default_priorities(replace(problem, op_order="rank")),
-            "tilt": default_priorities(replace(problem, op_order="tilt")),
-        }
+        self.priorities = list_priorities(problem)
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
         self.best_bounded = Bounded(nothing, self.best_listed[0], np.zeros(1, dtype=np.int64), np.inf)

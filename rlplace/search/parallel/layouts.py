@@ -182,9 +182,9 @@ class Chain:
         return cls(
             step=step,
             num_micro_batches=graph.num_micro_batches,
-            work_s=np.bincount(place, weights=mean_s, minlength=count),
-            fixed_bytes=np.bincount(place, weights=fixed, minlength=count),
-            saved_bytes=np.bincount(place, weights=saved, minlength=count),
+            work_s=np.bincount(place, weights=mean_s, minlength=count).astype(np.float64),
+            fixed_bytes=np.bincount(place, weights=fixed, minlength=count).astype(np.float64),
+            saved_bytes=np.bincount(place, weights=saved, minlength=count).astype(np.float64),
             crossing_s=_crossing_s(problem, place, count),
             speed=whole_s.mean() / whole_s,
             room=np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices]),

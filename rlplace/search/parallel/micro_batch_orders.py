@@ -10,10 +10,20 @@ from numpy.typing import NDArray
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.ranks import default_priorities, upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.layouts import Layout
 from rlplace.search.parallel.step_roles import SUM, StepRoles
+
+
+def list_priorities(problem: Problem) -> dict[str, NDArray[np.float64]]:
+    """(N,) float64 priorities of every order that a list schedule can have, by name."""
+    return {
+        "gpipe": gpipe_priorities(problem),
+        "backward-first": backward_first_priorities(problem),
+        "rank": default_priorities(dataclasses.replace(problem, op_order="rank")),
+        "tilt": default_priorities(dataclasses.replace(problem, op_order="tilt")),
+    }
 
 
 def gpipe_priorities(problem: Problem) -> NDArray[np.float64]:
