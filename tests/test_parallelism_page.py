@@ -11,6 +11,7 @@ import pytest
 from rlplace.cli.main import main
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS
+from rlplace.runs.micro_batches import LOSSES
 from rlplace.training.methods import METHODS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "parallelism.md"
@@ -50,5 +51,6 @@ def test_the_pages_commands_have_these_options_methods_and_hosts(
         resolve_host(given["--host"])
 
 
-def test_the_page_lists_every_order_of_ops() -> None:
-    assert tuple(re.findall(r"^\| `([a-z-]+)` \|", TEXT, flags=re.MULTILINE)) == OP_ORDERS
+def test_the_page_lists_every_order_of_ops_and_every_loss() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", TEXT, flags=re.MULTILINE)
+    assert (*rows, "auto") == (*OP_ORDERS, "loss", *LOSSES[1:], LOSSES[0])
