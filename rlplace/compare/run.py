@@ -187,6 +187,9 @@ def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int
     begin = time.monotonic()
     order = shorten(problem, best.devices, evaluations=evaluations)
     plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
+    rule = order.rule
+    if best.plan is not None and best.value_s < outcome.step_time_s:  # it came with an order of its own
+        plan, outcome, rule = best.plan, simulator.retime(best.plan), "the method itself"
     return Row(
         OP_ORDER,
         best.seed,
@@ -195,7 +198,7 @@ def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int
         evaluations,
         time.monotonic() - begin,
         outcome.peak_bytes,
-        f"the placement of {best.method}, ordered by {order.rule}",
+        f"the placement of {best.method}, ordered by {rule}",
         devices=best.devices,
         plan=plan,
     )
@@ -211,6 +214,8 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
     begin = time.monotonic()
     if name == LEARNED:
         return Row(name, seed, "skipped", why="it learns from measured steps: `--true`, or `rlplace train` here")
+    if (refused := METHODS[name].refusal(problem)) is not None:
+        return Row(name, seed, "skipped", why=str(refused))
     try:
         found = find(problem, name, simulator, budget, seed=seed)
     except MissingExtra as error:
@@ -240,7 +245,10 @@ def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget
             why="found no placement that fits into memory",
             proved_s=found.lower_bound_s,
         )
-    plan, outcome = simulator.plan_and_time(found.devices)
+    if found.plan is None:
+        plan, outcome = simulator.plan_and_time(found.devices)
+    else:
+        plan, outcome = found.plan, simulator.retime(found.plan)
     return Row(
         name,
         seed,

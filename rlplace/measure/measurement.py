@@ -118,3 +118,33 @@ class CutoffTimer(StepTimer, Protocol):
     def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """`step_times`, but those above `cutoff_s` (B,) may come back as infinite."""
         ...
+
+
+@runtime_checkable
+class PlanTimer(Protocol):
+    """A step timer that runs ops in an order that is given (the simulator); priorities are (N,), higher ones first."""
+
+    def step_times(
+        self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """As `StepTimer`, ready ops by priority."""
+        ...
+
+    def step_times_within(
+        self,
+        placements: NDArray[np.int32],
+        cutoff_s: NDArray[np.float64],
+        priorities: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.float64]:
+        """As `CutoffTimer`, ready ops by priority."""
+        ...
+
+    def plan_and_time(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> tuple[Plan, Measurement]:
+        """The plan of a placement (N,), ready ops by priority, and its measurement."""
+        ...
+
+    def retime(self, plan: Plan) -> Measurement:
+        """The measurement of exactly this plan."""
+        ...

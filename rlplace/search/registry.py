@@ -10,7 +10,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import StepTimer
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
 from rlplace.search.best_so_far import BestSoFar
@@ -29,12 +31,27 @@ class Method:
             task's best is the answer; what it learned on the way it may return.
         kind: `baseline` and `scheduler` need a handful of evaluations, `exact` and `search` use the budget.
         source: what it is after.
+        min_micro_batches: into how many slices the batch of a problem must be cut for it.
     """
 
     name: str
     home: str | Callable[..., Saveable | None]
     kind: Kind
     source: str
+    min_micro_batches: int = 1
+
+    def refusal(self, problem: Problem) -> InvalidValue | None:
+        """Why the method has nothing to do on `problem`; None where it has."""
+        count = problem.graph.num_micro_batches
+        if count >= self.min_micro_batches:
+            return None
+        return InvalidValue(
+            "micro_batches",
+            count,
+            f"at least {self.min_micro_batches}",
+            where=f"method {self.name}",
+            hint="It deals out slices of a batch: cut the step with `--micro-batches K`.",
+        )
 
     def run(self, task: Task, **options: Any) -> Saveable | None:
         """Runs the method on `task`; returns what it learned, where it learns.
@@ -44,8 +61,11 @@ class Method:
             options: of the method's own.
 
         Raises:
+            InvalidValue: the batch is not cut into enough micro-batches.
             MissingExtra: it needs a package that is not installed.
         """
+        if (refused := self.refusal(task.problem)) is not None:
+            raise refused
         solve = self.home
         if isinstance(solve, str):
             module, _, function = solve.partition(":")
@@ -112,6 +132,27 @@ _BUILT_IN = (
         "rlplace.search.schedule.baechi:solve_m_sct",
         "scheduler",
         "favourite children by LP: Baechi, Jeon et al. 2020",
+    ),
+    Method(
+        "data-parallel",
+        "rlplace.search.parallel.hybrid:solve_data_parallel",
+        "baseline",
+        "micro-batches dealt out, parameters owned evenly: ZeRO-1, Rajbhandari et al. 2020",
+        min_micro_batches=2,
+    ),
+    Method(
+        "pipeline",
+        "rlplace.search.parallel.hybrid:solve_pipeline",
+        "baseline",
+        "a stage a device: GPipe, Huang et al. 2019; 1F1B, Narayanan et al. 2019",
+        min_micro_batches=2,
+    ),
+    Method(
+        "hybrid",
+        "rlplace.search.parallel.hybrid:solve_hybrid",
+        "baseline",
+        "stages x replicas by dynamic programming: DAPPLE, Fan et al. 2021",
+        min_micro_batches=2,
     ),
     Method(
         "cp-sat",
@@ -184,6 +225,7 @@ class SearchResult:
         lower_bound_s: a bound that the method proved; 0 where it proved none.
         history: the best so far wherever it improved.
         learned: what the method learned; None where it learns nothing that could be kept.
+        plan: `devices` with every order fixed, where the step time is of another than the default order.
     """
 
     devices: NDArray[np.int32] | None
@@ -193,6 +235,7 @@ class SearchResult:
     lower_bound_s: float
     history: tuple[BestSoFar, ...]
     learned: Saveable | None = None
+    plan: Plan | None = None
 
     @classmethod
     def of(cls, task: Task, learned: Saveable | None = None) -> SearchResult:
@@ -205,6 +248,7 @@ class SearchResult:
             task.lower_bound_s,
             tuple(task.history),
             learned,
+            task.best_plan,
         )
 
 

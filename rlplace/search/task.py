@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, StepTimer
+from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, PlanTimer, StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.search.best_so_far import BestSoFar
@@ -86,6 +86,8 @@ class Task:
         generator: every random draw of the method comes from here.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
+        priorities: (N,) float64 by which ready ops of placements that are scored from now on run, higher ones first;
+            None for the problem's own order, which a timer that plans nothing always has.
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
         measurements: placements run on the host so far.
         history: the best so far wherever it improved, the first feasible placement among them.
@@ -109,9 +111,13 @@ class Task:
         self.evaluations = 0
         self.measurements = 0
         self.best_devices: NDArray[np.int32] | None = None
+        self.priorities: NDArray[np.float64] | None = None
+        self._best_plan: Plan | None = None
+        self._best_priorities: NDArray[np.float64] | None = None
         self.lower_bound_s = 0.0
         self.history: list[BestSoFar] = []
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
+        self._plan_timer = timer if isinstance(timer, PlanTimer) else None
         self._observer = observer
         self._is_stopped = False
         self._begin = time.monotonic()
@@ -126,6 +132,14 @@ class Task:
     def best_s(self) -> float:
         """Step time of the best feasible placement so far; infinite before the first."""
         return self.history[-1].best_s if self.history else math.inf
+
+    @property
+    def best_plan(self) -> Plan | None:
+        """The best placement with every order fixed, where it was scored in another order than the problem's own."""
+        if self._best_plan is None and self._best_priorities is not None and self._plan_timer is not None:
+            assert self.best_devices is not None
+            self._best_plan = self._plan_timer.plan_and_time(self.best_devices, self._best_priorities)[0]
+        return self._best_plan
 
     @property
     def elapsed_s(self) -> float:
@@ -191,20 +205,48 @@ class Task:
         if count == 0:
             return times
         begin = time.monotonic()
-        if cutoff_s is not None and self._cutoff_timer is not None:
+        if self.priorities is not None and self._plan_timer is not None:
+            times[:count] = self._ordered(self._plan_timer, placements[:count], cutoff_s)
+        elif cutoff_s is not None and self._cutoff_timer is not None:
             times[:count] = self._cutoff_timer.step_times_within(placements[:count], cutoff_s[:count])
         else:
             times[:count] = self.timer.step_times(placements[:count])
         self._scoring_s += time.monotonic() - begin
         self.evaluations += count
-        first = int(np.argmin(times))
-        if times[first] < self.best_s:
-            self.best_devices = np.array(placements[first], dtype=np.int32)
-            best_s = float(times[first])
-            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
-        if self._observer is not None:
+        self._keep(placements[:count], times[:count], None, self.priorities)
+        if self._observer is not None and self.priorities is None:
             self._observer.scored(placements[:count], times[:count])
         return times
+
+    @property
+    def takes_plans(self) -> bool:
+        """Whether what scores placements can score plans as well."""
+        return self._plan_timer is not None
+
+    def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
+        """Step time of a placement (N,) whose ready ops run by priority (N,), higher ones first.
+
+        If it is the best so far, its plan is kept with it. Observers are told of the problem's own order only. A timer
+        that plans nothing scores that one.
+
+        Raises:
+            InvalidValue: as `score`.
+        """
+        if self._plan_timer is None:
+            return float(self.score(devices)[0])
+        if self.evaluations_left < 1:
+            return math.inf
+        begin = time.monotonic()
+        return self._keep_plan(*self._plan_timer.plan_and_time(devices, priorities), begin)
+
+    def score_plan(self, plan: Plan) -> float:
+        """As `score_ordered`, of exactly this plan."""
+        if self._plan_timer is None:
+            return float(self.score(plan.devices)[0])
+        if self.evaluations_left < 1:
+            return math.inf
+        begin = time.monotonic()
+        return self._keep_plan(plan, self._plan_timer.retime(plan), begin)
 
     def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
         """`score` of devices of groups, (B, G) or (G,).
@@ -238,6 +280,34 @@ class Task:
     def count(self, evaluations: int) -> None:
         """Counts placements that the method scored by itself, on the problem under other figures."""
         self.evaluations += evaluations
+
+    def _keep_plan(self, plan: Plan, measured: Measurement, begin: float) -> float:
+        step_s = measured.step_time_s if measured.ok else math.inf
+        self._scoring_s += time.monotonic() - begin
+        self.evaluations += 1
+        self._keep(plan.devices[None], np.array([step_s]), plan)
+        return step_s
+
+    def _ordered(
+        self, timer: PlanTimer, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        if cutoff_s is None:
+            return timer.step_times(placements, self.priorities)
+        return timer.step_times_within(placements, cutoff_s[: len(placements)], self.priorities)
+
+    def _keep(
+        self,
+        placements: NDArray[np.int32],
+        times: NDArray[np.float64],
+        plan: Plan | None,
+        priorities: NDArray[np.float64] | None = None,
+    ) -> None:
+        first = int(np.argmin(times))
+        if times[first] < self.best_s:
+            self.best_devices = np.array(placements[first], dtype=np.int32)
+            self._best_plan, self._best_priorities = plan, priorities
+            best_s = float(times[first])
+            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
 
     def tell(self, figures: Mapping[str, float]) -> None:
         """Passes what the method has learned, figures by name, to whoever watches."""

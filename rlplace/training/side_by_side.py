@@ -91,14 +91,20 @@ def search_side_by_side(
             wait(futures.values())
             tell()
             leader = min(tasks, key=lambda name: tasks[name].best_s)
-            if (devices := tasks[leader].best_devices) is not None:
-                on_best(leader, planner.plan(devices), tasks[leader].best_s)
+            if (plan := _plan(planner, tasks[leader])) is not None:
+                on_best(leader, plan, tasks[leader].best_s)
     return {name: _result(planner, tasks[name], single_s, futures[name].result()) for name in methods}
 
 
 def _result(planner: Simulator, task: Task, single_s: float, learned: Saveable | None) -> LoopResult:
-    plan = None if task.best_devices is None else planner.plan(task.best_devices)
-    return LoopResult(plan, task.evaluations, 0, task.elapsed_s, tuple(task.history), single_s, learned)
+    return LoopResult(_plan(planner, task), task.evaluations, 0, task.elapsed_s, tuple(task.history), single_s, learned)
+
+
+def _plan(planner: Simulator, task: Task) -> Plan | None:
+    """The best that a task found, in the order in which it was scored."""
+    if task.best_plan is not None or task.best_devices is None:
+        return task.best_plan
+    return planner.plan(task.best_devices)
 
 
 class _Figures:

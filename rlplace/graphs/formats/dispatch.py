@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Format = Literal["json", "graphml", "onnx", "dot"]
+Format = Literal["json", "graphml", "onnx", "pipedream", "dot"]
 
 ENDINGS: dict[str, Format] = {
     ".json": "json",
@@ -28,12 +28,15 @@ ENDINGS: dict[str, Format] = {
 }
 
 
-def load_graph(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None) -> OpGraph:
-    """The graph in a file: own JSON, dnn-partitioning JSON, node-link JSON of networkx, GraphML or ONNX.
+def load_graph(
+    path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None, micro_batches: int = 1
+) -> OpGraph:
+    """The graph in a file: own JSON, dnn-partitioning JSON, node-link JSON of networkx, GraphML, ONNX or a profile.
 
     Args:
         path: its ending says the format (`ENDINGS`); with another ending, its first bytes do.
         dims: sizes of an ONNX model's dynamic dimensions (see `load_onnx`).
+        micro_batches: how many times the profiled batch, of a layer profile (see `load_pipedream`).
 
     Raises:
         FileProblem: the file is missing or malformed, or its format can only be written.
@@ -45,6 +48,7 @@ def load_graph(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None =
     kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
     if dims and kind != "onnx":
         raise InvalidValue("dims", dict(dims), "none: only an ONNX model has dynamic dimensions", where=str(path))
+    _check_micro_batches(path, kind, micro_batches)
     if kind == "json":
         return _load_json(path)
     if kind == "graphml":
@@ -55,13 +59,21 @@ def load_graph(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None =
         from rlplace.graphs.formats.onnx_file import load_onnx
 
         return load_onnx(path, dims=dims)
+    if kind == "pipedream":
+        from rlplace.graphs.formats.pipedream import load_pipedream
+
+        return load_pipedream(path, micro_batches)
     raise FileProblem(path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx.")
 
 
-def load_times_s(path: str | os.PathLike[str]) -> NDArray[np.float64] | None:
-    """(N,) float64 seconds that the nodes of a GraphML or node-link file give, in the order of `load_graph`.
+def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDArray[np.float64] | None:
+    """(N,) float64 seconds that a layer profile, or the nodes of a GraphML or node-link file give, as of `load_graph`.
 
     None where no node gives any, and for other formats, which hold no times.
+
+    Args:
+        path: as of `load_graph`.
+        micro_batches: as of `load_graph`.
 
     Raises:
         FileProblem, InvalidValue, UnknownName: as `load_graph`; or a time is negative or no number.
@@ -70,6 +82,11 @@ def load_times_s(path: str | os.PathLike[str]) -> NDArray[np.float64] | None:
 
     path = Path(path)
     kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
+    _check_micro_batches(path, kind, micro_batches)
+    if kind == "pipedream":
+        from rlplace.graphs.formats.pipedream import pipedream_times_s
+
+        return pipedream_times_s(path, micro_batches)
     if kind == "graphml":
         from rlplace.graphs.formats.graphml import read_graphml
 
@@ -122,6 +139,17 @@ def is_dnn_partitioning(data: object) -> bool:
     return is_graph and not is_node_link(data)
 
 
+def _check_micro_batches(path: Path, kind: Format, micro_batches: int) -> None:
+    if micro_batches != 1 and kind != "pipedream":
+        raise InvalidValue(
+            "micro_batches",
+            micro_batches,
+            "1",
+            where=str(path),
+            hint="Of graph files only a layer profile can be cut; name the model that this graph was captured from.",
+        )
+
+
 def _load_json(path: Path) -> OpGraph:
     data = read_json(path)
     if is_dnn_partitioning(data):
@@ -144,7 +172,7 @@ def _sniff(path: Path) -> Format:
         raise FileProblem(path, "no such file.")
     try:
         with path.open("rb") as file:
-            start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     if start[:1] == b"{":
@@ -153,4 +181,6 @@ def _sniff(path: Path) -> Format:
         return "graphml"
     if start[:1] == b"\x08":  # an ONNX file starts with its `ir_version`, field 1
         return "onnx"
+    if b" -- " in start:
+        return "pipedream"
     raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)

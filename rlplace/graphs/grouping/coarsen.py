@@ -23,6 +23,9 @@ class Coarsening:
     With `is_acyclic`, a merge that would close a cycle among the groups is undone. What a parameter or buffer that
     lives with other ops feeds does not count: it is there before the step, and lives with its update, which comes last.
 
+    Ops of two micro-batches, and those that all share, are only ever in one group as a co-location class: micro-batches
+    are what data parallelism deals out.
+
     Args:
         graph: N ops.
         cost_s: (N,) float64.
@@ -52,6 +55,7 @@ class Coarsening:
         self._latency_s, self._s_per_byte = latency_s, s_per_byte
         self._is_acyclic = is_acyclic
         self._parent = np.arange(graph.num_ops, dtype=np.int64)
+        self._fence = np.where(graph.colocation >= 0, -1, graph.micro_batch).astype(np.int64)
         self._add_up()
 
     @property
@@ -107,9 +111,10 @@ class Coarsening:
             )
 
     def join_alike(self, labels: Longs) -> bool:
-        """Merges the groups of ops with one label >= 0 that may be on the same devices, under the cap of bytes."""
+        """Merges groups of ops with one label >= 0, of one micro-batch and the same devices, under the cap of bytes."""
         roots = self.roots()
-        rows = np.unique(self._allowed[roots], axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        rules = np.concatenate((self._allowed[roots], self._fence[roots][:, None]), axis=1)
+        rows = np.unique(rules, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
         members = np.flatnonzero(labels >= 0)
         keys = labels[members] * (int(rows.max(initial=0)) + 1) + rows[members]
         _, leader, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -196,15 +201,19 @@ class Coarsening:
             self._merge_neighbours(num_groups)
             return
         roots = np.unique(self.roots())
-        merging.merge_cheapest(
-            self._parent,
-            self._cost_s,
-            self._load_bytes,
-            self._allowed,
-            roots,
-            self.cap_bytes,
-            max(len(roots) - num_groups, 0),
-        )
+        sides, side = np.unique(self._fence[roots], return_inverse=True)
+        for number in range(len(sides)):  # every side of a fence is left with its part of the groups
+            own = roots[side == number]
+            wanted = -(-num_groups * len(own) // len(roots))
+            merging.merge_cheapest(
+                self._parent,
+                self._cost_s,
+                self._load_bytes,
+                self._allowed,
+                own,
+                self.cap_bytes,
+                max(len(own) - wanted, 0),
+            )
 
     def lightest_pair_s(self) -> float:
         """Least cost of two groups that an edge joins; the total where there is no edge."""
@@ -261,6 +270,7 @@ class Coarsening:
             self._cost_s,
             self._load_bytes,
             self._allowed,
+            self._fence,
             pairs[0].astype(np.int64),
             pairs[1].astype(np.int64),
             weight_s,
@@ -311,6 +321,7 @@ class Coarsening:
             self._cost_s,
             self._load_bytes,
             anywhere,
+            np.zeros_like(self._fence),
             members[leader][inverse],
             members,
             np.zeros(len(members)),

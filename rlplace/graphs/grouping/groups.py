@@ -24,6 +24,8 @@ INSEPARABLE = 2.0
 """Two groups are merged at once where sending what is between them takes this many times the cheaper one's cost."""
 LARGEST_SHARE = 0.125
 """Part of the whole cost that a group may reach by merges of that kind."""
+SHARED_PART = 0.25
+"""Part of the groups that the co-location classes of a step cut into micro-batches are left with."""
 LATENCY_S, S_PER_BYTE = 20e-6, 1 / 12e9
 """A transfer between two GPUs over PCIe 3.0, where the caller does not say what a transfer takes."""
 
@@ -91,6 +93,10 @@ def group_ops(
     nothing can be merged under it, it grows by a quarter. Where no edge is left at all, the two cheapest groups are
     merged. More than `num_groups` remain only where devices or bytes keep them apart.
 
+    In a step that is cut into micro-batches, the ops of two of them, or of one and of none, are never one group unless
+    a class ties them, whatever the rule, and more than `num_groups` remain where there are as many micro-batches.
+    Classes, parameters for the most part, are first merged with those that are read just before and after.
+
     Args:
         graph: N ops.
         cost_s: (N,) float64, seconds of each op (the mean over devices, say).
@@ -119,6 +125,8 @@ def group_ops(
     dropped: list[str] = []
     if parsed.name != "none":
         groups.join_sources()
+        if graph.num_micro_batches > 1:
+            groups.join_alike(_shared_runs(graph, max(int(SHARED_PART * num_groups), 1)))
         dropped = _follow(groups, parsed, cost_s, num_groups)
         _reach(groups, num_groups)
     word = rule if parsed.name == "none" else f"{rule}:{num_groups}"
@@ -172,7 +180,8 @@ def _modules(graph: OpGraph, depth: int, *, is_apart: bool) -> NDArray[np.int64]
 def _twins(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Pairs of a forward op and a backward op that computes its gradient."""
     runs = ~graph.is_source
-    module = _modules(graph, 0, is_apart=False)
+    count = graph.num_micro_batches
+    module = _modules(graph, 0, is_apart=False) * count + np.maximum(graph.micro_batch, 0) % count
     offsets, readers = graph.readers
     twin = mirrored_twins(
         module,
@@ -200,6 +209,26 @@ def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
         len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
     )
     return parts[node]
+
+
+def _shared_runs(graph: OpGraph, count: int) -> NDArray[np.int64]:
+    """(N,) int64: co-location classes in order of their first reader, in `count` runs of equal bytes; -1 for others."""
+    members = np.flatnonzero(graph.colocation >= 0)
+    classes = graph.colocation[members]
+    num_classes = int(classes.max(initial=-1)) + 1
+    held = (graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes)[members]
+    size = np.bincount(classes, weights=held, minlength=num_classes)
+    first = np.full(num_classes, graph.num_ops)
+    home = graph.colocation[graph.tensor_op[graph.input_tensors]]
+    outside = (home >= 0) & (graph.colocation[graph.edge_op] != home)
+    np.minimum.at(first, home[outside], graph.edge_op[outside])
+    order = np.argsort(first, kind="stable")
+    before = np.cumsum(size[order]) - size[order]
+    run = np.empty(num_classes, dtype=np.int64)
+    run[order] = np.minimum(before * count / max(float(size.sum()), 1.0), count - 1)
+    labels = np.full(graph.num_ops, -1, dtype=np.int64)
+    labels[members] = run[classes]
+    return labels
 
 
 def _checked(

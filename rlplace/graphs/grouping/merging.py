@@ -26,6 +26,7 @@ def merge_along(
     cost_s: Floats,
     load_bytes: Floats,
     allowed: Bools,
+    fence: Longs,
     first: Longs,
     second: Longs,
     weight_s: Floats,
@@ -37,8 +38,9 @@ def merge_along(
 ) -> int:
     """How many of the pairs `first[k]`, `second[k]` were merged, in order; the root of a group is its first op.
 
-    A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when no device is allowed for both, when
-    `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two, once `limit` are merged, and
+    A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when a fence is between the two, when no
+    device is allowed for both, when `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two,
+    once `limit` are merged, and
     when in this call either of the two grew already (`growth` is `PAIRWISE`, a matching) or the cheaper one did
     (`BY_HUBS`: a group that many small ones hang on takes all of them in at once).
     """
@@ -60,7 +62,7 @@ def merge_along(
             continue
         if weight_s[pair] < least_ratio * min(cost_s[low], cost_s[high]):
             continue
-        if not np.any(allowed[low] & allowed[high]):
+        if fence[low] != fence[high] or not np.any(allowed[low] & allowed[high]):
             continue
         parent[high] = low
         cost_s[low] += cost_s[high]

@@ -15,6 +15,8 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 
 MAX_DEVICES = 62
+MAX_SLOTS = 63
+"""Devices and first links of routes that the fast planner can follow, a bit of a word for each."""
 HANDOVER, QUEUED, JOB = 1, 2, 3
 """How a tensor reaches another device: no copy; a transfer beside the ops; a copy that the destination makes itself."""
 
@@ -94,7 +96,7 @@ class Compiled(NamedTuple):
     capacity_bytes: Longs  # (accounts,)
     # what the host makes use of
     has_handovers: bool
-    is_general: bool  # devices or transfers block each other, or slow each other down
+    is_general: bool  # devices or transfers block each other, or slow each other down; or there are too many
     has_corun: bool
     has_updates: bool
     launches: bool
@@ -179,7 +181,11 @@ def compile_problem(problem: Problem) -> Compiled:
         capacity_bytes=capacity,
         has_handovers=bool(np.any(kinds == HANDOVER)),
         is_general=bool(
-            np.any(kinds == JOB) or np.any(blocks_source) or np.any(corun) or any(d.members for d in host.devices)
+            np.any(kinds == JOB)
+            or np.any(blocks_source)
+            or np.any(corun)
+            or any(d.members for d in host.devices)
+            or num_slots > MAX_SLOTS
         ),
         has_corun=bool(np.any(corun)),
         has_updates=len(graph.mutation_op) > 0,

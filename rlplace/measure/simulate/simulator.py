@@ -109,7 +109,12 @@ class Simulator:
         """
         return self._evaluate(self._unplanned(placements), priorities)[0]
 
-    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def step_times_within(
+        self,
+        placements: NDArray[np.int32],
+        cutoff_s: NDArray[np.float64],
+        priorities: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.float64]:
         """`step_times`, sooner: those above `cutoff_s` (B,) may come back as infinite, the others are the same.
 
         Raises:
@@ -118,7 +123,7 @@ class Simulator:
         batch, cutoff_s = self._unplanned(placements), np.ascontiguousarray(cutoff_s, dtype=np.float64)
         if cutoff_s.shape != (len(batch.devices),):
             raise InvalidValue("cutoff_s", cutoff_s.shape, f"shape {(len(batch.devices),)}", where="simulator")
-        return self._evaluate(batch, cutoff_s=cutoff_s)[0]
+        return self._evaluate(batch, priorities, cutoff_s)[0]
 
     def plan(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> Plan:
         """The placement `devices` (N,) with every order fixed.

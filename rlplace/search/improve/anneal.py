@@ -13,10 +13,15 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.improve.block_descent import sweep
-from rlplace.search.improve.coarsening import by_module, by_role, nested
+from rlplace.search.improve.coarsening import atoms, by_module, by_role, nested
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.metropolis import anneal_split
+from rlplace.search.parallel.blocks import run_groups
+from rlplace.search.parallel.step_roles import step_roles
 from rlplace.search.task import Task
+
+LEAST_RUNS = 16
+"""Runs of layers that a step cut into micro-batches is annealed over, at least, however many of these there are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +102,8 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     Less than `few_moves` are spent at about 256 groups alone: they are too few to move atoms one by one, and groups of
     the problem's own may be too coarse.
     """
+    if problem.graph.num_micro_batches > 1:
+        return _micro_batched(problem, moves, settings)
     levels = nested(problem)
     own, last = next(rung for rung, level in enumerate(levels) if level is problem.grouping), len(levels) - 1
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= settings.num_middle), last)
@@ -117,6 +124,27 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
         branches=int(min(max(moves // settings.few_moves, 2), settings.most_branches)),
         branch_rungs=[Rung(problem.grouping, 0.4, modules), Rung(roles, 0.6, [*modules, problem.grouping])],
     )
+
+
+def _micro_batched(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
+    """What so many moves go over in a step that is cut into micro-batches: runs of layers, each micro-batch's apart.
+
+    Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border of a stage; then
+    shorter runs, forward and backward apart and every parameter by itself, then atoms. Nothing is made hot: it starts
+    from a layout that people would choose, and would lose it.
+    """
+    step, count = step_roles(problem.graph), problem.graph.num_micro_batches
+    whole = run_groups(problem, step, settings.num_runs, micro_batches=False)
+    coarse = run_groups(problem, step, max(settings.num_middle // count, LEAST_RUNS))
+    fine = run_groups(problem, step, max(4 * settings.num_middle // count, 2 * LEAST_RUNS), phases=True, owners=True)
+    if moves < settings.few_moves:
+        return Ladder([Rung(coarse, 1.0, [whole], reheat=False)])
+    rungs = [
+        Rung(coarse, 0.4, [whole], reheat=False),
+        Rung(fine, 0.4, [whole, coarse], reheat=False),
+        Rung(atoms(problem), 0.2, [whole, coarse, fine], reheat=False),
+    ]
+    return Ladder(rungs, min(int(moves // settings.few_moves), settings.most_branches), rungs[:2])
 
 
 def _descend(

@@ -37,6 +37,8 @@ class AnnealSettings:
     """Groups that the level between the problem's own groups and atoms has at least; it has about 256."""
     num_roles: int = 256
     """Groups that roles are cut into, about."""
+    num_runs: int = 32
+    """Runs of layers that move with all micro-batches, where the step is cut into them."""
     most_branches: int = 8
     """Most short annealings of which the best goes on, where ops repeat ..."""
     branches_share: float = 0.6

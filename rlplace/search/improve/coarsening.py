@@ -28,7 +28,7 @@ def atoms(problem: Problem) -> Grouping:
         first = [int(readers[offsets[tensor]]) for tensor in tensors if offsets[tensor] < offsets[tensor + 1]]
         if first:
             label[op] = label[min(first)]
-    return meet(problem.grouping, _numbered(label, ""), "atoms")
+    return meet(problem.grouping, numbered(label, ""), "atoms")
 
 
 def nested(problem: Problem) -> list[Grouping]:
@@ -73,7 +73,7 @@ def by_module(problem: Problem, num_groups: int) -> Grouping:
     edges within a module; there are more than `num_groups` where there are as many small modules.
     """
     fine = atoms(problem)
-    return _merge(problem, fine, _numbered(main_modules(problem, fine)[fine.op_group], "modules"), num_groups)
+    return _merge(problem, fine, numbered(main_modules(problem, fine)[fine.op_group], "modules"), num_groups)
 
 
 def by_role(problem: Problem, num_groups: int) -> Grouping:
@@ -98,18 +98,18 @@ def by_role(problem: Problem, num_groups: int) -> Grouping:
     part = np.empty(fine.num_groups, dtype=np.int64)
     part[order] = (before_s - before_s[first][place]) / np.maximum(whole_s / parts, 1e-30)[role[order]] + 1e-9
     part = np.minimum(part, parts[role].astype(np.int64) - 1)
-    return _numbered((role * (int(parts.max()) + 1) + part)[fine.op_group], f"roles cut to {num_groups}")
+    return numbered((role * (int(parts.max()) + 1) + part)[fine.op_group], f"roles cut to {num_groups}")
 
 
 def meet(first: Grouping, second: Grouping, rule: str) -> Grouping:
     """Groups of ops that share a group in both groupings, numbered by their first op."""
-    return _numbered(first.op_group.astype(np.int64) * max(second.num_groups, 1) + second.op_group, rule)
+    return numbered(first.op_group.astype(np.int64) * max(second.num_groups, 1) + second.op_group, rule)
 
 
 def split(grouping: Grouping, devices: NDArray[np.int32]) -> Grouping:
     """`grouping` with its groups cut by where their ops are in `devices` (N,)."""
     label = grouping.op_group.astype(np.int64) * (int(devices.max(initial=0)) + 1) + devices
-    return _numbered(label, f"{grouping.rule}, split by device")
+    return numbered(label, f"{grouping.rule}, split by device")
 
 
 def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_groups: int) -> Grouping:
@@ -129,10 +129,10 @@ def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_gr
         CAP_SLACK * float(cost_s.sum()) / num_groups,
         num_groups,
     )
-    return _numbered(parent[op_group].astype(np.int64), f"{grouping.rule} merged to {num_groups}")
+    return numbered(parent[op_group].astype(np.int64), f"{grouping.rule} merged to {num_groups}")
 
 
-def _numbered(label: NDArray[np.int64], rule: str) -> Grouping:
+def numbered(label: NDArray[np.int64], rule: str) -> Grouping:
     """Groups of equal labels (N,), numbered by their first op."""
     _, first_op, place = np.unique(label, return_index=True, return_inverse=True)
     number = np.empty(len(first_op), dtype=np.int32)

@@ -13,7 +13,16 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.coarsening import by_module, by_role, nested
 from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
-from rlplace.search.improve.warm_starts import balanced, best_start, check_budget, losses, score_starts
+from rlplace.search.improve.warm_starts import (
+    MICRO_BATCHED,
+    balanced,
+    best_start,
+    check_budget,
+    losses,
+    score_heuristics,
+    score_layouts,
+    score_starts,
+)
 from rlplace.search.schedule.greedy import Greedy
 from rlplace.search.task import Task
 
@@ -105,7 +114,9 @@ def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
     A budget may end before all are scored.
     """
     own = task.problem.grouping
-    found: list[tuple[float, NDArray[np.int32]]] = []
+    found = score_layouts(task)
+    if task.problem.graph.num_micro_batches > 1:
+        found += score_heuristics(task, MICRO_BATCHED[:1])
     if task.best_devices is None:
         groups = balanced(task.problem)
         found += [(float(task.score_groups(groups)[0]), own.expand(groups))]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.coarsening import atoms
 from rlplace.search.improve.evolve import tuned_start
-from rlplace.search.improve.greedy_starts import best_start_with_greedy
-from rlplace.search.improve.warm_starts import try_all
+from rlplace.search.improve.greedy_starts import best_start_with_greedy, has_few_evaluations
+from rlplace.search.improve.micro_batched_starts import diverse_starts, in_best_order
+from rlplace.search.improve.warm_starts import check_budget, try_all
 from rlplace.search.task import Task
 
 
@@ -15,9 +16,15 @@ def solve(task: Task) -> None:
     finer groups.
 
     Where ops do not repeat, one long annealing that starts hotter and cools more slowly found as much in 200,000
-    evaluations as several short ones of which the best went on. At 500, `genetic`, `cem`, `multilevel` and
-    `local-search` found less over `core`.
+    evaluations as several short ones of which the best went on. A step that is cut into micro-batches has several
+    starts that are nothing alike, and is annealed from each of them for a while. At 500, `genetic`, `cem`,
+    `multilevel` and `local-search` found less over `core`.
     """
+    if task.problem.graph.num_micro_batches > 1 and not has_few_evaluations(task):
+        check_budget(task)
+        (devices, step_s), *others = in_best_order(task, diverse_starts(task))
+        anneal_finer(task, devices, step_s, others=others, until=1.0)
+        return
     devices, step_s, leaders = best_start_with_greedy(task)
     if not try_all(task, share=0.5):
         tuned = tuned_start(task, devices, step_s, leaders, until=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import majority_devices
+from rlplace.search.parallel.starts import first_layouts, parallel_starts
 from rlplace.search.rules.baselines import blocks, single
 from rlplace.search.rules.expert import solve_expert
 from rlplace.search.rules.metis import solve_metis
@@ -36,10 +38,14 @@ HEURISTICS = (
     solve_metis,
 )
 """Methods that need a handful of evaluations each, the quickest first."""
+MICRO_BATCHED = (solve_metis, solve_critical_path, solve_heft)
+"""Those of them for a step that is cut into micro-batches, the best first: it has many ops, and layouts besides."""
 HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
 LEAST_S = 1e-3
 """Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
+LAYOUTS = 4
+"""Layouts of a step cut into micro-batches that are starts over groups, the first."""
 _CHUNK = 256
 
 
@@ -52,8 +58,16 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
         InvalidValue: as `score_starts`.
     """
     starts, times = score_starts(task)
-    found = [(float(times[0]), task.problem.grouping.expand(starts[0]))]
-    for solve in HEURISTICS:
+    found = [(float(times[0]), task.problem.grouping.expand(starts[0])), *score_layouts(task)]
+    found += score_heuristics(task, HEURISTICS if task.problem.graph.num_micro_batches == 1 else MICRO_BATCHED)
+    step_s, devices = min(found, key=lambda pair: pair[0])
+    return devices, step_s
+
+
+def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of what each of some heuristics finds, where it finds something feasible."""
+    found: list[tuple[float, NDArray[np.int32]]] = []
+    for solve in heuristics:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
             break
         part = Task(task.problem, Scoring(task), Budget(task.evaluations_left, task.seconds_left or LEAST_S))
@@ -63,14 +77,14 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
             continue
         if part.best_devices is not None:
             found.append((part.best_s, part.best_devices))
-    step_s, devices = min(found, key=lambda pair: pair[0])
-    return devices, step_s
+    return found
 
 
 def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
 
-    Starts are a single device of every kind, contiguous blocks, earliest finish, and groups balanced by bytes.
+    Starts are a single device of every kind, contiguous blocks, earliest finish, groups balanced by bytes, and the
+    first layouts of a step that is cut into micro-batches.
 
     Raises:
         InvalidValue: the task's budget is infinite: a search would never end.
@@ -78,12 +92,17 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     check_budget(task)
     problem = task.problem
     devices = [single(problem, device) for device in _kinds(problem)]
-    devices += [blocks(problem), eft(problem)]
+    devices += [blocks(problem), eft(problem), *first_layouts(problem, LAYOUTS)]
     starts = np.stack([*(majority_devices(problem, row) for row in devices), balanced(problem)])
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
     return starts[order], times[order]
+
+
+def score_layouts(task: Task) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of the best layouts of a step cut into micro-batches; none where it is not."""
+    return [(start.step_s, start.devices) for start in parallel_starts(task)]
 
 
 def check_budget(task: Task) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.jit import Floats, Longs, inlined, kernel
 from rlplace.search.schedule.host_resources import HostResources
 from rlplace.search.schedule.list_schedule import Schedule, may_use, new_schedule, place_unit, unit_devices
-from rlplace.search.schedule.ranks import mean_transfer_s, upward
+from rlplace.search.schedule.ranks import in_turn, mean_transfer_s, upward
 from rlplace.search.schedule.scoring import score_both
 from rlplace.search.schedule.units import Units, group_units, op_units
 from rlplace.search.task import Task
@@ -105,7 +105,8 @@ def m_sct(
     if favourites is None:
         favourites = favourite_children(units, resources)
     schedule = new_schedule(units, resources, output_share)
-    _earliest_start(units, resources, schedule, upward(units, resources), mean_transfer_s(units, resources), favourites)
+    rank = in_turn(units, upward(units, resources))
+    _earliest_start(units, resources, schedule, rank, mean_transfer_s(units, resources), favourites)
     return unit_devices(units, resources, schedule)
 
 

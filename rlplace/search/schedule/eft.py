@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import default_priorities
+from rlplace.measure.simulate.ranks import list_order
 from rlplace.search.task import Task
 
 
@@ -20,11 +20,12 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
 
     Args:
         problem: gangs take part as devices that occupy their members.
-        priorities: (N,) larger first, higher for an op than for its readers; upward ranks by default.
+        priorities: (N,) larger first, higher for an op than for its readers; the order of the problem by default.
     """
     graph, host = problem.graph, problem.host
-    ranks = default_priorities(problem) if priorities is None else priorities
-    order = np.lexsort((np.arange(graph.num_ops), -ranks)).astype(np.int64)
+    order = list_order(problem)
+    if priorities is not None:
+        order = np.lexsort((np.arange(graph.num_ops), -priorities)).astype(np.int64)
     blocks, occupies = device_rules(host)
     return np.asarray(
         _schedule(

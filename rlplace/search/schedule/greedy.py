@@ -11,7 +11,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import default_priorities
+from rlplace.measure.simulate.ranks import list_order
 from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.moves import main_modules
 from rlplace.search.improve.warm_starts import held_bytes, room_bytes
@@ -74,7 +74,7 @@ class Greedy:
         offsets, joined, num_bytes, is_in = _joined(problem, grouping)
         return cls(
             grouping=grouping,
-            order=np.lexsort((np.arange(graph.num_ops), -default_priorities(problem))).astype(np.int64),
+            order=list_order(problem),
             is_source=graph.is_source,
             tensor_op=graph.tensor_op,
             tensor_bytes=graph.tensor_bytes.astype(np.float64),
@@ -100,8 +100,8 @@ class Greedy:
     def place(self, weights: NDArray[np.float64]) -> NDArray[np.int32]:
         """(B, G) int32 devices of groups, one row for each row of weights (B, 9) of `FEATURES`.
 
-        Ops are taken in order of upward rank. The first op of a group decides for the group: it goes where the weighted
-        sum of features is least (ties: the first such device). Its other ops follow.
+        Ops are taken in the order of the problem. The first op of a group decides for the group: it goes where the
+        weighted sum of features is least (ties: the first such device). Its other ops follow.
         """
         weights = np.atleast_2d(np.asarray(weights, dtype=np.float64))
         placed = np.empty((len(weights), self.grouping.num_groups), dtype=np.int32)

@@ -32,11 +32,16 @@ def downward(units: Units, resources: HostResources) -> NDArray[np.float64]:
     return longest_before(np.asarray(units.time_s.mean(axis=1)), *_edges(units, resources))
 
 
+def in_turn(units: Units, priority: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(U,) float64: `priority` with the op order of the problem in it; the same where the step is not cut."""
+    return np.asarray(priority + units.turn * priority.max(initial=0.0))
+
+
 def ready_order(units: Units, priority: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(U,) int64: units as a queue of ready ones gives them out, highest priority first, ties by index."""
+    """(U,) int64: units as a queue of ready ones gives them out, by `in_turn` of priorities, ties by index."""
     missing = np.diff(units.input_offsets).tolist()
     offsets, reader_offsets, readers = units.output_offsets.tolist(), units.reader_offsets.tolist(), units.readers
-    keys = (-priority).tolist()
+    keys = (-in_turn(units, priority)).tolist()
     ready = [(keys[unit], unit) for unit, count in enumerate(missing) if count == 0]
     heapq.heapify(ready)
     order = []

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlplace.jit import Bools, Floats, Ints
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.ranks import turns
 
 
 class Units(NamedTuple):
@@ -28,6 +29,7 @@ class Units(NamedTuple):
         output_offsets: (U + 1,) int32, tensors of each unit.
         reader_offsets: (T + 1,) int32.
         readers: (E,) int32, units that read each tensor.
+        turn: (U,) float64, how much earlier than its priority each comes, in multiples of the largest (`turns`).
     """
 
     time_s: Floats
@@ -43,6 +45,7 @@ class Units(NamedTuple):
     output_offsets: Ints
     reader_offsets: Ints
     readers: Ints
+    turn: Floats
 
 
 def op_units(problem: Problem) -> Units:
@@ -66,6 +69,7 @@ def op_units(problem: Problem) -> Units:
         output_offsets=graph.output_offsets,
         reader_offsets=reader_offsets,
         readers=readers,
+        turn=turns(problem),
     )
 
 
@@ -111,6 +115,7 @@ def group_units(problem: Problem) -> Units:
         output_offsets=_offsets(tensor_unit, count),
         reader_offsets=_offsets(edges[:, 1], len(keys)),
         readers=edges[by_tensor, 0].astype(np.int32),
+        turn=_earliest_turn(problem),
     )
 
 
@@ -140,3 +145,10 @@ def _sums(label: Ints, weights: NDArray[np.int64]) -> Floats:
 
 def _offsets(keys: NDArray[np.integer], count: int) -> Ints:
     return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
+
+
+def _earliest_turn(problem: Problem) -> Floats:
+    """(G,) float64: of each group the turn of its op that comes first."""
+    earliest = np.full(problem.grouping.num_groups, -np.inf)
+    np.maximum.at(earliest, problem.grouping.op_group, turns(problem))
+    return earliest

@@ -12,7 +12,8 @@ from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.hosts.resolve import PRESETS, list_presets, resolve_host
 
 EXPECTED = (
-    "2x8xA100-ib", "2xK80", "4xA100-nvlink", "4xK80", "4xRTX3090-pcie", "4xV100-pcie", "8xH100-nvswitch",
+    "16x1xV100-10gbe", "16x1xV100-25gbe", "2x8xA100-ib", "2x8xV100-25gbe", "2xK80", "4xA100-nvlink", "4xK80",
+    "4xRTX3090-pcie", "4xV100-pcie", "8xH100-nvswitch",
     "8xV100-dgx1", "RTX4090+RTX3060", "cpu+4xA100",
 )  # fmt: skip
 
@@ -137,6 +138,28 @@ def test_two_nodes_are_joined_by_one_slow_card_a_gpu() -> None:
     assert route(host, *across).links == ("infiniband:node0/cuda:0:up", "infiniband:node1/cuda:7:down")
     assert bandwidth(host, *inside) > 10 * bandwidth(host, *across)
     assert [device.dispatcher for device in host.devices] == ["node0"] * 8 + ["node1"] * 8
+
+
+def test_gpus_of_a_server_share_its_card_in_both_directions() -> None:
+    """DAPPLE's configuration A: NVLink inside, one Ethernet card a server."""
+    host = resolve_host("2x8xV100-25gbe")
+    ways = {route(host, f"node0/cuda:{a}", f"node1/cuda:{b}").links for a in range(8) for b in range(8)}
+    back = {route(host, f"node1/cuda:{b}", f"node0/cuda:{a}").links for a in range(8) for b in range(8)}
+    assert len(ways) == len(back) == 1
+    assert not set(*ways) & set(*back)
+    assert bandwidth(host, "node0/cuda:0", "node1/cuda:0") == 2.94e9
+    dgx1 = resolve_host("8xV100-dgx1")
+    for a, b in permutations(range(8), 2):
+        inside = bandwidth(dgx1, f"cuda:{a}", f"cuda:{b}")
+        assert bandwidth(host, f"node1/cuda:{a}", f"node1/cuda:{b}") == inside
+
+
+@pytest.mark.parametrize(("name", "rate"), [("16x1xV100-25gbe", 2.94e9), ("16x1xV100-10gbe", 1.18e9)])
+def test_servers_of_one_gpu_have_a_card_each(name: str, rate: float) -> None:
+    host = resolve_host(name)
+    assert len(host.links) == 2 * host.num_devices == 32
+    assert {bandwidth(host, a, b) for a, b in permutations(host.device_index, 2)} == {rate}
+    assert len({device.dispatcher for device in host.devices}) == 16
 
 
 def test_the_cpu_is_slow_and_large() -> None:

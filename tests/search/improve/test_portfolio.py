@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import random_host, random_problem
+from micro_batched import cut_graph, layered_step, step_problem
+from random_problems import plain_host, random_host, random_problem
 from search_problems import Counting, ToTheEnd, barred, brute_force_s, fork_problem, tight_problem
 
 from rlplace.errors import InvalidValue
@@ -14,6 +15,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.warm_starts import try_all
+from rlplace.search.parallel.layouts import layouts, placement_of
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 
@@ -127,3 +129,15 @@ def test_what_is_too_much_to_try_all_of_is_tuned_and_annealed() -> None:
     found = find(problem, "portfolio", timer, Budget(700), seed=1)
     assert timer.count == 700
     assert found.step_time_s == pytest.approx(brute_force_s(problem), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["anneal", "evolve", "portfolio"])
+@pytest.mark.parametrize("evaluations", [40, 400])
+def test_no_search_is_worse_than_the_best_layout(method: str, evaluations: int) -> None:
+    for num_devices, count, op_order in ((2, 2, "tilt"), (4, 4, "rank"), (3, 4, "backward-first")):
+        problem = step_problem(cut_graph(layered_step(6), count), plain_host(num_devices), op_order)
+        timer = Simulator(problem, threads=1)
+        rows = np.stack([placement_of(problem, layout) for layout in layouts(problem)])
+        found = find(problem, method, timer, Budget(evaluations), seed=2)
+        assert found.evaluations <= evaluations
+        assert found.step_time_s <= timer.step_times(rows).min()

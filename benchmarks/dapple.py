@@ -1,0 +1,130 @@
+"""DAPPLE's profiles on its three configurations: python benchmarks/dapple.py FOLDER [--only WORD,...] [--render].
+
+FOLDER holds the layer profiles of github.com/AlibabaPAI/DAPPLE (`profiling_results/`). Every problem that is done is a
+line of `results/dapple.jsonl`; a run goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import RESULTS, as_markdown, record
+
+from rlplace.files import jsonable, write_json_atomic, write_text_atomic
+from rlplace.graphs.formats import load_graph, load_times_s
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+
+PROFILES = ("vgg-19-pbs-32", "bert-24-pbs-6", "gnmt-16-pbs-64")
+HOSTS = ("2x8xV100-25gbe", "16x1xV100-25gbe", "16x1xV100-10gbe")
+COUNTS = (16, 64)
+FIELD = ("data-parallel", "pipeline", "hybrid")
+METHODS = (*FIELD, "portfolio")
+EVALUATIONS = 10_000
+LINES = RESULTS / "dapple.jsonl"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the profiles lie")
+    parser.add_argument("--only", default="", help="problems whose name holds one of these words")
+    parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="of each method")
+    parser.add_argument("--lines", type=Path, default=LINES, help="where finished problems are kept")
+    parser.add_argument("--render", action="store_true", help="write the table of what is done")
+    options = parser.parse_args()
+    words = tuple(word for word in options.only.split(",") if word)
+    done = read_lines(options.lines)
+    for profile, host, count in problems():
+        name = f"{profile} {host} {count}"
+        if name in done or (words and not any(word in name for word in words)) or options.render:
+            continue
+        row = {"problem": name, **solved(options.folder / f"{profile}.txt", host, count, options.evaluations)}
+        with options.lines.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(jsonable(row)) + "\n")
+        print(row, flush=True)
+    if options.render:
+        rows = [done[name] for name in (" ".join(map(str, one)) for one in problems()) if name in done]
+        result = {"schema": 1, **record(), "evaluations": options.evaluations, "rows": rows}
+        write_json_atomic(RESULTS / "dapple.json", result)
+        write_text_atomic(RESULTS / "dapple.md", markdown(result))
+
+
+def problems() -> Iterator[tuple[str, str, int]]:
+    """Profile, host and number of micro-batches of every problem."""
+    for profile in PROFILES:
+        for host in HOSTS:
+            for count in COUNTS:
+                yield profile, host, count
+
+
+def read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """What is done, by problem."""
+    if not path.is_file():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return {row["problem"]: row for row in rows}
+
+
+def solved(path: Path, host_word: str, count: int, evaluations: int) -> dict[str, Any]:
+    """Step times of the field and of `portfolio`."""
+    host = resolve_host(host_word)
+    graph, times_s = load_graph(path, micro_batches=count), load_times_s(path, micro_batches=count)
+    assert times_s is not None
+    problem = Problem.grouped(graph, host, Costs.given(times_s, host))
+    simulator = Simulator(problem)
+    row: dict[str, Any] = {"ops": graph.num_ops, "even_s": float(np.sum(times_s)) / host.num_devices}
+    for method in METHODS:
+        found = find(problem, method, simulator, Budget(evaluations=evaluations))
+        row[method] = {"step_s": found.step_time_s, "evaluations": found.evaluations, "plan_s": found.plan_s}
+    return row
+
+
+def ratio(row: dict[str, Any]) -> float:
+    """`portfolio` over the best of the field."""
+    best = min(row[method]["step_s"] or math.inf for method in FIELD)
+    return float(row["portfolio"]["step_s"] / best)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for people."""
+    rows = result["rows"]
+    ratios = [ratio(row) for row in rows]
+    lines = [
+        "# DAPPLE's profiles on its three configurations",
+        "",
+        as_markdown(result),
+        "Layer profiles of github.com/AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021), K micro-batches of the profiled "
+        "batch, simulated: nothing was measured. Times of layers as profiled on one V100; sums of gradients and "
+        f"updates take no time. {result['evaluations']:,} evaluations at most for each method. `hybrid` is the best "
+        "over stages x replicas, equal or not, cuts, owners and orders. *Even* is "
+        "the work over the number of devices, which no placement can beat.",
+        "",
+        f"`portfolio` over the best of the field: geometric mean {math.exp(float(np.mean(np.log(ratios)))):.3f}, "
+        f"largest {max(ratios):.3f}; below 1 on {sum(one < 1 for one in ratios)} of {len(ratios)}.",
+        "",
+        "| profile | host | K | even, ms | `data-parallel` | `pipeline` | `hybrid` | `portfolio` | of the best |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        profile, host, count = row["problem"].split()
+        times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
+        lines.append(f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def milliseconds(step_s: float | None) -> str:
+    return "does not fit" if step_s is None or math.isinf(step_s) else f"{step_s * 1e3:.0f}"
+
+
+if __name__ == "__main__":
+    main()

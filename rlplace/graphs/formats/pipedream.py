@@ -1,0 +1,182 @@
+"""Layer profiles in the text format of PipeDream's profiler, which DAPPLE's are in too, as steps of K micro-batches.
+
+One line a node, `node5 -- layer_0 -- forward_compute_time=8.07, backward_compute_time=13.4, activation_size=12976128,
+parameter_size=50384896`, milliseconds and bytes of one batch, and one indented line an edge, `node4 -- node5`
+(PipeDream: Narayanan et al., SOSP 2019; DAPPLE: Fan et al., PPoPP 2021, github.com/AlibabaPAI/DAPPLE).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.decode import shortened
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.graphs.formats.fields import LARGEST_COUNT
+from rlplace.graphs.formats.pipedream_steps import Layer, LayerSteps
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.paths import topological_order
+
+LARGEST_FILE_BYTES = 1 << 26
+LARGEST_MS = 1e9
+MOST_MICRO_BATCHES = 4096
+FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|[^\[\],]*?)\s*(?:,|$)")
+
+
+def load_pipedream(path: str | os.PathLike[str], micro_batches: int = 1) -> OpGraph:
+    """The step of a profile's model on `micro_batches` times the batch that it was profiled with.
+
+    Every layer has a forward op for each micro-batch, and a backward op where it takes time or a gradient is needed:
+    for its own parameters or those of a layer before it. A forward op reads its parameter and what the layers before it
+    gave. A backward op reads what its forward op gave, its parameter and the gradients from the layers after it, and
+    gives a gradient of that size to each layer before it that has a backward op, and its parameter's. Gradients of
+    micro-batches are added by `gradient_sums`. Sums and updates take no time; updates keep no state.
+
+    Args:
+        path: the file.
+        micro_batches: K; a step of one micro-batch is not cut.
+
+    Raises:
+        FileProblem: the file is missing, or a line is neither a node nor an edge.
+        InvalidValue: a field is missing or wrong, an edge names no node, or the graph has a cycle.
+    """
+    return _steps(path, micro_batches).graph()
+
+
+def pipedream_times_s(path: str | os.PathLike[str], micro_batches: int = 1) -> NDArray[np.float64]:
+    """(N,) float64 seconds of the ops of `load_pipedream`; raises as it does."""
+    return _steps(path, micro_batches).times_s()
+
+
+def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
+    """The layers of a profile, each after those that it reads; raises as `load_pipedream`."""
+    rows: dict[str, _Row] = {}
+    edges: list[tuple[str, str, str]] = []
+    for number, line in enumerate(_lines(Path(path)), start=1):
+        where, parts = f"{path}, line {number}", [part.strip() for part in line.strip().split(" -- ")]
+        if not line.strip():
+            continue
+        if len(parts) == 2 and all(parts) and "=" not in line:
+            edges.append((parts[0], parts[1], where))
+        elif len(parts) in (3, 4) and parts[0] and (len(parts) == 3 or parts[3].startswith("stage_id=")):
+            row = _read_row(parts[1], parts[2], where)
+            if rows.setdefault(parts[0], row) is not row:
+                raise InvalidValue("node", parts[0], "an id that no other node has", where=where)
+        else:
+            raise FileProblem(
+                path,
+                f"line {number} is {shortened(line.strip())!r}, expected `ID -- NAME -- {FIELDS[0]}=..., ...` for a "
+                "node, or `ID -- ID` for an edge.",
+            )
+    if not rows:
+        raise FileProblem(path, "no node, expected lines of `ID -- NAME -- forward_compute_time=..., ...`.")
+    return _ordered(rows, edges, str(path))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the line of a node says."""
+
+    name: str
+    forward_ms: float
+    backward_ms: float
+    activation_bytes: int
+    parameter_bytes: int
+
+
+def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
+    if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
+        raise InvalidValue("micro_batches", micro_batches, f"1..{MOST_MICRO_BATCHES}", where=str(path))
+    return LayerSteps(read_layers(path), micro_batches)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        if not path.is_file():
+            raise FileProblem(path, "no such file.")
+        if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
+            raise FileProblem(path, f"{size} bytes, expected a profile of at most {LARGEST_FILE_BYTES}.")
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileProblem(
+            path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected a profile."
+        ) from error
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+
+
+def _read_row(name: str, text: str, where: str) -> _Row:
+    fields: dict[str, str] = {}
+    end = 0
+    while end < len(text):
+        match = _FIELD.match(text, end)
+        if match is None or match[1] not in FIELDS or match[1] in fields:
+            expected = f"{', '.join(FIELDS)}, each once as NAME=NUMBER"
+            raise InvalidValue("fields", shortened(text[end:].strip()), expected, where=where)
+        fields[match[1]] = match[2]
+        end = match.end()
+    for field in FIELDS:
+        if field not in fields:
+            raise InvalidValue(field, "missing", "a field of that name", where=where)
+    sizes = fields["activation_size"]
+    outputs = sizes[1:-1].split(";") if sizes.startswith("[") else [sizes]
+    return _Row(
+        name,
+        _number(fields[FIELDS[0]], FIELDS[0], LARGEST_MS, where),
+        _number(fields[FIELDS[1]], FIELDS[1], LARGEST_MS, where),
+        sum(math.ceil(_number(output, FIELDS[2], LARGEST_COUNT, where)) for output in outputs),
+        math.ceil(_number(fields[FIELDS[3]], FIELDS[3], LARGEST_COUNT, where)),
+    )
+
+
+def _number(text: str, field: str, largest: float, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= largest:
+        raise InvalidValue(field, shortened(text.strip()), f"a number in 0..{largest:g}", where=where)
+    return value
+
+
+def _ordered(rows: dict[str, _Row], edges: list[tuple[str, str, str]], path: str) -> list[Layer]:
+    ids = list(rows)
+    place = {name: index for index, name in enumerate(ids)}
+    reads: list[set[int]] = [set() for _ in ids]
+    for source, reader, where in edges:
+        for end in (source, reader):
+            if end not in place:
+                raise InvalidValue("edge", shortened(end), "the id of a node", where=where)
+        reads[place[reader]].add(place[source])
+    order = topological_order(len(ids), [(source, reader) for reader, read in enumerate(reads) for source in read])
+    if len(order) < len(ids):
+        stuck = ids[min(set(range(len(ids))) - set(order))]
+        raise InvalidValue("edges", f"a cycle that {stuck} is on or behind", "a graph without cycles", where=path)
+    new = {old: index for index, old in enumerate(order)}
+    layers = []
+    for old in order:
+        row = rows[ids[old]]
+        layers.append(
+            Layer(
+                module=_module(ids[old], row.name),
+                forward_s=row.forward_ms / 1e3,
+                backward_s=row.backward_ms / 1e3,
+                activation_bytes=row.activation_bytes,
+                parameter_bytes=row.parameter_bytes,
+                reads=tuple(sorted(new[source] for source in reads[old])),
+            )
+        )
+    return layers
+
+
+def _module(node: str, name: str) -> str:
+    """`node7.LSTM` for node7, `LSTM(2048, 1024)`: unique, and a path of plain words."""
+    words = [re.sub(r"\W+", "_", text).strip("_") for text in (node, name.partition("(")[0])]
+    return ".".join(word for word in words if word)

@@ -1,0 +1,61 @@
+"""`is_cut_faster`: whether micro-batches that are chosen by simulation also pay on this machine, in one race."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import RunnerError
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.runner import HostRunner
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.report.format import format_seconds
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+
+RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
+EVALUATIONS = 1000
+"""Placements that are simulated to find what the whole batch races with."""
+
+
+def is_cut_faster(
+    cut: Problem, devices: NDArray[np.int32], whole: Problem, *, seed: int, say: Callable[[str], None]
+) -> bool:
+    """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
+
+    A profile does not know how devices slow each other down, which favours whatever keeps all of them busy. So the
+    simulator's choice is raced before it is taken.
+
+    Args:
+        cut: in micro-batches, on a host of this machine.
+        devices: (N,) of its best placement.
+        whole: the same step and host, its batch not cut.
+        seed: of the search for the whole batch.
+        say: told both step times.
+    """
+    planner = Simulator(whole)
+    found = find(whole, "portfolio", planner, Budget(evaluations=EVALUATIONS), seed=seed)
+    if found.devices is None:
+        return True
+    first, second = Simulator(cut), planner
+    runner, other = HostRunner(cut, first), HostRunner(whole, second)
+    try:
+        step = other.load(second.plan(found.devices))
+        step.load()
+        outcome, beside = runner.measure_plans([first.plan(devices)], protocol=RACE, others=[step.run])
+    except RunnerError as error:
+        say(f"micro-batches are not raced: {error}")
+        return False
+    finally:
+        runner.close()
+        other.close()
+    count = cut.graph.num_micro_batches
+    say(
+        f"measured: {format_seconds(outcome.step_time_s)} in {count} micro-batches, "
+        f"{format_seconds(beside.step_time_s)} with the whole batch"
+    )
+    return outcome.ok and outcome.step_time_s <= beside.step_time_s

@@ -1,0 +1,253 @@
+"""`Layout`: stages, replicas and owners of a step that is cut into micro-batches, and the placements of them all.
+
+Micro-batches are dealt out in contiguous blocks over d replicas, each of which is p devices, one a stage: p = 1 is data
+parallelism, d = 1 a pipeline. What all micro-batches share, parameters with the sums of their gradients and their
+updates, is owned by one replica of its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.opgraph import FORWARD
+from rlplace.measure.problem import Problem
+from rlplace.search.parallel.apart import apart_roles
+from rlplace.search.parallel.stages import cut_stages
+from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.search.rules.baselines import plain_devices
+from rlplace.search.schedule.units import next_allowed, op_units
+
+Owners = Literal["spread", "with-stage"]
+CUTS = ("work", "crossing", "memory")
+"""What stages are cut by: equal work; equal work and sending over the cut; equal bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which device every role of a step has, for every micro-batch.
+
+    Attributes:
+        devices: (p, d) int32, the device of each stage of each replica.
+        role_stage: (R,) int32, the stage of each role (`StepRoles.role`).
+        replica: (K,) int32, the replica of each micro-batch.
+        owners: who owns the parameters of a stage: all its replicas, even in bytes, or the first.
+        role_device: (R,) int32, the device of roles that are apart from stages and replicas, -1 for others; empty where
+            none is.
+        name: in words.
+    """
+
+    devices: NDArray[np.int32]
+    role_stage: NDArray[np.int32]
+    replica: NDArray[np.int32]
+    owners: Owners = "spread"
+    role_device: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    name: str = ""
+
+
+def placement_of(problem: Problem, layout: Layout, step: StepRoles | None = None) -> NDArray[np.int32]:
+    """(N,) int32: the device of each op under `layout`; ops that may not be there on the next device where they may.
+
+    Args:
+        problem: whose graph is cut into micro-batches.
+        layout: of its roles.
+        step: `step_roles` of its graph, where the caller has them.
+    """
+    graph = problem.graph
+    step = step_roles(graph) if step is None else step
+    stage = layout.role_stage[step.role]
+    replica = np.where(step.follows >= 0, layout.replica[np.maximum(step.follows, 0)], 0)
+    is_owned = graph.colocation >= 0
+    if layout.owners == "spread":
+        replica[is_owned] = _spread(problem, stage, layout.devices.shape[1])[graph.colocation[is_owned]]
+    devices = layout.devices[stage, replica].astype(np.int32)
+    if len(layout.role_device):
+        own = layout.role_device[step.role]
+        devices = np.where(own >= 0, own, devices).astype(np.int32)
+    if problem.allowed is None:
+        return devices
+    units = op_units(problem)
+    return next_allowed(units, devices[np.unique(units.label, return_index=True)[1]])[units.label]
+
+
+def _spread(problem: Problem, stage: NDArray[np.int32], num_replicas: int) -> NDArray[np.int64]:
+    """(C,) int64: the replica that owns each co-location class, so that those of a stage hold the same bytes."""
+    graph = problem.graph
+    members = np.flatnonzero(graph.colocation >= 0)
+    classes = graph.colocation[members]
+    held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+    count = int(classes.max(initial=-1)) + 1
+    size = np.bincount(classes, weights=held[members], minlength=count)
+    home = np.zeros(count, dtype=np.int64)
+    home[classes] = stage[members]
+    owner = np.zeros(count, dtype=np.int64)
+    filled = np.zeros((int(stage.max(initial=0)) + 1, num_replicas))
+    for one in np.argsort(-size, kind="stable").tolist():
+        owner[one] = int(filled[home[one]].argmin())
+        filled[home[one], owner[one]] += size[one]
+    return owner
+
+
+def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]:
+    """Every layout p x d with p d <= D, those with all devices first; nothing where the step is not cut.
+
+    Each in both orders of devices, which differ where some routes are faster than others, with the stages cut by each
+    of `CUTS` and parameters owned both ways, as far as there is a difference; then those with experts, or embedding
+    tables, apart and the rest data-parallel. Faster devices get larger stages and more micro-batches.
+
+    Args:
+        problem: whose graph is cut into micro-batches.
+        step: `step_roles` of its graph, where the caller has them.
+    """
+    graph = problem.graph
+    if graph.num_micro_batches == 1:
+        return
+    step = step_roles(graph) if step is None else step
+    plain, chain = plain_devices(problem), Chain.of(problem, step)
+    lines = [plain]
+    fastest = sorted(plain, key=lambda device: (-chain.speed[device], device))
+    if fastest != plain:
+        lines += [fastest, fastest[::-1]]
+    for stages, replicas in shapes(len(plain), graph.num_micro_batches):
+        seen: set[bytes] = set()
+        for line, is_turned in product(lines, (False, True)):
+            used = np.array(line[: stages * replicas], dtype=np.int32)
+            devices = used.reshape(replicas, stages).T if is_turned else used.reshape(stages, replicas)
+            devices = np.ascontiguousarray(devices)
+            for cut in CUTS if stages > 1 else CUTS[:1]:
+                layout = chain.layout(devices, cut)
+                key = devices.tobytes() + layout.role_stage.tobytes()
+                if key in seen:
+                    continue
+                seen.add(key)
+                yield layout
+                if replicas > 1:
+                    yield replace(layout, owners="with-stage", name=f"{layout.name}, owned by the first replica")
+            if stages == 1 and not is_turned:
+                for what, role_device in apart_roles(problem, step, devices[0]):
+                    yield replace(chain.layout(devices, "work"), role_device=role_device, name=f"{what} apart")
+
+
+def shapes(num_devices: int, num_micro_batches: int) -> list[tuple[int, int]]:
+    """(p, d): stages and replicas on at most `num_devices`, those with most devices first, then with most replicas."""
+    found = [
+        (stages, replicas)
+        for stages in range(1, num_devices + 1)
+        for replicas in range(1, min(num_devices // stages, num_micro_batches) + 1)
+        if stages * replicas > 1 or num_devices == 1
+    ]
+    return sorted(found, key=lambda shape: (-shape[0] * shape[1], shape[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The chain of roles as loads that stages are cut by.
+
+    Attributes:
+        step: the roles.
+        num_micro_batches: K.
+        work_s: (P,) mean seconds of all that belongs to each place.
+        fixed_bytes: (P,) parameters, gradients and optimizer state.
+        saved_bytes: (P,) outputs of forward ops, of all micro-batches.
+        crossing_s: (P + 1,) mean seconds to send what goes over a cut before each place, of all micro-batches.
+        speed: (D,) of each device: 1 for the mean.
+        room: (D,) bytes of each device beside its context.
+    """
+
+    step: StepRoles
+    num_micro_batches: int
+    work_s: NDArray[np.float64]
+    fixed_bytes: NDArray[np.float64]
+    saved_bytes: NDArray[np.float64]
+    crossing_s: NDArray[np.float64]
+    speed: NDArray[np.float64]
+    room: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, problem: Problem, step: StepRoles) -> Chain:
+        """The chain of a problem's roles."""
+        graph, place, count = problem.graph, step.op_position, step.num_positions
+        time_s = np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s)
+        mean_s = time_s.mean(axis=1)
+        whole_s = np.maximum(time_s.sum(axis=0), 1e-30)
+        fixed = (graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes).astype(np.float64)
+        is_saved = (graph.phases == FORWARD) & (graph.colocation < 0)
+        saved = np.where(is_saved, graph.output_bytes, 0).astype(np.float64)
+        devices = problem.host.devices
+        return cls(
+            step=step,
+            num_micro_batches=graph.num_micro_batches,
+            work_s=np.bincount(place, weights=mean_s, minlength=count).astype(np.float64),
+            fixed_bytes=np.bincount(place, weights=fixed, minlength=count).astype(np.float64),
+            saved_bytes=np.bincount(place, weights=saved, minlength=count).astype(np.float64),
+            crossing_s=_crossing_s(problem, place, count),
+            speed=whole_s.mean() / whole_s,
+            room=np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices]),
+        )
+
+    def layout(self, devices: NDArray[np.int32], cut: str = "work") -> Layout:
+        """Stages and replicas on `devices` (p, d), parameters spread.
+
+        Args:
+            devices: of each stage of each replica.
+            cut: one of `CUTS`.
+        """
+        stages, replicas = devices.shape
+        speed = self.speed[devices]
+        rate = speed.sum(axis=1)
+        if cut == "memory":
+            load = self.fixed_bytes + self.saved_bytes / replicas
+            stage_of = cut_stages(load, self.room[devices].min(axis=1))
+        else:
+            stage_of = cut_stages(self.work_s, rate, self.crossing_s / replicas if cut == "crossing" else None)
+        share = np.bincount(stage_of, weights=self.work_s, minlength=stages)
+        slowest_s = (share[:, None] / speed).max(axis=0)
+        words = f"{stages} stages x {replicas} replicas" + (f", stages cut by {cut}" if stages > 1 else "")
+        return Layout(
+            devices=devices,
+            role_stage=stage_of[self.step.position],
+            replica=deal(self.num_micro_batches, slowest_s),
+            name=words,
+        )
+
+
+def deal(num_micro_batches: int, replica_s: NDArray[np.float64]) -> NDArray[np.int32]:
+    """(K,) int32: micro-batches in contiguous blocks, one or more a replica, so that the last is done soonest.
+
+    Args:
+        num_micro_batches: K, at least as many as replicas.
+        replica_s: (d,) what each replica takes for a micro-batch, in any unit.
+    """
+    counts = np.ones(len(replica_s), dtype=np.int64)
+    for _ in range(num_micro_batches - len(replica_s)):
+        counts[int(np.argmin((counts + 1) * replica_s))] += 1
+    return np.repeat(np.arange(len(replica_s), dtype=np.int32), counts)
+
+
+def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArray[np.float64]:
+    """(P + 1,) float64: mean seconds to send, over a cut before each place, what ops on its two sides read.
+
+    Parameters and what lives with them stay with their stage. A tensor is sent once, however many read it.
+    """
+    graph, host = problem.graph, problem.host
+    pairs = max(host.num_devices * (host.num_devices - 1), 1)
+    latency_s = float(problem.transfer_latency_s.sum()) / pairs
+    s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
+    producer = graph.tensor_op[graph.input_tensors]
+    counts = graph.colocation[producer] < 0
+    tensors, ends = graph.input_tensors[counts], place[graph.edge_op[counts]]
+    home = place[graph.tensor_op]
+    low, high = home.copy(), home.copy()
+    np.minimum.at(low, tensors, ends)
+    np.maximum.at(high, tensors, ends)
+    send_s = latency_s + graph.tensor_bytes * s_per_byte
+    far = np.flatnonzero(high > low)
+    change = np.zeros(count + 1)
+    np.add.at(change, low[far] + 1, send_s[far])
+    np.subtract.at(change, high[far] + 1, send_s[far])
+    return np.maximum(np.cumsum(change), 0.0)

@@ -1,0 +1,59 @@
+"""On this machine a batch is cut under `auto` only if that was measured faster."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import rlplace
+from rlplace.measure import Host, Problem
+from rlplace.runs import measured_choice
+from rlplace.runs.measured_choice import is_cut_faster
+from rlplace.runs.micro_batches import CutOptions
+from rlplace.runs.prepared import chosen_problem
+from rlplace.search.parallel import choose
+
+
+@cache
+def problem_of(count: int) -> Problem:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    x, y = torch.randn(6, 8), torch.randint(3, (6,))
+    loss_fn = torch.nn.functional.cross_entropy
+    graph = rlplace.capture(model, x, loss_fn, "sgd", targets=y, micro_batches=count)
+    return Problem.profile(graph, Host.detect("cores"))
+
+
+def test_both_are_run_and_the_faster_one_is_said() -> None:
+    cut, lines = problem_of(2), list[str]()
+    faster = is_cut_faster(cut, np.zeros(cut.graph.num_ops, dtype=np.int32), problem_of(1), seed=0, say=lines.append)
+    assert isinstance(faster, bool)
+    (line,) = lines
+    assert "in 2 micro-batches" in line
+    assert "with the whole batch" in line
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_the_race_decides(is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choosing(problems: object, **options: object) -> choose.Chosen:
+        assert isinstance(problems, dict)
+        made = {count: make() for count, make in problems.items() if count in (1, 2)}
+        return choose.Chosen(2, "rank", made[2], 5, np.zeros(made[2].graph.num_ops, dtype=np.int32), 1.0)
+
+    monkeypatch.setattr(choose, "choose", choosing)
+    monkeypatch.setattr(measured_choice, "is_cut_faster", lambda *_, **__: is_faster)
+    problem, spent = chosen_problem(CutOptions("auto"), Host.detect("cores"), problem_of, seed=0)
+    assert problem.graph.num_micro_batches == (2 if is_faster else 1)
+    assert spent == 5
+
+
+def test_a_number_that_is_asked_for_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> bool:
+        raise AssertionError("raced")
+
+    monkeypatch.setattr(measured_choice, "is_cut_faster", never)
+    problem, _ = chosen_problem(CutOptions(2), Host.detect("cores"), problem_of, seed=0, evaluations=10)
+    assert problem.graph.num_micro_batches == 2

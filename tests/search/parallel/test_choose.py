@@ -1,0 +1,125 @@
+"""The race for the number of micro-batches and the order of ops, on steps whose answer is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from micro_batched import cut_graph, layered_step, step_problem
+from random_problems import plain_host
+
+from rlplace.errors import CaptureError, InvalidValue
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.parallel.choose import SHARE, choose
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+
+FAST = 1e12
+
+
+def problem_of(count: int, *, launch_s: float = 0.0, num_devices: int = 2, layers: int = 4) -> Problem:
+    """Layers whose time is that of the batch, cut in `count`, and a part that every op takes however small it is."""
+    whole = layered_step(layers)
+    problem = step_problem(cut_graph(whole, count) if count > 1 else whole, plain_host(num_devices, FAST))
+    time_s = problem.costs.op_time_s
+    return dataclasses.replace(problem, costs=Costs(np.where(time_s > 0, time_s / count + launch_s, 0.0), "estimated"))
+
+
+def problems(counts: tuple[int, ...], **facts: float) -> dict[int, Callable[[], Problem]]:
+    return {count: lambda count=count: problem_of(count, **facts) for count in counts}  # type: ignore[misc]
+
+
+def test_cutting_pays_where_ops_are_long() -> None:
+    heard: list[str] = []
+    chosen = choose(problems((1, 2)), evaluations=1000, say=heard.append)
+    assert chosen.num_micro_batches == 2
+    assert chosen.spent <= SHARE * 1000
+    assert chosen.step_time_s == pytest.approx(6.0)  # twelve seconds of work, half of it on each device
+    assert chosen.devices is not None
+    timer = Simulator(chosen.problem, threads=1)
+    assert timer.step_times(chosen.devices[None])[0] == chosen.step_time_s
+    assert any("the whole batch at once" in line for line in heard)
+    assert heard[-1].startswith("chosen: 2 micro-batches")
+
+
+def test_cutting_does_not_pay_where_every_op_takes_as_long() -> None:
+    assert choose(problems((1, 2, 4), launch_s=10.0), evaluations=1000).num_micro_batches == 1
+
+
+def test_more_micro_batches_fill_a_pipeline_until_launches_cost_more() -> None:
+    """Parameters are pinned, two layers a device, and so is all that belongs to them: only pipelines are left."""
+
+    def pipeline(count: int) -> Problem:
+        problem = problem_of(count, launch_s=0.02)
+        layer = np.array([int(path[1:]) if path else 0 for path in problem.graph.modules])
+        allowed = np.stack((layer < 2, layer >= 2), axis=1) | (np.array(problem.graph.modules) == "")[:, None]
+        return dataclasses.replace(problem, allowed=allowed)
+
+    chosen = choose({count: lambda count=count: pipeline(count) for count in (1, 2, 4, 8)}, evaluations=2000)  # type: ignore[misc]
+    assert chosen.num_micro_batches in (4, 8)
+    assert chosen.op_order != "rank"
+
+
+def test_one_that_fits_only_backward_first_is_found() -> None:
+    graph = cut_graph(layered_step(4, layer_bytes=1, activation_bytes=400), 4)
+    host = plain_host(1, FAST)
+    roomy = step_problem(graph, host)
+    peaks = {
+        order: Simulator(dataclasses.replace(roomy, op_order=order), threads=1)
+        .measure(np.zeros((1, graph.num_ops), np.int32))[0]
+        .peak_bytes[0]
+        for order in ("rank", "tilt", "backward-first")
+    }
+    assert peaks["backward-first"] < min(peaks["rank"], peaks["tilt"])
+    room = peaks["backward-first"]
+    tight = dataclasses.replace(host, devices=tuple(dataclasses.replace(d, memory_bytes=room) for d in host.devices))
+    problem = step_problem(graph, tight)
+    assert find(problem, "portfolio", Simulator(problem, threads=1), Budget(50)).devices is None
+    chosen = choose({4: lambda: problem}, evaluations=300)
+    assert chosen.op_order == "backward-first"
+    assert chosen.devices is not None
+
+
+def test_what_cannot_be_cut_is_left_out_and_said() -> None:
+    def refused() -> Problem:
+        raise CaptureError("the batch has 3 samples, 4 micro-batches were asked for")
+
+    heard: list[str] = []
+    chosen = choose(problems((1, 2)) | {4: refused}, evaluations=500, say=heard.append)
+    assert chosen.num_micro_batches == 2
+    assert heard[0] == "4 micro-batches: left out (the batch has 3 samples, 4 micro-batches were asked for)"
+    with pytest.raises(CaptureError, match="3 samples"):
+        choose({4: refused}, evaluations=500)
+
+
+def test_one_candidate_needs_no_race() -> None:
+    chosen = choose(problems((1,)), evaluations=500)
+    assert (chosen.num_micro_batches, chosen.op_order, chosen.spent) == (1, "rank", 0)
+
+
+def test_nothing_to_choose_from_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="problems"):
+        choose({}, evaluations=500)
+    with pytest.raises(InvalidValue, match="evaluations"):
+        choose(problems((1,)), evaluations=0)
+
+
+def test_the_same_seed_chooses_the_same() -> None:
+    one, other = (choose(problems((1, 2)), evaluations=600, seed=3) for _ in range(2))
+    assert (one.num_micro_batches, one.op_order, one.step_time_s) == (
+        other.num_micro_batches,
+        other.op_order,
+        other.step_time_s,
+    )
+    assert np.array_equal(one.devices, other.devices)
+
+
+def test_a_group_of_everything_is_no_bar() -> None:
+    """Layouts are over ops: groups too coarse for them change nothing of what the race finds."""
+    coarse = [dataclasses.replace(problem_of(2), grouping=Grouping(np.zeros(len(problem_of(2).graph.names), np.int32)))]
+    assert choose({2: lambda: coarse[0]}, evaluations=600).step_time_s < 12.0

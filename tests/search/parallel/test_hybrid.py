@@ -1,0 +1,112 @@
+"""Data-parallel, pipeline and hybrid: as good as trying all, within budgets, with answers that keep their order."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layer_profiles import profile_problem
+from random_problems import plain_host
+from search_problems import chain_problem
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.parallel.hybrid import Field
+from rlplace.search.parallel.layouts import Layout
+from rlplace.search.registry import METHODS, find
+from rlplace.search.task import Budget, Task
+
+METHOD_NAMES = ("data-parallel", "pipeline", "hybrid")
+
+
+def layers_problem(folder: Path, seed: int, *, speeds: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Problem:
+    """Six unequal layers, four micro-batches, three devices whose links take part of a layer's time."""
+    generator = np.random.default_rng(seed)
+    rows = [
+        (forward, 2 * forward, int(generator.integers(5, 60)), int(generator.integers(0, 200)))
+        for forward in generator.uniform(200, 2000, 6).tolist()
+    ]
+    problem = profile_problem(folder, rows, 4, plain_host(3))
+    times_s = problem.costs.op_time_s / np.array(speeds)
+    return Problem(problem.graph, problem.host, Costs(times_s, "given"), problem.grouping)
+
+
+def every_hybrid_s(problem: Problem) -> float:
+    """The best over all contiguous stages, all their sets of devices, both owners and all orders."""
+    field = Field(Task(problem, Simulator(problem, threads=1)))
+    places, count = field.step.num_positions, problem.graph.num_micro_batches
+    best = np.inf
+    for stages in (1, 2, 3):
+        for ends in itertools.combinations(range(1, places), stages - 1):
+            stage_of = np.searchsorted(np.array(ends), np.arange(places), side="right").astype(np.int32)
+            for line in itertools.permutations(range(3)):
+                for cuts in itertools.combinations(range(1, 4), stages):
+                    parts = np.split(np.array(line), cuts)[:stages]  # the rest stays idle
+                    if any(sorted(part) != list(part) for part in map(list, parts)):
+                        continue
+                    table = np.array([part[np.arange(count) * len(part) // count] for part in parts], dtype=np.int32)
+                    spread = Layout(table, stage_of[field.step.position], np.arange(count, dtype=np.int32))
+                    for layout in (spread, replace(spread, owners="with-stage")):
+                        best = min(best, field.try_orders(layout).step_s)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hybrid_is_within_one_percent_of_trying_all(seed: int, tmp_path: Path) -> None:
+    """Six layers on three devices; with unequal devices in half of the cases."""
+    problem = layers_problem(tmp_path, seed, speeds=(1.0, 1.0, 1.0) if seed % 2 else (2.0, 1.0, 1.5))
+    found = find(problem, "hybrid", Simulator(problem, threads=1))
+    assert found.step_time_s <= 1.01 * every_hybrid_s(problem)
+
+
+def test_hybrid_is_never_worse_than_its_parts(tmp_path: Path) -> None:
+    problem = layers_problem(tmp_path, 5)
+    simulator = Simulator(problem, threads=1)
+    times = {name: find(problem, name, simulator).step_time_s for name in METHOD_NAMES}
+    assert times["hybrid"] <= min(times.values())
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_the_answer_keeps_its_order(name: str, tmp_path: Path) -> None:
+    problem = layers_problem(tmp_path, 6)
+    simulator = Simulator(problem, threads=1)
+    found = find(problem, name, simulator)
+    assert found.plan is not None
+    assert found.devices is not None
+    assert found.plan.devices.tolist() == found.devices.tolist()
+    assert simulator.retime(found.plan).step_time_s == found.step_time_s
+    again = find(problem, name, simulator)
+    assert again.plan is not None
+    assert (again.plan.fingerprint, again.evaluations) == (found.plan.fingerprint, found.evaluations)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("evaluations", [1, 7])
+def test_budgets_are_kept(name: str, evaluations: int, tmp_path: Path) -> None:
+    problem = layers_problem(tmp_path, 7)
+    found = find(problem, name, Simulator(problem, threads=1), Budget(evaluations=evaluations))
+    assert 1 <= found.evaluations <= evaluations
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_step_that_is_not_cut_is_refused(name: str) -> None:
+    problem = chain_problem(3, 2)
+    with pytest.raises(InvalidValue, match=rf"method {name}: micro_batches is 1, .* `--micro-batches K`"):
+        find(problem, name, Simulator(problem, threads=1))
+    assert METHODS[name].kind == "baseline"
+
+
+def test_pins_are_kept(tmp_path: Path) -> None:
+    problem = layers_problem(tmp_path, 8)
+    allowed = np.ones((problem.graph.num_ops, 3), dtype=np.bool_)
+    allowed[[module == "node2.l1" for module in problem.graph.modules], 0] = False
+    pinned = replace(problem, allowed=allowed)
+    for name in METHOD_NAMES:
+        found = find(pinned, name, Simulator(pinned, threads=1))
+        assert found.devices is not None
+        assert np.all(allowed[np.arange(len(allowed)), found.devices])
