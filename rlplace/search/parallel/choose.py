@@ -26,12 +26,14 @@ MOST_EACH = 1000
 """... and evaluations of one search above which the choice does not get better."""
 WORSE = 1.1
 """Once two numbers of micro-batches in turn are this many times as slow as the best, larger ones are left out."""
-KEPT_COUNTS = 2
-"""Numbers of micro-batches that go on to a round of all orders; also the whole batch at once, if it is ..."""
+KEPT_COUNTS = 3
+"""Most numbers of micro-batches that go on to a round of all orders ..."""
 NEAR = 1.15
-"""... at most this many times as slow as the best: its search gets better with more evaluations."""
+"""... of those that are at most this many times as slow as the best."""
 FINAL = 2
-"""Contenders in the last round."""
+"""Most contenders in the last round ..."""
+NEAREST = 1.03
+"""... of those that are at most this many times as slow as the best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +92,9 @@ def choose(
 ) -> Chosen:
     """The number of micro-batches and the op order with which short searches find the shortest step.
 
-    First every number of micro-batches, from the least on, in one order; then the best ones in all orders; then the
-    best two of those with more evaluations each. A number that cannot be captured is left out.
+    First every number of micro-batches, from the least on, in one order; then those that are near the best in all
+    orders; then the best two of those, if they are nearly equal, with more evaluations each. What a clear answer leaves
+    of the budget is not spent. A number that cannot be captured is left out.
 
     Args:
         problems: for every number of micro-batches what makes the problem; all the same global batch.
@@ -115,16 +118,21 @@ def choose(
         problems = {count: lambda: only}
     race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
     racing = race.counts(problems)
-    best_s = min(one.step_s for one in racing)
-    kept = sorted(racing, key=lambda one: one.key)
-    kept = kept[:KEPT_COUNTS] + [one for one in kept[KEPT_COUNTS:] if one.count == 1 and one.step_s <= NEAR * best_s]
-    racing = [other for one in kept for other in one.in_all_orders()]
-    race.run(racing, race.left / (ROUNDS - 1))
+    racing = _near(racing, NEAR, KEPT_COUNTS)
+    racing = [other for one in racing for other in one.in_all_orders()]
     if len(racing) > 1:
-        race.run(sorted(racing, key=lambda one: one.key)[:FINAL], race.left)
+        race.run(racing, race.left / (ROUNDS - 1))
+    if len(final := _near(racing, NEAREST, FINAL)) > 1:
+        race.run(final, race.left)
     best = min(racing, key=lambda one: one.key)
     race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
     return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s)
+
+
+def _near(racing: Sequence[_Contender], ratio: float, most: int) -> list[_Contender]:
+    """The best contenders, at most `most`, that are at most `ratio` times as slow as the best."""
+    ranked = sorted(racing, key=lambda one: one.key)[:most]
+    return [one for one in ranked if one is ranked[0] or one.step_s <= ratio * ranked[0].step_s]
 
 
 class _Race:
