@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -130,9 +131,11 @@ def final(problem: Problem, plans: list[Plan], seed: int) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
+    earlier = sorted({(row["command"], row["date"]) for row in rows} - {(facts["command"], facts["date"])})
     text = [
         "# The agent against search on a calibrated simulator, measured\n",
         as_markdown(facts),
+        *(f"    {command} ({date})\n" for command, date in earlier),
         "\nSeconds of search are the same for both, step times are medians of one race a row, ratios geometric means\n"
         "of its rounds with 95 % t-intervals. `wrong`: the factors of a hard truth are on the costs of both.\n\n",
         "| workload | costs | single, ms | portfolio, ms | learned, ms | learned / portfolio | machine idle |\n"
@@ -157,11 +160,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     facts = record()
-    rows: list[dict[str, Any]] = []
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    if (RESULTS / "agent_race.json").exists():  # other workloads keep their rows
+        kept = json.loads((RESULTS / "agent_race.json").read_text())["rows"]
+        rows = {(row["workload"], row["start"]): row for row in kept}
     for workload in options.workloads:
-        rows += race(workload, options.seconds, options.seed)
-        write_json_atomic(RESULTS / "agent_race.json", {"schema": 1, **facts, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "agent_race.md", markdown(rows, facts))
+        for row in race(workload, options.seconds, options.seed):
+            rows[workload, row["start"]] = {**row, "date": facts["date"], "command": facts["command"]}
+        write_json_atomic(RESULTS / "agent_race.json", {"schema": 1, **facts, "rows": list(rows.values())}, indent=1)
+    write_text_atomic(RESULTS / "agent_race.md", markdown(list(rows.values()), facts))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Every search method on a suite of problems, at equal budgets: python benchmarks/core.py core [--seeds 3].
 
-Writes `results/NAME.json` and `results/NAME.md`: step times, gaps to the bound, ratios to the best known, spreads.
+Writes `results/NAME.json` and `results/NAME.md`: step times, gaps to the bound, ratios to the best known, spreads. The
+suite `core-micro` has options of its own (`core.py core-micro --help`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
+import core_micro
 from best_known import known
 from record import RESULTS, as_markdown, record
 from suites import SUITES, WORKLOADS, key_of, problem_of
@@ -160,8 +162,11 @@ def _ms(seconds: float | None) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == [core_micro.NAME]:
+        core_micro.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=sorted(SUITES))
+    parser.add_argument("suite", choices=sorted((*SUITES, core_micro.NAME)))
     parser.add_argument("--methods", default="all")
     parser.add_argument("--evaluations", default="500,10000", help="budgets, with commas between them")
     parser.add_argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget")

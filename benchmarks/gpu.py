@@ -118,7 +118,7 @@ def stages(host: str, count: int, scratch: Path) -> list[Stage]:
     train = f"train {WORKLOAD} --host {halves} --budget 20s --run {trained} --overwrite --quiet --json"
     runs("train", "learned from measured steps", train, 90, _rows)
     runs("export", "the learned placement against eager PyTorch", f"export {trained} --check --json", 45, _export)
-    methods = "single,eft,anneal,eager,cuda-graph,data-parallel"
+    methods = "single,eft,anneal,eager,cuda-graph,ddp"
     compare = f"compare {WORKLOAD} --host {halves} --methods {methods} --seconds 15 --quiet --json"
     runs("compare", "beside PyTorch's own ways", compare, 120, _rows)
     return listed

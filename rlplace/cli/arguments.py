@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -19,6 +19,7 @@ from rlplace.training.config import TrainConfig
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
+    from rlplace.runs.micro_batches import CutOptions, Loss
     from rlplace.workloads import WorkloadSpec
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -101,10 +102,42 @@ class GroupingOptions:
     """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none"""
 
 
+@dataclass(frozen=True)
+class BatchOptions:
+    """How the batch of a step is cut."""
+
+    micro_batches: str = "1"
+    """K, or auto (chosen by simulation): the batch is cut into K micro-batches, whose copies of an op are placed one by
+    one: data parallelism, pipelines and mixtures of both are placements of such a step"""
+    batch_dims: str = ""
+    """the batch's dimension of every input, then every target, e.g. 0,1,none (none: not cut), or x=0,mask=none by name;
+    by default as the workload says, else found by sizes"""
+    loss: str = "auto"
+    """how micro-batches make the loss of the batch: auto (checked), separate (a loss each), joined (one of their joined
+    outputs), or accumulated (gradient accumulation, by definition)"""
+    exact: bool = False
+    """refuse micro-batches that do not make exactly the step of the whole batch: batch norm, which takes the statistics
+    of each, and accumulated losses"""
+
+    def parse(self) -> CutOptions:
+        """What they ask for.
+
+        Raises:
+            InvalidValue: a word of another form, or an option of a cut without one.
+            UnknownName: no such loss.
+        """
+        from rlplace.runs.micro_batches import CutOptions, parse_batch_dims, parse_count
+
+        count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
+        return CutOptions(count, dims, cast("Loss", self.loss), self.exact)
+
+
 Placing = Annotated[PlacementOptions, tyro.conf.arg(name="")]
 """`PlacementOptions` as options of a command, without a prefix."""
 Grouped = Annotated[GroupingOptions, tyro.conf.arg(name="")]
 """`GroupingOptions` as options of a command, without a prefix."""
+Batched = Annotated[BatchOptions, tyro.conf.arg(name="")]
+"""`BatchOptions` as options of a command, without a prefix."""
 
 
 def parse_duration(text: str, field: str = "budget") -> float:

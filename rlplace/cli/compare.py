@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -14,6 +14,7 @@ def compare(
     workload: tyro.conf.Positional[str],
     placing: Placing,
     grouping: Grouped,
+    batch: Batched,
     host: str | None = None,
     methods: str = "all",
     evaluations: int | None = None,
@@ -34,6 +35,7 @@ def compare(
         workload: a name with an optional size, `package.module:function`, or a graph file
         placing: where ops may run
         grouping: how ops are grouped
+        batch: how the batch of a step is cut
         host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
             dnn-partitioning file has its own
         methods: `all`, or names with commas between them
@@ -50,7 +52,7 @@ def compare(
         json: print one JSON object on stdout
         quiet: no progress and no table
     """
-    spec = check_workload(workload)
+    spec, asked = check_workload(workload), batch.parse()
     from rlplace.compare.row import OBJECTIVES
     from rlplace.compare.run import CompareConfig
     from rlplace.partitioning.compare import is_published_file, run_published
@@ -68,6 +70,9 @@ def compare(
             field, given = ("true", true) if true is not None else ("measured", measured)
             hint = "A dnn-partitioning file says what its steps take."
             raise InvalidValue(field, given, "none with such a file", where="compare", hint=hint)
+        if asked.count != 1:
+            hint = "A dnn-partitioning file holds a step as it was cut by others."
+            raise InvalidValue("micro_batches", asked.count, "1 with such a file", where="compare", hint=hint)
         result = run_published(
             spec.path,
             minimised,
@@ -92,6 +97,7 @@ def compare(
             num_groups=grouping.num_groups,
             grouping=grouping.rule,
             constraints=placing.constraints(found),
+            asked=asked,
             save=save,
             plot=plot,
             is_quiet=quiet,
@@ -119,6 +125,7 @@ def compare(
             num_groups=grouping.num_groups,
             grouping=grouping.rule,
             constraints=placing.constraints(found),
+            asked=asked,
             save=save,
             plot=plot,
             is_quiet=quiet,

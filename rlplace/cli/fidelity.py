@@ -7,12 +7,13 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json, say
 
 
 def fidelity(
     workload: tyro.conf.Positional[str],
     placing: Placing,
+    batch: Batched,
     host: str = "auto",
     placements: int = 40,
     fit: int = 16,
@@ -25,6 +26,7 @@ def fidelity(
     Args:
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
+        batch: how the batch of a step is cut
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
@@ -34,7 +36,7 @@ def fidelity(
     """
     from rlplace.runs.fidelity import run_fidelity
 
-    spec, found = check_workload(workload), placing.find_host(host)
+    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     result = run_fidelity(
         spec,
         found,
@@ -43,6 +45,7 @@ def fidelity(
         seed=seed,
         plot=plot,
         constraints=placing.constraints(found),
+        asked=asked,
     )
     if json:
         print_json(result)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import GroupingOptions, Seed, check_workload, find_host, print_json, say
+from rlplace.cli.arguments import Batched, GroupingOptions, Seed, check_workload, find_host, print_json, say
 from rlplace.errors import InvalidValue
 
 if TYPE_CHECKING:
     from rlplace.graphs.opgraph import OpGraph
     from rlplace.measure.hosts.host import Host
     from rlplace.measure.problem import Problem
+    from rlplace.runs.micro_batches import CutOptions
     from rlplace.workloads import WorkloadSpec
 
 DEFAULT_HOST = "4xV100-pcie"
@@ -28,6 +29,7 @@ PUBLISHED = "published"
 
 def graph(
     workload: tyro.conf.Positional[str],
+    batch: Batched,
     host: str = DEFAULT_HOST,
     groups: int = GroupingOptions.num_groups,
     top: int = 10,
@@ -46,6 +48,7 @@ def graph(
 
     Args:
         workload: a name with an optional size, `package.module:function`, or a graph file
+        batch: how the batch of a step is cut
         host: a preset, `auto`, `cores`, `cuda` or a host file
         groups: groups of ops to aim at
         top: how many targets to list
@@ -56,7 +59,11 @@ def graph(
         save: write the graph here, as .json or .graphml
         json: print one JSON object on stdout
     """
-    spec, sizes = check_workload(workload), parse_dims(dims)
+    spec, sizes, asked = check_workload(workload), parse_dims(dims), batch.parse()
+    if isinstance(asked.count, str):
+        from rlplace.runs.micro_batches import number_only
+
+        raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
     for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
         if value < 1:
             raise InvalidValue(field, value, "at least 1")
@@ -66,9 +73,13 @@ def graph(
         format_to_write(save)
     found = costs_host(find_host(host))
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    captured, capture_s = read_or_capture(spec, sizes, seed)
+    from rlplace.runs.prepared import judged
+
+    captured, capture_s = read_or_capture(spec, sizes, seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
-    problem = published(spec, captured) or _on_host(spec, captured, found, groups)
+    for line in judged(captured):
+        say(line)
+    problem = published(spec, captured) or _on_host(spec, captured, found, groups, asked.count)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     if dot is not None:
         from rlplace.graphs.formats.dot import save_dot
@@ -123,27 +134,32 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     return published_problem(load_dnn_partitioning(spec.path))
 
 
-def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int) -> Problem:
+def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int, count: int) -> Problem:
     from rlplace.measure.costs.estimate import estimate_costs
     from rlplace.measure.problem import Problem
     from rlplace.runs.setup import given_costs
 
-    return Problem.grouped(graph, host, given_costs(spec, host) or estimate_costs(graph, host), num_groups)
+    costs = given_costs(spec, host, count) or estimate_costs(graph, host)
+    return Problem.grouped(graph, host, costs, num_groups)
 
 
-def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tuple[OpGraph, float]:
+def read_or_capture(
+    spec: WorkloadSpec, dims: dict[str, int], seed: int, count: int, asked: CutOptions
+) -> tuple[OpGraph, float]:
     """The graph in the workload's file, or of one step of the model that it names, and the seconds that it took.
 
     No named model is ever allocated; building it and imports do not count as capture.
-    """
-    if spec.is_file:
-        from rlplace.graphs.formats import load_graph
 
+    Raises:
+        InvalidValue: sizes are given for what is no ONNX model, or a file is to be cut that cannot be.
+    """
+    from rlplace.runs.setup import capture_workload, read_graph
+
+    if spec.is_file:
         start = time.perf_counter()
-        return load_graph(spec.path, dims=dims), time.perf_counter() - start
+        return read_graph(spec, count, dims), time.perf_counter() - start
     if dims:
         raise InvalidValue("dims", dims, "none: only an ONNX model has dynamic dimensions", where=str(spec))
-    from rlplace.runs.setup import capture_workload
     from rlplace.workloads import build, without_memory
 
     try:
@@ -154,7 +170,7 @@ def read_or_capture(spec: WorkloadSpec, dims: dict[str, int], seed: int) -> tupl
             raise
         workload = build(spec, default_size="small", seed=seed)  # it may read values, which fake tensors do not have
     start = time.perf_counter()
-    return capture_workload(workload), time.perf_counter() - start
+    return capture_workload(workload, count, asked), time.perf_counter() - start
 
 
 def costs_host(host: Host) -> Host:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Placing, Seed, check_workload
+from rlplace.cli.arguments import Batched, Placing, Seed, check_workload
 from rlplace.cli.simulate import show_step_time
 
 
 def measure(
     workload: tyro.conf.Positional[str],
     placing: Placing,
+    batch: Batched,
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,
@@ -24,15 +25,17 @@ def measure(
     Args:
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
+        batch: how the batch of a step is cut
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         seed: of the workload
-        timeline: write a Chrome trace of a measured and of a simulated step here
+        timeline: write a Chrome trace of a measured and of a simulated step here; a picture of the measured one if the
+            name ends in .png
         json: print one JSON object on stdout
     """
     from rlplace.runs.step_time import time_placement
 
-    spec, found = check_workload(workload), placing.find_host(host)
+    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     result = time_placement(
         spec,
         found,
@@ -41,5 +44,6 @@ def measure(
         seed=seed,
         timeline=timeline,
         constraints=placing.constraints(found),
+        asked=asked,
     )
     show_step_time(result, json)

@@ -7,12 +7,13 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json, say
 
 
 def simulate(
     workload: tyro.conf.Positional[str],
     placing: Placing,
+    batch: Batched,
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,
@@ -24,15 +25,16 @@ def simulate(
     Args:
         workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
         placing: where ops may run
+        batch: how the batch of a step is cut
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         seed: of the workload
-        timeline: write a Chrome trace of the simulated step here
+        timeline: write a Chrome trace of the simulated step here, or a picture of it if the name ends in .png
         json: print one JSON object on stdout
     """
     from rlplace.runs.step_time import time_placement
 
-    spec, found = check_workload(workload), placing.find_host(host)
+    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     result = time_placement(
         spec,
         found,
@@ -41,6 +43,7 @@ def simulate(
         seed=seed,
         timeline=timeline,
         constraints=placing.constraints(found),
+        asked=asked,
     )
     show_step_time(result, json)
 

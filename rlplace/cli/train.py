@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from rlplace.cli.arguments import Duration, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
@@ -17,6 +17,7 @@ def train(
     workload: tyro.conf.Positional[str],
     placing: Placing,
     grouping: Grouped,
+    batch: Batched,
     search: Annotated[SearchConfig, tyro.conf.arg(name="")],
     learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
     agent: AgentConfig,
@@ -37,6 +38,7 @@ def train(
             `package.module:function`, or for a simulated host a graph file
         placing: where ops may run
         grouping: how ops are grouped
+        batch: how the batch of a step is cut
         search: how the budget is spent
         learn: how the method `policy` learns
         agent: how the method `learned` explores
@@ -51,7 +53,7 @@ def train(
         json: print the result as one JSON object on stdout
         quiet: no progress
     """
-    spec, found = check_workload(workload), placing.find_host(host)
+    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     config = TrainConfig(
         budget_s=budget,
         seed=seed,
@@ -74,6 +76,7 @@ def train(
         folder,
         host_word=host,
         gangs=placing.gangs,
+        asked=asked,
         overwrite=overwrite,
         is_quiet=quiet,
     )

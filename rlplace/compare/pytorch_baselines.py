@@ -25,7 +25,7 @@ BASELINES = {
     "all-cores": "plain PyTorch with every core on every op",
     "torch-compile": "torch.compile on one device",
     "cuda-graph": "the whole step as one CUDA graph on one GPU",
-    "data-parallel": "a replica on every device, each with its share of the batch",
+    "ddp": "`DistributedDataParallel`: a replica on every device, each with its share of the batch",
 }
 """Rows that are no placement, by name."""
 
@@ -160,7 +160,7 @@ def _share(spec: WorkloadSpec | None, count: int, default_size: Size) -> Workloa
 
 
 def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int) -> Row:
-    if name != "data-parallel":
+    if name != "ddp":
         why = "the host is simulated: nothing runs on it; one device is the row `single`"
         return Row(name, 0, "skipped", is_placement=False, why=why)
     try:

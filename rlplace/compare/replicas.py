@@ -35,9 +35,9 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
     """
     batch = getattr(spec.config(default_size), "batch", None) if spec.name in CONFIGS else None
     if not isinstance(batch, int):
-        raise InvalidValue("workload", str(spec), "one with an option `batch`, to share it out", where="data-parallel")
+        raise InvalidValue("workload", str(spec), "one with an option `batch`, to share it out", where="ddp")
     if batch % count:
-        raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="data-parallel")
+        raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
     options = {**dict(spec.options), "batch": batch // count}
     return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
 
@@ -86,14 +86,14 @@ def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: S
         plan, outcome = simulator.plan_and_time(single(replica, device))
         peaks[device] = outcome.peak_bytes[device]
         if not outcome.ok:
-            return Row("data-parallel", 0, "oom", peak_bytes=tuple(peaks), why=outcome.why, is_placement=False)
+            return Row("ddp", 0, "oom", peak_bytes=tuple(peaks), why=outcome.why, is_placement=False)
         ends_s = simulator.timeline(plan).op_end_s
         forward_s = float(ends_s[graph.phases == FORWARD].max(initial=0.0))
         backward_s = float(ends_s[graph.phases <= BACKWARD].max(initial=0.0)) - forward_s
         update_s = outcome.step_time_s - forward_s - backward_s
         slowest_s = max(slowest_s, forward_s + max(backward_s, all_reduce_s) + update_s)
     return Row(
-        "data-parallel",
+        "ddp",
         0,
         "ok",
         slowest_s,

@@ -21,7 +21,9 @@ from rlplace.report.compare_table import compare_table
 from rlplace.report.format import format_seconds
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
-from rlplace.runs.setup import default_size, graph_for, make_problem
+from rlplace.runs.micro_batches import WHOLE, CutOptions
+from rlplace.runs.prepared import prepare
+from rlplace.runs.setup import Steps, default_size
 from rlplace.search.rules import baselines
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
@@ -77,6 +79,7 @@ def run_compare(
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
+    asked: CutOptions = WHOLE,
     save: Path | None = None,
     plot: Path | None = None,
     is_quiet: bool = False,
@@ -92,6 +95,7 @@ def run_compare(
         num_groups: groups that searches move.
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
+        asked: how the batch is cut.
         save: a folder for `METHOD-SEED.placement.json`.
         plot: a PNG file for the best so far of every search.
         is_quiet: no progress.
@@ -102,9 +106,17 @@ def run_compare(
     check_save(save)
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
-    graph = graph_for(spec, host, seed)
-    progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
-    problem = make_problem(graph, host, num_groups, progress, spec=spec, grouping=grouping, constraints=constraints)
+    steps = Steps(spec, host, seed, asked)
+    prepared = prepare(
+        steps,
+        progress,
+        seed=seed,
+        num_groups=num_groups,
+        grouping=grouping,
+        constraints=constraints,
+        evaluations=config.evaluations,
+    )
+    problem = prepared.problem
     if not host.is_simulated:
         problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
     with pytorch_baselines(
@@ -117,7 +129,7 @@ def run_compare(
         save_rows(problem, comparison.rows, save)
     if plot is not None:
         draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_quiet=is_quiet)
+    return show(comparison, progress, is_quiet=is_quiet) | {"micro_batches": prepared.to_dict()}
 
 
 def check_save(save: Path | None) -> None:

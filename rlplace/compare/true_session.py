@@ -14,7 +14,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.progress import make_progress
-from rlplace.runs.setup import graph_for, make_problem
+from rlplace.runs.micro_batches import WHOLE, CutOptions
+from rlplace.runs.prepared import prepare
+from rlplace.runs.setup import Steps
 from rlplace.workloads import WorkloadSpec
 
 
@@ -70,6 +72,7 @@ def run_true_compare(
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
+    asked: CutOptions = WHOLE,
     save: Path | None = None,
     plot: Path | None = None,
     is_quiet: bool = False,
@@ -84,6 +87,7 @@ def run_true_compare(
         num_groups: groups that searches move.
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
+        asked: how the batch is cut.
         save: a folder for `METHOD-SEED.placement.json`.
         plot: where a picture of the best measured step so far goes.
         is_quiet: no progress.
@@ -104,12 +108,13 @@ def run_true_compare(
     check_save(save)
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
-    graph = graph_for(spec, host, seed)
-    progress.say(f"{spec}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}, truth {config.truth}")
-    problem = make_problem(graph, host, num_groups, progress, spec=spec, grouping=grouping, constraints=constraints)
+    steps = Steps(spec, host, seed, asked)
+    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
+    problem = prepared.problem
+    progress.say(f"truth {config.truth}")
     comparison = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))
     if save is not None:
         save_rows(problem, comparison.rows, save)
     if plot is not None:
         draw_rows(true_problem(problem, config.truth), comparison, plot)
-    return show(comparison, progress, is_quiet=is_quiet)
+    return show(comparison, progress, is_quiet=is_quiet) | {"micro_batches": prepared.to_dict()}

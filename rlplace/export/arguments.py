@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.capture import as_targets
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 
 
@@ -71,6 +74,49 @@ class Arguments:
         raise InvalidValue(
             "targets", actual, f"{self._num_targets} tensors, as captured", where="placed step", hint=hint
         )
+
+
+class InputCutter:
+    """Gives every source op of inputs and targets its part of them: all, or what its micro-batch works on.
+
+    Args:
+        graph: with its program.
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        program = require_program(graph)
+        given = pytree.tree_leaves((program.origin.args, program.origin.kwargs))
+        inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+        self._whole = [*inputs, *program.origin.targets]
+        self._sources = [
+            (op, source, int(source.key) + (len(inputs) if source.kind == "target" else 0))
+            for op, source in sorted(program.sources.items())
+            if source.kind in ("input", "target")
+        ]
+
+    def by_op(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Source ops and their values, as views.
+
+        Args:
+            tensors: inputs, then targets, of the whole batch.
+
+        Raises:
+            InvalidValue: one that is to be cut has another shape or dtype than captured.
+        """
+        for op, source, position in self._sources:
+            tensor, captured = tensors[position], self._whole[position]
+            if source.cut is None:
+                yield op, tensor
+                continue
+            if tensor.shape != captured.shape or tensor.dtype != captured.dtype:
+                raise InvalidValue(
+                    f"{source.kind}_{source.key}",
+                    f"{tensor.dtype} {tuple(tensor.shape)}",
+                    f"{captured.dtype} {tuple(captured.shape)}",
+                    where="step input",
+                    hint="A placed step takes the shapes that it was captured with, and cuts the batch itself.",
+                )
+            yield op, source.cut.of(tensor)
 
 
 class _Word:

@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.step import PlacedModel
-from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.eager import EagerStep
@@ -59,7 +60,9 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
 
     In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. A
-    model with random ops draws other numbers eagerly; check it with dropout at 0.
+    model with random ops draws other numbers eagerly; check it with dropout at 0. A step in micro-batches is held
+    against one of the whole batch; where that would be another (batch norm, an accumulated loss), against eager steps
+    in the same micro-batches.
 
     Args:
         graph: with its program.
@@ -82,9 +85,8 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy.deepcopy(loss_fn).double()
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
-    inputs = kwargs if kwargs else args
     with _Double():
-        double = capture(model, inputs, loss_fn, optimizer, targets=targets)
+        double = capture_step(Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro), optimizer)
     if double.targets != graph.targets:
         hint = "Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check."
         raise InvalidValue(
@@ -100,7 +102,9 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         )
     labels = {"targets": targets} if targets else {}
     placed = PlacedModel(double, host, plan)
-    eager = EagerStep(double, host, num_threads=max(len(host.devices[0].cores), 1))
+    in_micro_batches = origin.micro is not None and not origin.micro.equals_whole
+    num_threads = max(len(host.devices[0].cores), 1)
+    eager = EagerStep(double, host, num_threads=num_threads, in_micro_batches=in_micro_batches)
     loss_difference = 0.0
     try:
         for _ in range(num_steps):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from torch import nn
 
@@ -13,6 +14,9 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
+from rlplace.runs.micro_batches import BatchDims, CutOptions, Loss
+from rlplace.runs.prepared import chosen_problem
+from rlplace.runs.setup import check_exact
 from rlplace.training import TrainConfig, train
 
 
@@ -28,6 +32,10 @@ def place(
     seed: int = 0,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
+    micro_batches: int | Literal["auto"] = 1,
+    batch_dims: BatchDims | None = None,
+    loss: Loss = "auto",
+    exact: bool = False,
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
 
@@ -42,11 +50,24 @@ def place(
         seed: of the search and of random ops.
         grouping: the rule that groups are made by.
         constraints: pins, exclusions and what stays together.
+        micro_batches: slices that the batch is cut into, each with its own copies of the model's ops; `auto` chooses
+            their number, and the order of ops, by simulation. The placed model takes the whole batch and cuts it.
+        batch_dims: the batch's dimension of each input tensor, then of each target, None for one that is not cut.
+        loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
+        exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
+            losses.
+
+    Raises:
+        UserError: the model cannot be captured, or its batch cannot be cut so.
     """
     config = TrainConfig(budget_s=budget_s, seed=seed)  # refused before anything is measured
-    graph = capture(model, inputs, loss_fn, optimizer, targets=targets)
-    problem = Problem.profile(
-        graph, Host.detect() if host is None else host, grouping=grouping, constraints=constraints
-    )
+    asked, where = CutOptions(micro_batches, batch_dims, loss, exact), Host.detect() if host is None else host
+
+    def problem_of(count: int) -> Problem:
+        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets)
+        cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
+        return Problem.profile(check_exact(step(**cut), asked), where, grouping=grouping, constraints=constraints)
+
+    problem, _ = chosen_problem(asked, where, problem_of, seed=seed)
     result = train(problem, config)
-    return PlacedModel(graph, problem.host, result.placement.plan, seed=seed)
+    return PlacedModel(problem.graph, problem.host, result.placement.plan, seed=seed)

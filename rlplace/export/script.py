@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rlplace import __version__
 from rlplace.export.registry import ExportFormat, ExportRequest
+from rlplace.runs.micro_batches import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 
@@ -13,7 +17,7 @@ import rlplace
 {imports}
 
 {build}
-graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets)
+graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets{cut})
 placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
 step = rlplace.export.to_step(model, graph, placement)
 
@@ -30,25 +34,36 @@ model, inputs = workload.model, workload.inputs
 loss_fn, optimizer, targets = workload.loss_fn, workload.optimizer, workload.targets"""
 
 
-def script(workload: str, *, default_size: str, seed: int) -> str:
+def script(workload: str, *, default_size: str, seed: int, cut: Mapping[str, Any] | None = None) -> str:
     """The text of `step.py` for a run of `workload`.
 
     Args:
         workload: as the user named it.
         default_size: `small` or `paper`, where the name gives no size.
         seed: of the workload's weights and inputs.
+        cut: how the batch was cut, as `config.json` keeps it; None where it was not.
     """
+    count, asked = read_asked(cut)
     return _TEMPLATE.format(
         workload=workload,
         version=__version__,
         imports="from rlplace.workloads import build, parse_workload",
         build=_NAMED.format(workload=workload, size=default_size, seed=seed),
+        cut=_cut_words(count, asked),
     )
+
+
+def _cut_words(count: int, asked: CutOptions) -> str:
+    """What `capture` is told of micro-batches."""
+    if count == 1:
+        return ""
+    dims = "workload.batch_dims" if asked.batch_dims is None else repr(asked.batch_dims)
+    return f",\n    micro_batches={count}, batch_dims={dims}, loss={asked.loss!r},\n"
 
 
 def _of_run(request: ExportRequest) -> str:
     size, seed = request.config["default_size"], request.config["train"]["seed"]
-    return script(str(request.spec), default_size=size, seed=seed)
+    return script(str(request.spec), default_size=size, seed=seed, cut=request.config.get("micro_batches"))
 
 
 SCRIPT = ExportFormat("step.py", "a short program that trains as placed", _of_run)

@@ -14,6 +14,7 @@ from rlplace.files import write_text_atomic
 from rlplace.measure.placement import load_placement
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
+from rlplace.runs.micro_batches import read_asked
 from rlplace.runs.setup import capture_workload
 from rlplace.workloads import build
 
@@ -54,7 +55,9 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
 def _check(request: ExportRequest) -> dict[str, Any]:
     config, placement = request.config, request.placement
     spec, host = request.spec, matching_host(placement)
-    graph = capture_workload(build(spec, default_size=config["default_size"], seed=config["train"]["seed"]))
+    count, asked = read_asked(config.get("micro_batches"))
+    workload = build(spec, default_size=config["default_size"], seed=config["train"]["seed"])
+    graph = capture_workload(workload, count, asked)
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)
     verdict = "agrees with eager" if checked.ok else "DIFFERS from eager"

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import FingerprintMismatch, UnknownName
-from rlplace.export.arguments import Arguments
+from rlplace.export.arguments import Arguments, InputCutter
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
@@ -47,7 +47,7 @@ class PlacedModel:
         self._step = PlacedStep(graph, host, plan, self._residents, self._crew, seed=seed)
         self._step.load()
         sources = self._program.sources.items()
-        self._inputs = [op for op, source in sorted(sources) if source.kind in ("input", "target")]
+        self._inputs = InputCutter(graph)
         self._state = {source.key: op for op, source in sources if source.kind in ("parameter", "buffer")}
         self._arguments = Arguments(self._program.origin)
         self.num_steps = 0
@@ -66,7 +66,7 @@ class PlacedModel:
             RunnerError: an op failed.
         """
         tensors = self._arguments.tensors(args, kwargs, targets)
-        for op, tensor in zip(self._inputs, tensors, strict=True):
+        for op, tensor in self._inputs.by_op(tensors):
             self._residents.set_tensor(op, int(self._plan.devices[op]), tensor)
         self._step.run(self.num_steps)
         self.num_steps += 1

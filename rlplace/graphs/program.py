@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
+from rlplace.graphs.slicing import Slicing
+
 SourceKind = Literal["parameter", "buffer", "input", "target", "constant"]
 
 
@@ -21,6 +23,25 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of a whole tensor belongs to one micro-batch.
+
+    Attributes:
+        dim: the dimension that it is cut along.
+        start: the first sample.
+        size: how many samples.
+    """
+
+    dim: int
+    start: int
+    size: int
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of `whole`, as a view."""
+        return whole.narrow(self.dim, self.start, self.size)
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where the value of a source op comes from.
 
@@ -29,11 +50,13 @@ class Source:
         key: dotted name of a parameter or buffer, position of an input among the flattened inputs or of a
             target among the targets, or "" .
         value: the tensor at capture time (fake tensors where the model was built from them).
+        cut: of an input or a target that is cut into micro-batches: which part of the whole this is.
     """
 
     kind: SourceKind
     key: str
     value: torch.Tensor
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +145,39 @@ class Autocast:
         return torch.autocast(device_type, dtype=self.dtype)
 
 
+LossKind = Literal["separate", "joined", "accumulated"]
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """How a step is cut along its batch.
+
+    Attributes:
+        slicing: which tensors are cut, and where.
+        loss: `separate`: of each micro-batch, weighted; `joined`: of all outputs together; `accumulated`: as
+            `separate`, whatever the whole batch would give.
+        weights: of separate losses, one a micro-batch.
+        is_checked: whether the loss was compared with that of the whole batch.
+        why: how it was judged, in words.
+        output_dims: of a joined loss, or of outputs without one: for every tensor that the model returns, the dimension
+            that grows with the batch; None for one that is the same for every batch.
+        has_own_statistics: whether it has batch norms, which use the statistics of each micro-batch.
+    """
+
+    slicing: Slicing
+    loss: LossKind
+    weights: tuple[float, ...]
+    is_checked: bool = False
+    why: str = ""
+    output_dims: tuple[int | None, ...] = ()
+    has_own_statistics: bool = False
+
+    @property
+    def equals_whole(self) -> bool:
+        """Whether the step does what one of the whole batch does; else it does what accumulating gradients does."""
+        return self.loss != "accumulated" and not self.has_own_statistics
+
+
 @dataclass(frozen=True)
 class Origin:
     """What the user gave: kept to run the same step eagerly beside the placed one.
@@ -133,6 +189,7 @@ class Origin:
         loss_fn: of the model's output and the targets; None for inference.
         targets: labels and what else the loss needs of a batch.
         autocast: what was active around the capture.
+        micro: how the step is cut along its batch; None for one that is not.
     """
 
     model: torch.nn.Module
@@ -141,6 +198,7 @@ class Origin:
     loss_fn: Callable[..., torch.Tensor] | None
     targets: tuple[torch.Tensor, ...] = ()
     autocast: Autocast | None = None
+    micro: MicroBatches | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +235,10 @@ class Program:
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
 
 
+_LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+"""Most arguments that are no tensors; they hold none."""
+
+
 def refs_in(value: Any) -> Iterator[Ref]:
     """Every `Ref` in nested arguments, in order."""
     if isinstance(value, Ref):
@@ -193,8 +255,11 @@ def refs_in(value: Any) -> Iterator[Ref]:
 
 def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
     """Nested arguments with every `Ref` replaced by `function` of it."""
-    if isinstance(value, Ref):
+    kind = type(value)
+    if kind is Ref:
         return function(value)
+    if kind in _LEAVES:
+        return value
     if isinstance(value, (list, tuple)):
         items = [map_refs(function, item) for item in value]
         if hasattr(value, "_fields"):

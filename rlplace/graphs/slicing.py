@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -35,6 +36,10 @@ class Slicing:
     def starts(self) -> tuple[int, ...]:
         """The first sample of each micro-batch."""
         return tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
+
+    def weights(self, kind: Literal["mean", "sum"]) -> tuple[float, ...]:
+        """What the loss of each micro-batch counts: its part of the batch where losses are means, 1 for sums."""
+        return tuple(size / self.batch if kind == "mean" else 1.0 for size in self.sizes)
 
     def cut(self, tensors: Sequence[torch.Tensor], index: int) -> list[torch.Tensor]:
         """The tensors of micro-batch `index`: views of those that are cut, and the shared ones as they are."""

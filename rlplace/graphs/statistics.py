@@ -35,6 +35,10 @@ class GraphStatistics:
     num_ops: int
     num_tensors: int
     num_edges: int
+    num_micro_batches: int
+    """Slices that the batch is cut into; 1 where it is not."""
+    num_shared: int
+    """Ops that all micro-batches share; all of them where the batch is not cut."""
     num_sources: int
     """Parameters, buffers, inputs and constants: ops that are there when the step starts."""
     phases: dict[str, int]
@@ -89,6 +93,8 @@ def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *,
         num_ops=graph.num_ops,
         num_tensors=graph.num_tensors,
         num_edges=graph.num_edges,
+        num_micro_batches=graph.num_micro_batches,
+        num_shared=int(np.sum(graph.micro_batch < 0)),
         num_sources=int(graph.is_source.sum()),
         phases={phase: int(np.sum(graph.phases == code)) for code, phase in enumerate(PHASES)},
         flops=float(graph.flops.sum()),

@@ -126,11 +126,11 @@ class _Process:
                 self.op_tid[op] = tid
                 yield self._slice(
                     graph.names[op],
-                    PHASES[graph.phases[op]],
+                    self._category(op),
                     tid,
                     int(self.op_start_ns[op]),
                     int(self.op_end_ns[op]),
-                    {"target": graph.targets[op], "module": graph.modules[op], "bytes": int(graph.output_bytes[op])},
+                    self._facts(op) | {"bytes": int(graph.output_bytes[op])},
                 )
 
     def _transfer_slices(self) -> Iterator[Event]:
@@ -151,14 +151,25 @@ class _Process:
                     int(self.transfer_start_ns[k]),
                     int(self.transfer_end_ns[k]),
                     {
-                        "target": graph.targets[producer],
-                        "module": graph.modules[producer],
+                        **self._facts(producer),
                         "bytes": int(graph.tensor_bytes[tensor]),
                         "tensor": tensor,
                         "from": names[timeline.transfer_source[k]],
                         "to": names[timeline.transfer_destination[k]],
                     },
                 )
+
+    def _category(self, op: int) -> str:
+        """Phase and micro-batch: categories can be searched for and switched off."""
+        phase, micro_batch = PHASES[self.graph.phases[op]], int(self.graph.micro_batch[op])
+        return phase if micro_batch < 0 else f"{phase},micro-batch {micro_batch}"
+
+    def _facts(self, op: int) -> Event:
+        graph = self.graph
+        facts: Event = {"target": graph.targets[op], "module": graph.modules[op]}
+        if graph.micro_batch[op] >= 0:
+            facts["micro_batch"] = int(graph.micro_batch[op])
+        return facts
 
     def _arrows(self) -> Iterator[Event]:
         """For each transfer: from its producer, over its row, to its first reader; each binds to the slice it is in."""

@@ -22,6 +22,7 @@ def graph_table(facts: Mapping[str, Any]) -> Table:
     host = facts["costs_host"]
     rows = [
         ("ops", f"{facts['num_ops']:,} ({phases}; {facts['num_sources']:,} of them sources)"),
+        *_micro_batches(facts),
         ("edges", f"{facts['num_edges']:,} between {facts['num_tensors']:,} tensors"),
         ("groups", f"{facts['num_groups']:,} ({facts['grouping']})"),
         ("work", f"{facts['flops']:.3g} FLOPs, {format_bytes(facts['bytes_moved'])} moved"),
@@ -49,6 +50,15 @@ def graph_table(facts: Mapping[str, Any]) -> Table:
     for name, value in rows:
         table.add_row(name, Text(value))
     return table
+
+
+def _micro_batches(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A line where the batch is cut."""
+    count, shared = facts["num_micro_batches"], facts["num_shared"]
+    if count == 1:
+        return []
+    each = (facts["num_ops"] - shared) / count
+    return [("micro-batches", f"{count:,} of about {each:,.0f} ops each; {shared:,} shared by all")]
 
 
 def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:

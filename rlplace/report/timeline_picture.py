@@ -23,6 +23,7 @@ from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timeline import Timeline
 from rlplace.report.format import format_bytes, format_seconds
+from rlplace.report.micro_batch_marks import is_light, op_colors, runs
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}
 """Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
@@ -34,6 +35,7 @@ _TOP_IN, _BOTTOM_IN, _RIGHT_IN = 1.0, 0.62, 0.35
 _DEVICE_IN, _DIRECTION_IN, _GAP_IN = 0.62, 0.27, 0.07
 _MOST_LANES_IN, _MOST_DIRECTIONS = 16.0, 20
 _LABEL_PT = 7.5
+_NUMBER_PT = 10.0
 _LABEL_COLORS = ("white", _INK, "white")  # on forward, backward, update
 
 
@@ -42,6 +44,7 @@ def save_timeline_png(
 ) -> None:
     """Writes a Gantt chart of one step, coloured by phase, whole or not at all.
 
+    Where the batch is cut, later micro-batches are lighter, and bars have their numbers, from 0, instead of targets.
     Each device's label says for what share of the step it was busy. An op on a gang is drawn, hatched, on each member.
 
     Args:
@@ -97,6 +100,8 @@ def _draw(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
     if copies:
         sent_bytes = float(graph.tensor_bytes[timeline.transfer_tensor[copies]].sum())
         facts += f" of {format_bytes(sent_bytes)} in all"
+    if graph.num_micro_batches > 1:
+        facts += f" · {graph.num_micro_batches} micro-batches, numbered from 0, later ones lighter"
     patches = [Patch(facecolor=color, label=phase) for phase, color in PHASE_COLORS.items()]
     if copies:
         patches.append(Patch(facecolor=TRANSFER_COLOR, label="transfer"))
@@ -118,22 +123,15 @@ def _draw_lane(axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, step
         _lane_text(axes, middle, lane.name, size=min(9.0, 56 * lane.height), color=_FAINT_INK)
         return
     start_s, end_s = timeline.op_start_s, timeline.op_end_s
-    colors = np.array([PHASE_COLORS[phase] for phase in PHASES], dtype=object)[graph.phases]
+    colors = op_colors(graph, [PHASE_COLORS[phase] for phase in PHASES])
     _draw_bars(axes, lane.items, start_s, end_s, colors, lane, width_ms)
     _draw_bars(axes, lane.gang_items, start_s, end_s, colors, lane, width_ms, hatch="////")
-    for op, text in _op_labels(lane, timeline, graph, width_ms):
-        color = _LABEL_COLORS[graph.phases[op]]
-        axes.text(
-            (start_s[op] + end_s[op]) * 500,
-            middle,
-            text,
-            ha="center",
-            va="center",
-            fontsize=_LABEL_PT,
-            color=color,
-            zorder=4,
-            clip_on=True,
-        )
+    if graph.num_micro_batches > 1:
+        _number_runs(axes, lane, timeline, graph, colors, width_ms)
+    else:
+        for op, text in _op_labels(lane, timeline, graph, width_ms):
+            center_ms = (start_s[op] + end_s[op]) * 500
+            _bar_text(axes, center_ms, middle, text, _LABEL_COLORS[graph.phases[op]], _LABEL_PT)
     busy = _busy_s([*lane.items, *lane.gang_items], start_s, end_s) / step_s if step_s else 0.0
     _lane_text(axes, middle + 0.19 * lane.height, lane.name, size=10.5, color=_INK, weight="bold")
     _lane_text(axes, middle - 0.21 * lane.height, f"{busy:.0%} busy".replace("%", " %"), size=9, color=_FAINT_INK)
@@ -225,6 +223,23 @@ def _busy_s(items: list[int], start_s: NDArray[np.float64], end_s: NDArray[np.fl
     order = np.array(items)[np.argsort(start_s[items], kind="stable")]
     covered_until = np.concatenate(([-np.inf], np.maximum.accumulate(end_s[order])[:-1]))
     return float(np.maximum(end_s[order] - np.maximum(start_s[order], covered_until), 0.0).sum())
+
+
+def _number_runs(
+    axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, colors: NDArray[np.object_], width_ms: float
+) -> None:
+    """Writes the number of a micro-batch on what it keeps busy without a break, where that is wide enough."""
+    if lane.height <= 0.2:
+        return
+    for start_s, end_s, op in runs([*lane.items, *lane.gang_items], timeline, graph):
+        text = str(graph.micro_batch[op])
+        if (end_s - start_s) * 1e3 / width_ms > len(text) * _NUMBER_PT * 0.62 / 72 + 0.04:
+            ink = _INK if is_light(colors[op]) else "white"
+            _bar_text(axes, (start_s + end_s) * 500, lane.bottom + lane.height / 2, text, ink, _NUMBER_PT)
+
+
+def _bar_text(axes: Axes, x_ms: float, y: float, text: str, color: str, size: float) -> None:
+    axes.text(x_ms, y, text, ha="center", va="center", fontsize=size, color=color, zorder=4, clip_on=True)
 
 
 def _op_labels(lane: _Lane, timeline: Timeline, graph: OpGraph, width_ms: float) -> list[tuple[int, str]]:

@@ -23,7 +23,9 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import Known, calibrate_on, measure_all, plans_of, step_times
-from rlplace.runs.setup import graph_for, make_problem, versions
+from rlplace.runs.micro_batches import WHOLE, CutOptions
+from rlplace.runs.prepared import prepare
+from rlplace.runs.setup import Steps, versions
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groups import majority_devices
@@ -83,6 +85,7 @@ def run_fidelity(
     seed: int,
     plot: Path,
     constraints: Constraints | None = None,
+    asked: CutOptions = WHOLE,
 ) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
@@ -94,6 +97,7 @@ def run_fidelity(
         seed: of the workload and of what is drawn.
         plot: where the picture goes.
         constraints: the user's pins and exclusions, which all placements keep.
+        asked: how the batch is cut.
 
     Raises:
         InvalidValue: a simulated host, a graph file, or too few placements.
@@ -104,7 +108,8 @@ def run_fidelity(
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()
-    problem = make_problem(graph_for(spec, host, seed), host, 256, progress, constraints=constraints)
+    prepared = prepare(Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints)
+    problem = prepared.problem
     mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed)
     calibration = calibrate_on(mix.known)
     for line in calibration.say():
@@ -114,6 +119,7 @@ def run_fidelity(
     return {
         "schema": 1,
         "workload": str(spec),
+        "micro_batches": prepared.to_dict(),
         "host": host.name,
         **figures.to_dict(),
         "calibration": {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,13 +13,16 @@ import torch
 from rlplace import __version__
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.problem import Problem
+from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
 from rlplace.workloads import Size, Workload, WorkloadSpec, build, without_memory
 
 if TYPE_CHECKING:
@@ -28,13 +34,127 @@ def default_size(host: Host) -> Size:
     return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
 
 
-def capture_workload(workload: Workload) -> OpGraph:
-    """The graph of a workload's step."""
-    return capture(workload.model, workload.inputs, workload.loss_fn, workload.optimizer, targets=workload.targets)
+def capture_workload(workload: Workload, count: int = 1, asked: CutOptions = WHOLE) -> OpGraph:
+    """The graph of a workload's step.
+
+    Args:
+        workload: what is captured.
+        count: micro-batches that its batch is cut into.
+        asked: the user's dimensions and loss, over those that the workload declares.
+
+    Raises:
+        UserError: it cannot be captured, or its batch cannot be cut so.
+    """
+    step = partial(
+        capture, workload.model, workload.inputs, workload.loss_fn, workload.optimizer, targets=workload.targets
+    )
+    if count == 1:
+        return step()
+    dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
+    loss = workload.loss if asked.loss == "auto" else asked.loss
+    return check_exact(step(micro_batches=count, batch_dims=dims, loss=loss), asked)
+
+
+def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
+    """The graph, if its micro-batches make exactly the step of the whole batch, or nobody asked for that.
+
+    Raises:
+        InvalidValue: they do not; says why.
+    """
+    micro = None if graph.program is None else graph.program.origin.micro
+    if not asked.is_exact or micro is None or micro.equals_whole:
+        return graph
+    why = "Batch norm takes the statistics of each micro-batch"
+    if not micro.has_own_statistics:
+        why = "Their losses are accumulated"
+    raise InvalidValue(
+        "micro_batches",
+        graph.num_micro_batches,
+        "1 for exactly the step of the whole batch",
+        hint=f"{why}: leave `--exact` out (in Python `exact=False`) to train as gradient accumulation does.",
+    )
+
+
+class Steps:
+    """The step of one workload, for every number of micro-batches: the model is built once, or the file read.
+
+    Args:
+        spec: the workload.
+        host: decides the size of a name without one; a simulated one needs no memory for the model.
+        seed: of the model's weights and inputs.
+        asked: how the batch is to be cut.
+
+    Raises:
+        InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
+        UserError: the workload cannot be built.
+    """
+
+    def __init__(self, spec: WorkloadSpec, host: Host, seed: int, asked: CutOptions = WHOLE) -> None:
+        check_present(host)
+        if spec.is_file and not host.is_simulated:
+            raise only_simulated(spec)
+        if spec.is_file and asked.is_auto:
+            raise number_only(asked.count, "A file holds one batch, or a layer profile's grows with their number.")
+        self.spec, self.host, self.asked = spec, host, asked
+        self._workload = None if spec.is_file else build_for(spec, host, seed)
+        self._is_named = not (spec.is_file or spec.is_function)
+        self._verdict: LossVerdict | None = None
+        self._graphs: dict[int, OpGraph] = {}
+
+    def graph(self, count: int) -> OpGraph:
+        """The graph of the step cut into `count` micro-batches, captured when it is first asked for.
+
+        Raises:
+            UserError: it cannot be captured or cut so, or the file is malformed.
+        """
+        if count not in self._graphs:
+            self._graphs[count] = self._make(count)
+        return self._graphs[count]
+
+    def _make(self, count: int) -> OpGraph:
+        if self._workload is not None:
+            if count == 1 or not self._is_named or not self.host.is_simulated:
+                return capture_workload(self._workload, count, self.asked)
+            verdict = self._judged()
+            asked = replace(self.asked, count=count, loss=verdict.kind)
+            return _with_verdict(capture_workload(self._workload, count, asked), verdict)
+        graph = read_graph(self.spec, count)
+        if graph.num_ops == 0:
+            raise InvalidValue("ops", 0, "a graph with an op at least", where=str(self.spec.path))
+        return graph
+
+    def _judged(self) -> LossVerdict:
+        """How the loss of a workload without values is judged: on its small twin."""
+        if self._verdict is None:
+            from rlplace.runs.judge import judge_workload
+
+            self._verdict = judge_workload(self.spec, asked=self.asked.loss, batch_dims=self.asked.batch_dims)
+        return self._verdict
+
+
+def _with_verdict(graph: OpGraph, verdict: LossVerdict) -> OpGraph:
+    """The graph whose program says how its loss was judged elsewhere."""
+    program = require_program(graph)
+    assert program.origin.micro is not None
+    why = f"{verdict.why} (found on its small size)" if verdict.is_checked else verdict.why
+    micro = replace(program.origin.micro, is_checked=verdict.is_checked, why=why)
+    return replace(graph, program=replace(program, origin=replace(program.origin, micro=micro)))
+
+
+def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | None = None) -> OpGraph:
+    """The graph in a workload's file; a layer profile is cut into `count` micro-batches.
+
+    Raises:
+        InvalidValue: a file of another format, and more than one micro-batch: it holds one step as it was captured.
+        UserError: the file is malformed.
+    """
+    from rlplace.graphs.formats import load_graph
+
+    return load_graph(spec.path, dims=dims, micro_batches=count)
 
 
 def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
-    """The graph of one step: captured from the model that `spec` names, or read from the graph file.
+    """The graph of one step that is not cut: captured from the model that `spec` names, or read from the graph file.
 
     Args:
         spec: the workload.
@@ -45,17 +165,7 @@ def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
         InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
         UserError: the workload cannot be built or captured, or the file is malformed.
     """
-    check_present(host)
-    if not spec.is_file:
-        return capture_workload(build_for(spec, host, seed))
-    if not host.is_simulated:
-        raise only_simulated(spec)
-    from rlplace.graphs.formats import load_graph
-
-    graph = load_graph(spec.path)
-    if graph.num_ops == 0:
-        raise InvalidValue("ops", 0, "a graph with an op at least", where=str(spec.path))
-    return graph
+    return Steps(spec, host, seed).graph(1)
 
 
 def make_problem(
@@ -65,14 +175,18 @@ def make_problem(
     progress: Progress,
     *,
     spec: WorkloadSpec | None = None,
+    count: int = 1,
     grouping: str = "heavy-edge",
     acyclic: bool = False,
     constraints: Constraints | None = None,
 ) -> Problem:
-    """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it."""
+    """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it.
+
+    A layer profile gives the times of `count` micro-batches.
+    """
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
-        costs = given_costs(spec, host) or estimate_costs(graph, host)
+        costs = given_costs(spec, host, count) or estimate_costs(graph, host)
         if costs.source == "given":
             progress.say("times of ops are those that the file gives, in seconds, the same on every device")
         problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
@@ -91,8 +205,10 @@ def make_problem(
     return problem
 
 
-def given_costs(spec: WorkloadSpec | None, host: Host) -> Costs | None:
+def given_costs(spec: WorkloadSpec | None, host: Host, count: int = 1) -> Costs | None:
     """The costs that a workload's graph file gives; None where it gives none, or the workload is no file.
+
+    A layer profile gives those of `count` micro-batches.
 
     Raises:
         UserError: the file is malformed.
@@ -101,7 +217,7 @@ def given_costs(spec: WorkloadSpec | None, host: Host) -> Costs | None:
         return None
     from rlplace.graphs.formats import load_times_s
 
-    times_s = load_times_s(spec.path)
+    times_s = load_times_s(spec.path, micro_batches=count)
     return None if times_s is None else Costs.given(times_s, host)
 
 
@@ -114,9 +230,11 @@ def describe_problem(problem: Problem) -> dict[str, Any]:
             "fingerprint": graph.fingerprint,
             "num_ops": graph.num_ops,
             "num_edges": graph.num_edges,
+            "num_micro_batches": graph.num_micro_batches,
             "names": list(graph.names),
             "modules": list(graph.modules),
         },
+        "op_order": problem.op_order,
         "host_fingerprint": problem.host.fingerprint,
         "host": problem.host.to_dict(),
         "costs": {"source": problem.costs.source, "op_time_s": problem.costs.op_time_s.tolist()},

@@ -10,7 +10,9 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
-from rlplace.runs.setup import default_size, describe_problem, graph_for, make_problem, versions
+from rlplace.runs.micro_batches import WHOLE, CutOptions
+from rlplace.runs.prepared import prepare
+from rlplace.runs.setup import Steps, default_size, describe_problem, versions
 from rlplace.training.config import TrainConfig
 from rlplace.training.run import TrainResult, check_names, train
 from rlplace.workloads import WorkloadSpec
@@ -25,6 +27,7 @@ def run_training(
     *,
     host_word: str,
     gangs: bool = False,
+    asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
@@ -50,38 +53,41 @@ def run_training(
         "default_size": size,
         "host": host_word,
         "gangs": gangs,
+        "micro_batches": asked.to_dict(),
         "train": dataclasses.asdict(config),
         "versions": versions(),
     }
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    graph = graph_for(spec, host, config.seed)
+    steps = Steps(spec, host, config.seed, asked)
+    graph = steps.graph(1 if asked.count == "auto" else asked.count)
     constraints.resolve(graph, *named)  # a pattern that matches nothing leaves no run folder behind
     run = RunFolder.create(folder, overwrite=overwrite)
     run.write_json("config.json", resolved)
     tracker = make_tracker(config.track, folder, resolved)
     is_complete = False
     try:
-        progress.say(f"{graph.num_ops} ops, {graph.num_edges} edges on {_devices(host)}")
-        problem = make_problem(
-            graph,
-            host,
-            config.num_groups,
+        progress.say(f"devices: {_devices(host)}")
+        prepared = prepare(
+            steps,
             progress,
-            spec=spec,
+            seed=config.seed,
+            num_groups=config.num_groups,
             grouping=config.grouping,
             acyclic=config.acyclic,
             constraints=config.constraints,
         )
+        problem = prepared.problem
+        run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_problem(problem))
         result = train(problem, config, run=run, progress=progress, tracker=tracker)
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):
-            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed))
+            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=prepared.to_dict()))
         is_complete = True
         progress.close()
         _show(result, folder, is_quiet=is_quiet)
-        return result.table.to_dict()
+        return result.table.to_dict() | {"micro_batches": prepared.to_dict()}
     except KeyboardInterrupt:
         if run.has("placement.json"):
             progress.say(f"stopped; the best placement so far is {run.path('placement.json')}")

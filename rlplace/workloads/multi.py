@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlplace.workloads.workload import Parts
+from rlplace.workloads.workload import BatchDims, Loss, Parts
 
 
 class Multi(nn.Module):
@@ -49,4 +49,21 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
     def loss_fn(outputs: dict[str, Any]) -> Tensor:
         return torch.stack([weight * loss(outputs[name]) for name, (weight, loss) in losses.items()]).sum()
 
-    return Parts(Multi(models), inputs, loss_fn)
+    every = [parts for _, _, parts in members]
+    dims = tuple(dim for parts in every for dim in _batch_dims(parts))
+    return Parts(Multi(models), inputs, loss_fn, dims, _loss([parts.loss for parts in every]))
+
+
+def _batch_dims(parts: Parts) -> BatchDims:
+    """What is cut of one member: as it says, else dimension 0 of tensors as long there as the first."""
+    if parts.batch_dims is not None:
+        return parts.batch_dims
+    tensors = list(parts.inputs.values() if isinstance(parts.inputs, dict) else parts.inputs)
+    return tuple(0 if tensor.shape[:1] == tensors[0].shape[:1] else None for tensor in tensors)
+
+
+def _loss(kinds: Sequence[Loss]) -> Loss:
+    """The kind of a sum of losses: accumulated with any that is, one that all have, else to be found."""
+    if "accumulated" in kinds:
+        return "accumulated"
+    return kinds[0] if len(set(kinds)) == 1 else "auto"

@@ -27,7 +27,7 @@ from rlplace.workloads.options import SIZES, Size
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import Workload
 
-GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml")
+GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
 
 
 def parse_workload(text: str) -> WorkloadSpec:
@@ -92,7 +92,15 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
             parts = join([(part.spec.name, part.weight, made) for part, made in built])
         else:
             parts = CATALOG[spec.name].build(spec.config(default_size))
-    return Workload(str(spec), parts.model, parts.inputs, parts.loss_fn, "adam")
+    return Workload(
+        str(spec),
+        parts.model,
+        parts.inputs,
+        parts.loss_fn,
+        "adam",
+        batch_dims=parts.batch_dims,
+        loss=parts.loss,
+    )
 
 
 @contextmanager

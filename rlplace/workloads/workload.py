@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw")
+Loss = Literal["auto", "separate", "joined", "accumulated"]
+"""How the micro-batches of a step make its loss; `auto` is found by a check."""
+BatchDims = tuple[int | None, ...]
+"""The dimension of the batch of every input, then every target; None for one that is not cut."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +34,10 @@ class Workload:
     """What updates the parameters; None leaves them as they are."""
     targets: tuple[Tensor, ...] = ()
     """What the loss needs of a batch besides the model's output."""
+    batch_dims: BatchDims | None = None
+    """What is cut into micro-batches; None leaves it to sizes: dimension 0 of tensors as long there as the first."""
+    loss: Loss = "auto"
+    """How micro-batches make the loss, for whoever does not ask for one."""
 
 
 class Parts(NamedTuple):
@@ -38,6 +46,10 @@ class Parts(NamedTuple):
     model: nn.Module
     inputs: Inputs
     loss_fn: Callable[[Any], Tensor]
+    batch_dims: BatchDims | None = None
+    """What is cut into micro-batches, see `Workload`."""
+    loss: Loss = "auto"
+    """How micro-batches make the loss; `separate` says that labels are never padded."""
 
 
 def loss_of(output: Any) -> Tensor:

@@ -41,7 +41,7 @@ def published(tmp_path: Path) -> Path:
 
 
 def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    methods = "single,blocks,random,data-parallel"
+    methods = "single,blocks,random,ddp"
     result = told(
         capsys,
         TINY,
@@ -63,10 +63,10 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert width > height > 500
     assert result["lower_bound_s"] > 0
     rows = {(row["method"], row["seed"]): row for row in result["rows"]}
-    assert set(rows) == {("single", 0), ("blocks", 0), ("random", 0), ("random", 1), ("data-parallel", 0)}
+    assert set(rows) == {("single", 0), ("blocks", 0), ("random", 0), ("random", 1), ("ddp", 0)}
     assert rows["random", 1]["evaluations"] == 16
     assert all(row["step_time_s"] >= result["lower_bound_s"] for row in rows.values() if row["placement"])
-    assert not rows["data-parallel", 0]["placement"]
+    assert not rows["ddp", 0]["placement"]
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert kept == [f"{name}.placement.json" for name in ("blocks-0", "random-0", "random-1", "single-0")]
     assert load_placement(tmp_path / "kept" / "single-0.placement.json").method == "single"
@@ -75,7 +75,7 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         assert evaluations <= row["evaluations"]
         assert (measured, step_time_s) == (0, row["step_time_s"])
         assert 0 < seconds <= row["plan_s"]
-    assert rows["data-parallel", 0]["history"] == []
+    assert rows["ddp", 0]["history"] == []
 
 
 def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path) -> None:

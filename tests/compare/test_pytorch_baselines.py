@@ -47,7 +47,7 @@ def test_every_row_of_a_real_host_runs_or_says_why(monkeypatch: pytest.MonkeyPat
         rows = {row.method: (row, timer) for row, timer in entries}
         assert tuple(rows) == tuple(BASELINES)
         assert not any(row.is_placement for row, _ in rows.values())
-        for name in ("eager", "all-cores", "torch-compile", "data-parallel"):
+        for name in ("eager", "all-cores", "torch-compile", "ddp"):
             timer = rows[name][1]
             assert timer is not None, rows[name][0].why
             assert timer() > 0
@@ -74,7 +74,7 @@ def test_a_model_too_big_for_one_gpu_is_a_row_of_its_own_kind(monkeypatch: pytes
 
 def test_replicas_need_a_batch_and_devices() -> None:
     spec = parse_workload(TINY)
-    name = ("data-parallel",)
+    name = ("ddp",)
     with pytorch_baselines(on_cores(spec, 1), spec, name, default_size="small", seed=0, say=print) as ((row, timer),):
         assert (row.status, timer) == ("skipped", None)
         assert "one device" in row.why
@@ -92,10 +92,10 @@ def test_a_simulated_host_knows_data_parallelism_alone() -> None:
     problem = Problem.estimate(graph, resolve_host("4xV100-pcie"), num_groups=4)
     with pytorch_baselines(problem, spec, tuple(BASELINES), default_size="paper", seed=0, say=print) as entries:
         rows = {row.method: row for row, timer in entries if timer is None}
-    assert rows["data-parallel"].ok
-    assert len(rows["data-parallel"].peak_bytes) == 4
-    assert rows["data-parallel"].value_s > 0
-    assert [rows[name].status for name in BASELINES if name != "data-parallel"] == ["skipped"] * 4
+    assert rows["ddp"].ok
+    assert len(rows["ddp"].peak_bytes) == 4
+    assert rows["ddp"].value_s > 0
+    assert [rows[name].status for name in BASELINES if name != "ddp"] == ["skipped"] * 4
 
 
 def test_where_there_are_gpus_they_alone_get_replicas() -> None:

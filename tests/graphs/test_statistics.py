@@ -18,6 +18,7 @@ from rlplace.graphs.statistics import describe_graph, op_depths
 
 def test_a_fork_and_join() -> None:
     found = describe_graph(fork_join(5, 2, 8))
+    assert (found.num_micro_batches, found.num_shared) == (1, 13)
     assert (found.num_ops, found.num_edges, found.widest_level, found.critical_path_ops) == (13, 20, 5, 5)
     assert found.output_bytes == 13 * 8
 
@@ -74,3 +75,9 @@ def test_ops_of_one_depth_do_not_depend_on_each_other(seed: int, num_ops: int) -
     levels = np.bincount(depth[runs], minlength=1)
     assert describe_graph(graph).widest_level == levels.max()
     assert describe_graph(graph).critical_path_ops == np.count_nonzero(levels) == depth.max()
+
+
+def test_micro_batches_are_counted() -> None:
+    graph = op_graph([[], [0], [], [2], [1, 3]])
+    found = describe_graph(dataclasses.replace(graph, micro_batch=np.array([0, 0, 1, 1, -1])))
+    assert (found.num_micro_batches, found.num_shared) == (2, 1)

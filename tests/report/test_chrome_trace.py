@@ -242,3 +242,14 @@ def test_slices_of_a_row_never_overlap_and_arrows_lie_in_slices() -> None:
 def test_a_timeline_of_another_graph_is_refused() -> None:
     with pytest.raises(InvalidValue, match="timeline 'measured': op_device is '5 entries', expected 2"):
         chrome_trace({"measured": timeline()}, op_graph([[], [0]]), host())
+
+
+def test_slices_say_their_micro_batch_where_the_batch_is_cut() -> None:
+    cut = dataclasses.replace(graph(), micro_batch=np.array([0, 0, 0, 1, -1]))
+    slices = events(chrome_trace({"measured": timeline()}, cut, host()), "X")
+    assert {event["cat"] for event in slices} == {
+        "forward,micro-batch 0", "backward,micro-batch 0", "backward,micro-batch 1", "update", "transfer",
+    }  # fmt: skip
+    assert {event["args"].get("micro_batch") for event in slices} == {0, 1, None}
+    plain = events(chrome_trace({"measured": timeline()}, graph(), host()), "X")
+    assert all("micro_batch" not in event["args"] for event in plain)

@@ -29,16 +29,16 @@ def test_the_fastest_placement_comes_first_and_wins() -> None:
         Row("single", 0, "ok", 0.004, evaluations=2, plan_s=0.1, peak_bytes=(1024, 0)),
         Row("anneal", 0, "ok", 0.002, evaluations=1000, plan_s=2.0, peak_bytes=(512, 512)),
         Row("cp-sat", 0, "skipped", why="ortools is not installed"),
-        Row("data-parallel", 0, "ok", 0.001, is_placement=False),
+        Row("ddp", 0, "ok", 0.001, is_placement=False),
     )
     lines = shown(Comparison("w", "h", "latency", rows, 0.0016, "critical path", {}))
     order = [line.split()[0] for line in lines if line.strip()][3:8]
-    assert order == ["anneal", "single", "cp-sat", "data-parallel", "lower"]
+    assert order == ["anneal", "single", "cp-sat", "ddp", "lower"]
     assert "★" in line_of(lines, "anneal")
     assert "+25.0%" in line_of(lines, "anneal")
     assert "1,000" in line_of(lines, "anneal")
     assert "skipped: ortools is not installed" in line_of(lines, "cp-sat")
-    assert "†" in line_of(lines, "data-parallel")
+    assert "†" in line_of(lines, "ddp")
     assert "1.60" in line_of(lines, "lower bound")
     assert any("critical path" in line for line in lines)
 

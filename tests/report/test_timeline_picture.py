@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png
+from rlplace.report.micro_batch_marks import shade
 from rlplace.report.timeline_picture import PHASE_COLORS, TRANSFER_COLOR
 
 WIDTH = 14 * 150
@@ -127,3 +129,16 @@ def test_the_face_imports_no_matplotlib_and_drawing_no_pyplot() -> None:
         "rlplace.report.save_timeline_png; assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_micro_batches_have_shades_and_numbers(tmp_path: Path) -> None:
+    whole = op_graph([[], [0], [], [2]], 8, phases=[0, 1, 0, 1])
+    cut = dataclasses.replace(whole, micro_batch=np.array([0, 0, 1, 1]))
+    times = timeline([0, 0, 0, 0], [0.0, 0.25, 0.5, 0.75], [0.25, 0.5, 0.75, 1.0], [])
+    for name, graph in (("whole", whole), ("cut", cut)):
+        save_timeline_png(tmp_path / f"{name}.png", times, graph, host(1))
+    forward = PHASE_COLORS["forward"]
+    plain, shaded = (imread(tmp_path / f"{name}.png") for name in ("whole", "cut"))
+    assert share_of(plain, shade(forward, 1, 2)) == 0
+    assert share_of(shaded, shade(forward, 1, 2)) > 0.03
+    assert share_of(shaded, forward) == pytest.approx(share_of(plain, forward) / 2, rel=0.15)

@@ -8,11 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_measurer import CountingMeasurer, TimingMeasurer, chain_problem
+from micrographs import op_graph
 from numpy.typing import NDArray
+from random_problems import plain_host
 
 from rlplace.env.rewards import make_reward
 from rlplace.env.scoring import Scorer
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, SearchResult, find, register_method
 from rlplace.search.task import Budget, Measuring, Simulating, Task
@@ -145,3 +151,58 @@ def test_a_mistake_in_a_method_is_told_with_its_name() -> None:
     with pytest.raises(InvalidValue, match=r"length is \(1, 2\), expected 3 devices") as caught:
         method.run(Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 0, 0])))
     assert caught.value.__notes__ == ["It happened in method 'too-short'."]
+
+
+def forked_task(evaluations: float = 10) -> Task:
+    """Two ops of one second that read one of a second; the second of them is read by one of three, on device 1."""
+    graph = op_graph([[], [0], [0], [2]], 0)
+    times_s = np.repeat(np.array([[1.0], [1.0], [1.0], [3.0]]), 2, axis=1)
+    problem = Problem(graph, plain_host(2), Costs(times_s, "given"), Grouping(np.arange(4)))
+    return Task(problem, Simulator(problem, threads=1), Budget(evaluations))
+
+
+DEVICES = np.array([0, 0, 0, 1], dtype=np.int32)
+LATE = np.array([3.0, 2.0, 1.0, 0.0])
+"""Priorities under which the op that another device waits for comes second."""
+
+
+def test_an_answer_keeps_the_order_that_it_was_scored_in() -> None:
+    task = forked_task()
+    assert task.score_ordered(DEVICES, LATE) == 6.0
+    assert task.best_plan is not None
+    late = task.best_plan
+    assert task.score(DEVICES).tolist() == [5.0]  # by upward rank
+    assert task.best_plan is None
+    assert task.score_plan(late) == 6.0
+    assert (task.best_s, task.best_plan, task.evaluations) == (5.0, None, 3)
+
+
+def test_a_plan_that_is_best_is_the_answer() -> None:
+    task = forked_task()
+    late = task.timer.plan(DEVICES, LATE)  # type: ignore[attr-defined]
+    assert task.score_plan(late) == 6.0
+    assert task.best_plan is late
+    assert SearchResult.of(task).plan is late
+
+
+def test_placements_are_scored_by_the_tasks_priorities() -> None:
+    task = forked_task()
+    task.priorities = LATE
+    assert task.score(DEVICES).tolist() == [6.0]
+    assert task.score(DEVICES, np.array([7.0])).tolist() == [6.0]
+    assert task.best_plan is not None
+    assert task.timer.retime(task.best_plan).step_time_s == 6.0  # type: ignore[attr-defined]
+
+
+def test_plans_count_as_evaluations() -> None:
+    task = forked_task(evaluations=1)
+    assert task.score_ordered(DEVICES) == 5.0
+    assert task.score_ordered(DEVICES) == np.inf
+    assert task.evaluations == 1
+
+
+def test_a_timer_that_plans_nothing_scores_its_own_order() -> None:
+    task = Task(PROBLEM, TimingMeasurer(PROBLEM, [0, 1, 1]))
+    devices = np.array([0, 1, 1], dtype=np.int32)
+    assert task.score_ordered(devices, np.zeros(3)) == task.score(devices)[0]
+    assert task.best_plan is None

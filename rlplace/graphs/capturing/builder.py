@@ -33,6 +33,7 @@ class GraphBuilder:
         self.gradient_bytes: list[int] = []
         self.state_bytes: list[int] = []
         self.reads: list[tuple[int, ...]] = []
+        self.micro_batches: list[int] = []
         self.tensor_op: list[int] = []
         self.tensor_output: list[int] = []
         self.tensor_values: list[torch.Tensor] = []
@@ -50,6 +51,7 @@ class GraphBuilder:
         reads: tuple[int, ...] = (),
         parameter_bytes: int = 0,
         state: int = 0,
+        micro_batch: int = -1,
     ) -> int:
         """Adds an op that reads tensors `reads`; what comes back is its index."""
         self.names.append(name)
@@ -62,6 +64,7 @@ class GraphBuilder:
         self.parameter_bytes.append(parameter_bytes)
         self.gradient_bytes.append(0)
         self.state_bytes.append(state)
+        self.micro_batches.append(micro_batch)
         return len(self.names) - 1
 
     def add_tensor(self, op: int, output: int, value: torch.Tensor) -> int:
@@ -107,6 +110,7 @@ class GraphBuilder:
             mutation_op=np.array([op for op, _ in self.mutations], dtype=np.int32),
             mutation_tensor=np.array([tensor for _, tensor in self.mutations], dtype=np.int32),
             output_tensors=np.array(outputs, dtype=np.int32),
+            micro_batch=np.array(self.micro_batches, dtype=np.int32),
             program=program,
         )
 

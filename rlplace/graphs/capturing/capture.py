@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import inspect
 from collections.abc import Iterator
@@ -13,12 +14,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.capturing.lower import lower
+from rlplace.graphs.capturing.micro.micro_batches import capture_micro_batches
+from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
+from rlplace.graphs.capturing.micro.verdict import judge_loss
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import OptimizerSpec, Origin
+from rlplace.graphs.program import MicroBatches, OptimizerSpec, Origin
+
+LOSSES = ("auto", "separate", "joined", "accumulated")
+"""How the loss of micro-batches can be asked for."""
 
 
 def capture(
@@ -28,6 +35,9 @@ def capture(
     optimizer: str | OptimizerSpec | None = None,
     *,
     targets: Any = None,
+    micro_batches: int = 1,
+    batch_dims: BatchDims | None = None,
+    loss: str = "auto",
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, its executable `program` attached.
 
@@ -47,12 +57,19 @@ def capture(
         loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`; returns a scalar tensor.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
         targets: a tensor or a tuple of tensors, e.g. labels: what the loss needs of a batch. Every step takes new ones.
+        micro_batches: K, into how many slices the batch is cut: forward and backward run once for each, gradients are
+            summed and parameters updated once. 1 leaves the batch whole.
+        batch_dims: for every tensor among the inputs, then the targets, the dimension that it is cut along, or None for
+            one that is shared. Or a dict of some. By default dimension 0, of tensors as long there as the first input.
+        loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: whichever
+            gives what the whole batch gives; `accumulated`: as gradients accumulate over slices, whatever that gives.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside).
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
-            loss; a loss that takes another number of targets.
-        UnknownName: an unknown optimizer.
+            loss; a loss that takes another number of targets; micro-batches that the
+            batch cannot be cut into, or that do not give what the whole batch gives.
+        UnknownName: an unknown optimizer, or an unknown word for `loss`.
 
     >>> import torch
     >>> graph = capture(torch.nn.Linear(2, 1), torch.ones(3, 2), lambda y: y.sum(), "sgd")
@@ -68,11 +85,35 @@ def capture(
         raise InvalidValue(
             "loss_fn", None, "a function of the output", where="capture", hint="An optimizer needs a loss."
         )
-    is_training = loss_fn is not None
+    if loss not in LOSSES:
+        raise UnknownName("loss", loss, LOSSES)
+    micro = None
+    if micro_batches != 1:
+        slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
+        verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=loss)
+        weights = slicing.weights(verdict.weights)
+        micro = MicroBatches(slicing, verdict.kind, weights, is_checked=verdict.is_checked, why=verdict.why)
+    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
+
+
+def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
+    """The graph of what was captured before, or is alike: all is known of how it is cut, and nothing is judged anew.
+
+    Args:
+        origin: what is captured; its `autocast` is that of now.
+        optimizer: updates the parameters; needs a loss.
+
+    Raises:
+        CaptureError: the model cannot be captured.
+    """
+    is_training = origin.loss_fn is not None
     with _uncollected():
-        trace = trace_step(model, args, kwargs, loss_fn, wanted, is_training=is_training)
-        origin = Origin(model, args, kwargs, loss_fn, wanted, trace.autocast)
-        return lower(trace, spec, origin, is_training=is_training)
+        if origin.micro is not None:
+            return capture_micro_batches(origin, optimizer)
+        trace = trace_step(
+            origin.model, origin.args, origin.kwargs, origin.loss_fn, origin.targets, is_training=is_training
+        )
+        return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

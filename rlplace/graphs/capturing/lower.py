@@ -1,8 +1,9 @@
-"""From a traced fx graph to an `OpGraph` and its `Program`: views folded, updates added, co-location set."""
+"""From a traced fx graph to ops with their calls: views folded, co-location set."""
 
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,29 +11,34 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing import op_work as facts
-from rlplace.graphs.capturing.builder import GraphBuilder
 from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.lowered import Lowered
 from rlplace.graphs.capturing.origins import module_of
-from rlplace.graphs.capturing.refusals import check_apart
 from rlplace.graphs.capturing.trace import Output, Trace
 from rlplace.graphs.capturing.views import is_view
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.optimizers import state_bytes
-from rlplace.graphs.program import (
-    Call,
-    OptimizerSpec,
-    Origin,
-    Program,
-    Ref,
-    Source,
-    SourceKind,
-    Update,
-    View,
-    map_refs,
-    refs_in,
-)
+from rlplace.graphs.program import Call, OptimizerSpec, Origin, Ref, Source, SourceKind, View, refs_in
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class LoweredStep:
+    """A traced step as ops, its updates not among them.
+
+    Attributes:
+        ops: what runs; its first tensors are the placeholders of the trace, in their order.
+        results: what the trace's `Output`s stand for.
+        gradients: of each trainable parameter; None for one that the step does not reach.
+        statistics: of batch norms that hand out theirs, in the order of the trace.
+        trace: what was lowered.
+    """
+
+    ops: Lowered
+    results: list[Ref]
+    gradients: list[Ref | None]
+    statistics: list[Ref]
+    trace: Trace
 
 
 def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_training: bool) -> OpGraph:
@@ -44,24 +50,31 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
         origin: what was traced.
         is_training: whether the step has a backward.
     """
-    return _Lowering(trace, optimizer, origin, is_training=is_training).run()
+    step = lower_step(trace)
+    ops = step.ops
+    if is_training and optimizer is not None:
+        for position, (name, gradient) in enumerate(zip(trace.trainable, step.gradients, strict=True)):
+            if gradient is not None:
+                ops.add_update(name, Ref(position), gradient, optimizer, (ops.producer(gradient),))
+    ops.check_apart()
+    result = pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result)
+    return ops.graph(result, step.results, optimizer, origin, is_training=is_training)
+
+
+def lower_step(trace: Trace) -> LoweredStep:
+    """The ops of a traced step."""
+    return _Lowering(trace).run()
 
 
 class _Lowering:
-    def __init__(self, trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_training: bool) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.optimizer = optimizer
-        self.origin = origin
-        self.is_training = is_training
-        self.built = GraphBuilder()
-        self.sources: dict[int, Source] = {}
+        self.ops = Lowered()
+        self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
         self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
-        self.calls: dict[int, Call | Update] = {}
         self.refs: dict[torch.fx.Node, Any] = {}  # a Ref, or for an op with several outputs a list of Ref | None
-        self.views: list[View] = []
-        self.view_nodes: list[torch.fx.Node] = []
 
-    def run(self) -> OpGraph:
+    def run(self) -> LoweredStep:
         live = self._live_nodes()
         self._add_placeholders()
         for node in self.trace.module.graph.nodes:
@@ -71,55 +84,18 @@ class _Lowering:
                 self._add_call(node)
         (output,) = (node for node in self.trace.module.graph.nodes if node.op == "output")
         flat: Any = output.args[0]
-        results = [self._ref(node) for node in flat[: self.trace.num_results]]
-        gradients = flat[self.trace.num_results :]
+        num_results, num_trainable = self.trace.num_results, len(self.trace.trainable)
+        gradients = [None if node is None else self._ref(node) for node in flat[num_results:][:num_trainable]]
         for position, gradient in enumerate(gradients):  # of the first placeholders, in their order
             if gradient is not None:
-                self.built.gradient_bytes[position] = facts.tensor_bytes(self._value(self._ref(gradient)))
-        if self.is_training and self.optimizer is not None:
-            self._add_updates(gradients, self.optimizer)
-        names, producer = self.built.names, self.built.tensor_op
-        check_apart(
-            {names[op]: source.value for op, source in self.sources.items()},
-            {names[producer[tensor]] for _, tensor in self.built.mutations},
+                self.built.gradient_bytes[position] = facts.tensor_bytes(self.ops.value(gradient))
+        return LoweredStep(
+            ops=self.ops,
+            results=[self._ref(node) for node in flat[:num_results]],
+            gradients=gradients,
+            statistics=[self._ref(node) for node in flat[num_results + num_trainable :]],
+            trace=self.trace,
         )
-        num_tensors = len(self.built.tensor_op)
-        program = Program(
-            sources=self.sources,
-            calls={op: self._renumber(call, num_tensors) for op, call in self.calls.items()},
-            views=tuple(self._renumber(view, num_tensors) for view in self.views),
-            num_tensors=num_tensors,
-            result=pytree.tree_map_only(
-                Output, lambda output: self._final(results[output.index], num_tensors), self.trace.result
-            ),
-            optimizer=self.optimizer,
-            is_training=self.is_training,
-            origin=self.origin,
-        )
-        return self.built.graph(program, sorted({self._base(ref) for ref in results}))
-
-    # While lowering, view k is Ref(-1 - k), because the number of tensors is not known yet.
-
-    def _final(self, ref: Ref, num_tensors: int) -> Ref:
-        return ref if ref.id >= 0 else Ref(num_tensors - 1 - ref.id)
-
-    def _renumber(self, item: Any, num_tensors: int) -> Any:
-        def final(ref: Ref) -> Ref:
-            return self._final(ref, num_tensors)
-
-        if isinstance(item, Call):
-            return Call(
-                item.target,
-                map_refs(final, item.args),
-                map_refs(final, item.kwargs),
-                item.outputs,
-                item.returns_tuple,
-                item.is_random,
-                item.takes_device,
-            )
-        if isinstance(item, View):
-            return View(item.base, item.target, map_refs(final, item.args), map_refs(final, item.kwargs))
-        return Update(final(item.parameter), final(item.gradient))
 
     def _live_nodes(self) -> set[torch.fx.Node]:
         nodes = self.trace.module.graph.nodes
@@ -180,16 +156,15 @@ class _Lowering:
             self._add_compute(node)
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
-        self.views.append(
-            View(self._base(source), node.target, self._refs(node.args), self._refs(node.kwargs))  # type: ignore[arg-type]
-        )
-        self.view_nodes.append(node)
-        self.refs[node] = Ref(-len(self.views))
+        args, kwargs = self._refs(node.args), self._refs(node.kwargs)
+        self.ops.views.append(View(self.ops.base(source), node.target, args, kwargs))  # type: ignore[arg-type]
+        self.ops.view_values.append(node.meta.get("val"))
+        self.refs[node] = Ref(-len(self.ops.views))
 
     def _add_compute(self, node: torch.fx.Node) -> None:
         target, custom = node.target, node.meta.get("custom") or {}
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
-        reads = tuple(self._base(ref) for ref in refs_in((args, kwargs)))
+        reads = tuple(self.ops.base(ref) for ref in refs_in((args, kwargs)))
         values = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val", _constant(self.trace, n)))
         is_store = _is_store(node)
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
@@ -206,14 +181,14 @@ class _Lowering:
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
-            statistic = self._base(self._ref(node.args[position]))
+            statistic = self.ops.base(self._ref(node.args[position]))
             self.built.mutations.append((op, statistic))
             self.built.colocated.append((op, self.built.tensor_op[statistic]))
         if is_store:
-            buffer = self._base(self._ref(node.args[0]))
+            buffer = self.ops.base(self._ref(node.args[0]))
             self.built.mutations.append((op, buffer))
             self.built.modules[op] = self.built.modules[self.built.tensor_op[buffer]]
-            self.built.colocated.append((op, self.built.tensor_op[buffer], self._producer(self._ref(node.args[1]))))
+            self.built.colocated.append((op, self.built.tensor_op[buffer], self.ops.producer(self._ref(node.args[1]))))
         elif returns_tuple:
             refs = [
                 Ref(self.built.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
@@ -242,26 +217,6 @@ class _Lowering:
             takes_device=schema is not None and any(argument.name == "device" for argument in schema.arguments),
         )
 
-    def _add_updates(self, gradients: list[torch.fx.Node | None], optimizer: OptimizerSpec) -> None:
-        for position, (name, node) in enumerate(zip(self.trace.trainable, gradients, strict=True)):
-            if node is None:
-                continue
-            parameter, gradient = Ref(position), self._ref(node)
-            value = self.built.tensor_values[position]
-            op = self.built.add_op(
-                f"update_{name}",
-                f"update.{optimizer.name}",
-                name.rpartition(".")[0],
-                UPDATE,
-                facts.signature(f"update.{optimizer.name}", (value, self._value(gradient)), {}),
-                facts.update_facts(optimizer, value, self._value(gradient)),
-                (parameter.id, self._base(gradient)),
-                state=state_bytes(optimizer, value),
-            )
-            self.calls[op] = Update(parameter, gradient)
-            self.built.mutations.append((op, parameter.id))
-            self.built.colocated.append((op, self.built.tensor_op[parameter.id], self._producer(gradient)))
-
     def _ref(self, node: Any) -> Ref:
         ref = self.refs[node]
         if not isinstance(ref, Ref):
@@ -270,17 +225,6 @@ class _Lowering:
 
     def _refs(self, value: Any) -> Any:
         return _plain(torch.fx.node.map_arg(value, self._ref))  # type: ignore[arg-type]
-
-    def _base(self, ref: Ref) -> int:
-        return ref.id if ref.id >= 0 else self.views[-1 - ref.id].base
-
-    def _value(self, ref: Ref) -> torch.Tensor:
-        value = self.built.tensor_values[ref.id] if ref.id >= 0 else self.view_nodes[-1 - ref.id].meta["val"]
-        assert isinstance(value, torch.Tensor)
-        return value
-
-    def _producer(self, ref: Ref) -> int:
-        return self.built.tensor_op[self._base(ref)]
 
 
 def _is_store(node: torch.fx.Node) -> bool:

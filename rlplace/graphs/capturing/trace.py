@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import ConstantCheck
 from rlplace.graphs.capturing.functional import functionalise
+from rlplace.graphs.capturing.micro.norms import Statistics, statistics_handed_out
 from rlplace.graphs.capturing.origins import annotated, spread_origins
 from rlplace.graphs.capturing.portable import portable
 from rlplace.graphs.capturing.refusals import (
@@ -50,6 +51,7 @@ class Trace:
         result: what the model (or the loss) returned, with fx's k-th output in place of its k-th tensor.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
         autocast: what was active around the trace.
+        norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
     """
 
     module: torch.fx.GraphModule
@@ -61,6 +63,22 @@ class Trace:
     result: Any
     num_results: int
     autocast: Autocast | None
+    norms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AsSlice:
+    """How the step of one micro-batch differs from a whole one; its batch norms hand out their statistics.
+
+    Attributes:
+        weight: the gradient of its loss: a constant, so that no backward waits for a loss. None where it has no loss
+            of its own.
+        outputs: the tensors among the model's outputs that have a gradient, which is given in place of targets; of a
+            training step without a loss of its own.
+    """
+
+    weight: float | None = None
+    outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,8 +96,18 @@ def trace_step(
     targets: tuple[torch.Tensor, ...] = (),
     *,
     is_training: bool,
+    part: AsSlice | None = None,
 ) -> Trace:
     """The step of `model` as an fx graph; every node knows its module path and phase.
+
+    Args:
+        model: in the mode that it is to run in.
+        args: positional arguments of the model.
+        kwargs: keyword arguments.
+        loss_fn: of the output and the targets.
+        targets: what the loss needs besides the output.
+        is_training: whether there are gradients.
+        part: given for the step of one micro-batch of several.
 
     Raises:
         CaptureError: control flow or an op that depends on the data; names the op and the user's line. Or a tensor
@@ -93,9 +121,11 @@ def trace_step(
     tensors = [leaf for leaf in flat_inputs if isinstance(leaf, torch.Tensor)]
     names = (*trainable, *fixed, *buffers)
     captured: dict[str, Any] = {}
+    handed_out: list[Statistics] = []
     constants = ConstantCheck(model, loss_fn, (*tensors, *targets), trainable)
 
     def step(*flat: torch.Tensor) -> list[torch.Tensor | None]:
+        handed_out.clear()
         state = dict(zip(names, flat, strict=False))
         inputs = iter(flat[len(names) :])  # targets follow, if there are any
         leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
@@ -110,26 +140,33 @@ def trace_step(
             result = output if loss_fn is None else loss_fn(output, *inputs)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
+        captured["norms"] = tuple(each.path for each in handed_out)  # a recomputed forward hands out more
+        statistics = [value.detach() for each in handed_out for value in (each.mean, each.variance)]
         if not is_training:
-            return [*_flatten_result(result, captured), *replaced.values()]
-        loss = _check_loss(result)
-        constants.check_gradients(loss)
-        setup_stacktrace_preservation_hooks([loss.grad_fn])  # type: ignore[list-item]
-        gradients = torch.autograd.grad(loss, flat[: len(trainable)], allow_unused=True)
+            return [*_flatten_result(result, captured), *statistics, *replaced.values()]
+        ends, seeds = _ends(result, list(inputs), part)
+        for end in ends:
+            constants.check_gradients(end)
+        setup_stacktrace_preservation_hooks([end.grad_fn for end in ends])  # type: ignore[misc]
+        gradients = torch.autograd.grad(ends, flat[: len(trainable)], seeds, allow_unused=True)
         check_dense(tuple(trainable), gradients)
-        return [*_flatten_result(loss, captured), *gradients, *replaced.values()]
+        return [*_flatten_result(result, captured), *gradients, *statistics, *replaced.values()]
 
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
 
     def make() -> torch.fx.GraphModule:
         with fx_traceback.preserve_node_meta(), annotated(model):
-            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_fakes(values))
+            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes(values))
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = active_autocast(values)
     # lazy: nobody runs the code of the graph modules made on the way
-    with _untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode:
+    with contextlib.ExitStack() as around:
+        if part is not None:
+            handed_out = around.enter_context(statistics_handed_out(model))
+        for each in (untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode):
+            around.enter_context(each)
         with no_numbers_drawn(again=make):
             module = make()
         spread_origins(module)
@@ -145,6 +182,7 @@ def trace_step(
         result=captured["result"],
         num_results=captured["num_results"],
         autocast=autocast,
+        norms=captured["norms"],
     )
 
 
@@ -183,6 +221,19 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
     return tensors
 
 
+def _ends(
+    result: Any, given: list[torch.Tensor], part: AsSlice | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    """Where the backward begins, and with which gradients; None stands for ones."""
+    if part is None:
+        return [_check_loss(result)], None
+    if part.weight is not None:
+        loss = _check_loss(result)
+        return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [tensors[position] for position in part.outputs], given
+
+
 def _check_loss(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -195,7 +246,7 @@ def _check_loss(loss: Any) -> torch.Tensor:
     return loss
 
 
-def _fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Fake twins without symbols: whatever depends on data then fails where it happens, on the user's own line."""
     own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
     mode = detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -212,7 +263,7 @@ def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """Afterwards attributes that `forward` set (a cache, a counter) are what they were: they hold traced values.
 
     Raises:

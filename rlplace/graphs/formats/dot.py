@@ -63,7 +63,8 @@ def to_dot(graph: OpGraph, *, max_ops: int = MAX_OPS, depth: int = 3) -> str:
 
 def _box(graph: OpGraph, op: int) -> str:
     colour = SOURCE_COLOUR if graph.is_source[op] else COLOURS[PHASES[graph.phases[op]]]
-    label = _quoted(f"{graph.names[op]}\n{graph.targets[op]}")
+    slice_line = f"\nmicro-batch {graph.micro_batch[op]}" if graph.micro_batch[op] >= 0 else ""
+    label = _quoted(f"{graph.names[op]}\n{graph.targets[op]}{slice_line}")
     return f'n{op} [label={label} fillcolor="{colour}"];'
 
 

@@ -37,6 +37,7 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
     starts, output_bytes = graph.output_offsets.tolist(), graph.output_bytes.tolist()
     tensor_bytes, tensor_output = graph.tensor_bytes.tolist(), graph.tensor_output.tolist()
     counts = {name: getattr(graph, name).tolist() for name in COUNTS}
+    slices = graph.micro_batch.tolist() if np.any(graph.micro_batch >= 0) else None
     for i in range(graph.num_ops):
         result.add_node(
             i,
@@ -60,6 +61,7 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
                 for t in range(starts[i], starts[i + 1])
             ],
             **{name: column[i] for name, column in counts.items()},
+            **({} if slices is None else {"micro_batch": slices[i]}),
         )
     producers = graph.tensor_op.tolist()
     for tensor, reader in zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True):
@@ -76,8 +78,8 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     """See `OpGraph.from_networkx`; `where` is for messages.
 
     A graph of others may say of a node: `name`, `target`, `module`, `phase`, `flops`, `bytes_moved`, `output_bytes`,
-    `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`; of an edge: `bytes`. Common
-    other names are understood (`ALIASES`). Ops keep the order of the nodes as far as edges allow.
+    `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`, `micro_batch`; of an edge:
+    `bytes`. Common other names are understood (`ALIASES`). Ops keep the order of the nodes as far as edges allow.
 
     Raises:
         InvalidValue: the graph is cyclic or undirected, or an attribute is wrong.
@@ -131,6 +133,7 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
             mutation_op=np.array([op for op, _ in mutations], dtype=np.int32),
             mutation_tensor=np.array([tensor for _, tensor in mutations], dtype=np.int32),
             output_tensors=np.array(outputs, dtype=np.int32),
+            micro_batch=_micro_batch(table),
         )
     except InvalidValue as error:
         if error.where != "graph":  # already says which node
@@ -192,3 +195,16 @@ def _colocation(rows: Sequence[Mapping[str, Any]], is_ours: bool, where: str) ->
     return np.array(
         [-1 if value in free else classes.setdefault(str(value), len(classes)) for _, value in found], dtype=np.int32
     )
+
+
+def _micro_batch(table: Attributes) -> NDArray[np.int32]:
+    """(N,) int32: the slice of the batch that each node works on, -1 where it says none."""
+    most = len(table.rows) - 1
+
+    def read(row: Mapping[str, Any]) -> int:
+        value = row.get("micro_batch", -1)
+        if type(value) is not int or not -1 <= value <= most:
+            raise InvalidValue("micro_batch", described(value), f"an integer in -1..{most}")
+        return value
+
+    return np.array(table.column(read), dtype=np.int32)

@@ -10,6 +10,8 @@ import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import read_json, write_text_atomic
@@ -30,6 +32,8 @@ _INDICES = (
 _BYTES = ("parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes", "tensor_bytes")
 _LARGEST_INDEX = 2**31 - 1
 _HEAD = ("format", "schema", "strings", "shapes", "names", "tensor_shapes")
+_MICRO_BATCH = "micro_batch"
+"""A field that is there only where the batch is cut."""
 
 
 def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -54,6 +58,8 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     for name in (*_NUMBERS, *_INDICES, *_BYTES):
         data[name] = getattr(graph, name).tolist()
     data["tensor_shapes"] = shape_column
+    if np.any(graph.micro_batch >= 0):
+        data[_MICRO_BATCH] = graph.micro_batch.tolist()
     lines = ",\n".join(f"{json.dumps(key)}:{_compact(value)}" for key, value in data.items())
     write_text_atomic(path, f"{{\n{lines}\n}}\n")
 
@@ -75,9 +81,8 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
         raise InvalidValue(
             "schema", described(data["schema"]), f"{SCHEMA}, the one that this version of rlplace reads", where=where
         )
-    fields = Fields(
-        data, where=where, known=(*_HEAD, *_TEXTS, *_NUMBERS, *_INDICES, *_BYTES), optional=("fingerprint",)
-    )
+    known = (*_HEAD, *_TEXTS, *_NUMBERS, *_INDICES, *_BYTES)
+    fields = Fields(data, where=where, known=known, optional=("fingerprint", _MICRO_BATCH))
     fields.integer("schema", low=SCHEMA, high=SCHEMA)
     if fields.text("format") != FORMAT:
         raise InvalidValue("format", described(fields.text("format")), repr(FORMAT), where=where)
@@ -89,6 +94,8 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
         name: fields.integers(name, low=-1 if name == "colocation" else 0, high=_LARGEST_INDEX) for name in _INDICES
     }
     columns["phases"] = fields.integers("phases", high=2)
+    if _MICRO_BATCH in fields.data:
+        columns[_MICRO_BATCH] = fields.integers(_MICRO_BATCH, low=-1, high=_LARGEST_INDEX)
     shapes = fields.integer_tuples("shapes")
     columns["tensor_shapes"] = _looked_up(fields, "tensor_shapes", shapes, "shapes")
     try:

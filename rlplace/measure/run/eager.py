@@ -18,8 +18,10 @@ from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
+from rlplace.graphs.program import MicroBatches
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.failures import advice
+from rlplace.measure.run.micro_steps import run_in_micro_batches
 from rlplace.measure.run.threads import set_intra_op_threads, usable_cores
 from rlplace.measure.run.workers import Worker
 
@@ -41,6 +43,8 @@ class EagerStep:
         worker: the thread to run on, if it has these cores; by default the one that calls.
         transform: what the model becomes before it runs, e.g. `torch.compile`.
         is_capturable: whether `as_cuda_graph` is going to be asked for.
+        in_micro_batches: whether a step that is cut along its batch runs slice after slice, as gradients accumulate; by
+            default the whole batch runs at once, as plain PyTorch would.
 
     Attributes:
         place: where it runs.
@@ -58,6 +62,7 @@ class EagerStep:
         worker: Worker | None = None,
         transform: Callable[[torch.nn.Module], Any] | None = None,
         is_capturable: bool = False,
+        in_micro_batches: bool = False,
     ) -> None:
         origin = require_program(graph).origin
         optimizer = require_program(graph).optimizer
@@ -75,6 +80,7 @@ class EagerStep:
             (origin.args, origin.kwargs, origin.targets),
         )
         self._loss_fn, self._autocast = origin.loss_fn, origin.autocast
+        self._micro = origin.micro if in_micro_batches else None
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = (
             None if optimizer is None else torch_optimizer(optimizer, parameters, is_capturable=is_capturable)
@@ -141,18 +147,27 @@ class EagerStep:
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._loss_fn is None:
             with torch.no_grad(), self._casting():
-                self.loss = self._run(*self._args, **self._kwargs)
+                self.loss = self._run_whole() if self._micro is None else self._run_parts(self._micro)
         else:
             if self._optimizer is not None:
                 self._optimizer.zero_grad()
             with self._casting():
-                loss = self._loss_fn(self._run(*self._args, **self._kwargs), *self._targets)
-                loss.backward()  # type: ignore[no-untyped-call]
+                if self._micro is None:
+                    loss = self._loss_fn(self._run_whole(), *self._targets)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                else:
+                    loss = self._run_parts(self._micro)
             if self._optimizer is not None:
                 self._optimizer.step()
             self.loss = loss.detach()
         if self._is_cuda and is_synchronised:
             cuda.await_all(self.place)
+
+    def _run_whole(self) -> Any:
+        return self._run(*self._args, **self._kwargs)
+
+    def _run_parts(self, micro: MicroBatches) -> Any:
+        return run_in_micro_batches(self._run, (self._args, self._kwargs), self._loss_fn, self._targets, micro)
 
     def _casting(self) -> AbstractContextManager[object]:
         """What was active around the capture."""

@@ -29,4 +29,4 @@ def build(config: BertConfig) -> Parts:
         "labels": tokens(config.vocab, config.batch, config.tokens),
         "next_sentence_label": torch.randint(2, (config.batch,)),
     }
-    return Parts(model, inputs, loss_of)
+    return Parts(model, inputs, loss_of, loss="separate")

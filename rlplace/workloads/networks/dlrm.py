@@ -92,4 +92,4 @@ def build(config: DLRMConfig) -> Parts:
     dense_BD = torch.rand(config.batch, config.dense)
     rows_TBL = torch.stack([torch.randint(rows, (config.batch, config.lookups)) for rows in config.rows])
     clicks_B = torch.randint(2, (config.batch,)).float()
-    return Parts(DLRM(config), (dense_BD, rows_TBL, clicks_B), loss_of)
+    return Parts(DLRM(config), (dense_BD, rows_TBL, clicks_B), loss_of, (0, 1, 0), "separate")

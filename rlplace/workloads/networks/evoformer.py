@@ -218,4 +218,4 @@ def build(config: EvoformerConfig) -> Parts:
     msa_SR = torch.where(masked_SR, AMINO_ACIDS - 1, whole_SR)
     labels_SR = torch.where(masked_SR, whole_SR, IGNORED)
     distances_RR = torch.randint(DISTANCE_BINS, (config.residues, config.residues))
-    return Parts(Evoformer(config), (msa_SR, labels_SR, distances_RR), loss_of)
+    return Parts(Evoformer(config), (msa_SR, labels_SR, distances_RR), loss_of, (None, None, None))

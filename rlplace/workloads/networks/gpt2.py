@@ -28,4 +28,4 @@ def build(config: GPT2Config) -> Parts:
     )
     model.loss_type = "ForCausalLM"  # what it falls back to, with a warning: its class name does not say so
     text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of)
+    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of, loss="separate")

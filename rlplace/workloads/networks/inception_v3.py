@@ -282,4 +282,4 @@ def build(config: InceptionV3Config) -> Parts:
     """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
     images = torch.randn(config.batch, 3, config.image_size, config.image_size)
     labels = torch.randint(config.classes, (config.batch,))
-    return Parts(InceptionV3(config), (images, labels), loss_of)
+    return Parts(InceptionV3(config), (images, labels), loss_of, loss="separate")

@@ -26,4 +26,4 @@ def build(config: LlamaConfig) -> Parts:
         )
     )
     text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of)
+    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of, loss="separate")

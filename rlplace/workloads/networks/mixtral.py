@@ -33,4 +33,4 @@ def build(config: MixtralConfig) -> Parts:
             config.width, config.mlp, config.experts, config.capacity, std=model.config.initializer_range
         )
     text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of)
+    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of, loss="accumulated")

@@ -158,4 +158,4 @@ def _unroll(cell: nn.Module, inputs: Sequence[Tensor], state: State) -> tuple[li
 def build(config: NMTConfig) -> Parts:
     """The model with source, target and label tokens, (steps, B) each."""
     tokens_TB = (torch.randint(config.vocab, (config.steps, config.batch)) for _ in range(3))
-    return Parts(NMT(config), tuple(tokens_TB), loss_of)
+    return Parts(NMT(config), tuple(tokens_TB), loss_of, (1, 1, 1), "separate")

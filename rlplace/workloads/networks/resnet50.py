@@ -23,4 +23,4 @@ def build(config: ResNet50Config) -> Parts:
         "pixel_values": torch.randn(config.batch, 3, config.image_size, config.image_size),
         "labels": torch.randint(config.classes, (config.batch,)),
     }
-    return Parts(model, inputs, loss_of)
+    return Parts(model, inputs, loss_of, loss="separate")

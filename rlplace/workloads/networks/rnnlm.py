@@ -62,4 +62,4 @@ class RNNLM(nn.Module):
 def build(config: RNNLMConfig) -> Parts:
     """The model with tokens and the tokens that follow them, (steps, B) each."""
     text_TB = torch.randint(config.vocab, (config.steps + 1, config.batch))
-    return Parts(RNNLM(config), (text_TB[:-1].clone(), text_TB[1:].clone()), loss_of)
+    return Parts(RNNLM(config), (text_TB[:-1].clone(), text_TB[1:].clone()), loss_of, (1, 1), "separate")

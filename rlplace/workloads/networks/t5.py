@@ -28,4 +28,4 @@ def build(config: T5Config) -> Parts:
         "input_ids": tokens(config.vocab, config.batch, config.tokens),
         "labels": tokens(config.vocab, config.batch, config.target_tokens),
     }
-    return Parts(model, inputs, loss_of)
+    return Parts(model, inputs, loss_of, loss="separate")

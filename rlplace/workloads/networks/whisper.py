@@ -39,4 +39,4 @@ def build(config: WhisperConfig) -> Parts:
         "input_features": torch.randn(config.batch, config.mels, config.frames),
         "labels": tokens(config.vocab, config.batch, config.tokens),
     }
-    return Parts(model, inputs, loss_of)
+    return Parts(model, inputs, loss_of, loss="separate")

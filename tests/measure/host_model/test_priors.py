@@ -33,7 +33,7 @@ def shipped() -> dict[str, Any]:
 def test_costs_decide_which_figures_hold() -> None:
     estimated, profiled = (prior_of(problem(source)) for source in ("estimated", "profiled"))  # type: ignore[arg-type]
     assert estimated == Prior(0.5, 0.12, 0.6, 0.3, 5e-6, 1.0, 5e-6, 0.0, 0.05, 0.0)
-    assert profiled == Prior(0.15, 0.1, 0.4, 0.7, 3e-6, 1.0, 5e-6, 1.0, 0.05, 1.0)
+    assert profiled == Prior(0.15, 0.1, 0.4, 0.7, 3e-6, 1.0, 5e-6, 1.0, 0.15, 1.0)
     assert prior_of(problem("given")) == estimated
     deviations = {item.kind: item.deviation for item in Scales(problem("profiled"), profiled).items}
     assert deviations == {"op type": 0.15, "device": 0.1, "overhead": 1.0}

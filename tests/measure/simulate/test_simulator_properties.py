@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
-from random_problems import BIG, plain_host, random_priorities, random_problem
+from random_problems import BIG, plain_host, random_graph, random_priorities, random_problem
 from reference_simulator import Item, Reference
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.host import Device, Host, Route
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -69,6 +69,26 @@ def test_agrees_with_the_reference(seed: int, num_ops: int) -> None:
         throughput = Simulator(problem, objective="throughput", threads=1).retime(plan)
         assert throughput.step_time_s == pytest.approx(reference.busiest_s(), rel=1e-12)
     assert simulator.retime(plan) == measurement
+
+
+@pytest.mark.parametrize("num_devices", [8, 9])
+def test_agrees_with_the_reference_on_more_wires_than_a_word_has_bits(num_devices: int) -> None:
+    """A wire for each pair: the fast planner, which keeps a bit for each device and wire, cannot follow all of them."""
+    rng = np.random.default_rng(0)
+    names = [f"d{device}" for device in range(num_devices)]
+    pairs = [(a, b) for a in names for b in names if a != b]
+    wires = tuple(Link(f"{a}>{b}", float(rng.choice([50.0, 100.0])), 0.25) for a, b in pairs)
+    routes = tuple(Route(a, b, (f"{a}>{b}",)) for a, b in pairs)
+    host = Host("wires", tuple(Device(name, "any", "simulated", BIG) for name in names), wires, routes)
+    costs = Costs(rng.uniform(0.5, 3.0, (60, num_devices)), "given")
+    problem = Problem(random_graph(rng, 60), host, costs, Grouping(np.arange(60)))
+    simulator = Simulator(problem, threads=1)
+    for _ in range(10):
+        devices, priorities = rng.integers(0, num_devices, 60).astype(np.int32), random_priorities(rng, 60)
+        reference = Reference(problem, devices.tolist(), priorities.tolist())
+        plan, measurement = simulator.plan_and_time(devices, priorities)
+        assert items_of(plan) == reference.plan()
+        assert measurement.step_time_s == pytest.approx(reference.step_s(), rel=1e-12)
 
 
 def roomy(problem: Problem) -> Problem:

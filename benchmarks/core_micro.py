@@ -1,0 +1,204 @@
+"""The problems of `core` in micro-batches: python benchmarks/core.py core-micro, then again with --render.
+
+The same models, hosts and global batches as in `core`; every method chooses how many micro-batches there are, from 1 to
+four for each device and at most 64, and what it tries for that counts as its evaluations. What is done is kept in
+`results/NAME.jsonl`, a line a row: the command goes on where it was stopped, and processes with a share each
+(`--shard 1/2`) may run at once. `--render` writes `results/NAME.json` and `results/NAME.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from best_known import encode
+from core_micro_table import markdown
+from core_true import append, read_lines
+from numpy.typing import NDArray
+from record import RESULTS, record
+from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
+
+from rlplace.errors import UserError
+from rlplace.files import read_json, write_json_atomic, write_text_atomic
+from rlplace.graphs import OpGraph
+from rlplace.measure import Problem, Simulator, resolve_host
+from rlplace.runs.setup import build_for, capture_workload
+from rlplace.search.parallel.choose import choose
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+from rlplace.workloads import Workload, parse_workload
+
+NAME = "core-micro"
+SEARCH = "portfolio"
+FIELD = ("data-parallel", "pipeline", "hybrid")
+"""What people do by hand, as methods: each is given every number of micro-batches, and its best one counts."""
+EVALUATIONS, QUICK = 10_000, 500
+MOST, EACH = 64, 4
+"""Micro-batches at most, in all and for each device."""
+MOST_SEARCHED = 16
+"""Micro-batches at most that `portfolio` tries: it is given all of them at once, as by `--micro-batches auto`."""
+PATIENCE = 2
+"""After so many numbers in a row that were no better, a method of `FIELD` is given no larger ones."""
+BUILT_FOR = "4xV100-pcie"
+"""Any simulated host: models are the same on all of them, and never allocated."""
+Line = dict[str, Any]
+
+
+@lru_cache(maxsize=8)
+def cut_graph(workload: str, count: int) -> OpGraph:
+    """The step of a workload of the suite, its batch cut; without its program, which nothing here runs."""
+    if count == 1:
+        return graph_of(workload)
+    begin = time.monotonic()
+    graph = capture_workload(_built(workload), count)
+    print(
+        f"{workload}, {count} micro-batches: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr
+    )
+    return dataclasses.replace(graph, program=None)
+
+
+@lru_cache(maxsize=1)
+def _built(workload: str) -> Workload:
+    return build_for(parse_workload(WORKLOADS[workload]), resolve_host(BUILT_FOR), 0)
+
+
+def problem_of(workload: str, host: str, count: int) -> Problem:
+    """A problem of the suite with `count` micro-batches, with estimated costs and the default grouping."""
+    return Problem.estimate(cut_graph(workload, count), resolve_host(host))
+
+
+def counts_of(host: str, limit: int = MOST) -> list[int]:
+    """The numbers of micro-batches that may be chosen, up to `limit`."""
+    most = min(limit, EACH * resolve_host(host).num_devices)
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def search(workload: str, host: str, evaluations: int, threads: int) -> Line:
+    """What `portfolio` finds: first which number of micro-batches and order of ops, then where every op runs."""
+    begin = time.monotonic()
+    chosen = choose(
+        {count: partial(problem_of, workload, host, count) for count in counts_of(host, MOST_SEARCHED)},
+        evaluations=evaluations,
+        seed=0,
+        say=partial(print, file=sys.stderr),
+    )
+    choice_s = time.monotonic() - begin
+    left = max(evaluations - chosen.spent, 1)
+    found = find(chosen.problem, SEARCH, Simulator(chosen.problem, threads=threads), Budget(evaluations=left))
+    devices, step_s = min(((found.devices, found.step_time_s), (chosen.devices, chosen.step_time_s)), key=_step_s)
+    facts = {"choice_evaluations": chosen.spent, "choice_s": choice_s}
+    return _answer(chosen.problem, devices, step_s, begin, chosen.spent + found.evaluations) | facts
+
+
+def _step_s(answer: tuple[NDArray[np.int32] | None, float]) -> float:
+    return answer[1]
+
+
+def by_hand(method: str, workload: str, host: str, evaluations: int, threads: int) -> Line:
+    """The best that a method of `FIELD` finds, over the numbers of micro-batches."""
+    begin, best, spent, why = time.monotonic(), None, 0, ""
+    in_vain = 0
+    counts = counts_of(host)
+    for number, count in enumerate(counts):
+        share = max((evaluations - spent) // (len(counts) - number), 1)
+        try:
+            problem = problem_of(workload, host, count)
+            found = find(problem, method, Simulator(problem, threads=threads), Budget(evaluations=share))
+        except UserError as error:  # the batch cannot be cut so, or the method needs more micro-batches
+            why = str(error)
+            continue
+        spent += found.evaluations
+        in_vain += best is not None
+        if found.devices is not None and (best is None or found.step_time_s < best["step_time_s"]):
+            best, in_vain = _answer(problem, found.devices, found.step_time_s, begin, spent), 0
+        if in_vain == PATIENCE:
+            break
+    if best is None:
+        return {"status": "skipped" if why else "oom", "step_time_s": None, "why": why}
+    return best | {"evaluations": spent, "seconds": time.monotonic() - begin}
+
+
+def _answer(problem: Problem, devices: NDArray[np.int32] | None, step_s: float, begin: float, evaluations: int) -> Line:
+    return {
+        "status": "oom" if devices is None else "ok",
+        "step_time_s": None if devices is None else step_s,
+        "count": problem.graph.num_micro_batches,
+        "op_order": problem.op_order,
+        "num_ops": problem.graph.num_ops,
+        "graph_fingerprint": problem.graph.fingerprint,
+        "host_fingerprint": problem.host.fingerprint,
+        "devices": "" if devices is None else encode(devices),
+        "evaluations": evaluations,
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def key(line: Line) -> tuple[object, ...]:
+    """Two lines with the same key answer the same question."""
+    return tuple(line[name] for name in ("problem", "method", "allowed"))
+
+
+def run(
+    problems: Sequence[tuple[str, str]], methods: Sequence[str], evaluations: int, threads: int, path: Path
+) -> None:
+    """Runs what is missing; problems of one workload are side by side, so that each is captured once."""
+    done = {key(line) for line in read_lines(path) if "method" in line}
+    begin = time.monotonic()
+    for number, (workload, host) in enumerate(problems, start=1):
+        for method in methods:
+            question = {"problem": key_of(workload, host), "method": method, "allowed": evaluations}
+            if key(question) in done:
+                continue
+            solve: Callable[..., Line] = search if method == SEARCH else partial(by_hand, method)
+            line = question | solve(workload, host, evaluations, threads)
+            append(path, line)
+            time_s = line["step_time_s"]
+            told = line["status"] if time_s is None else f"{time_s * 1e3:.1f} ms with {line['count']} micro-batches"
+            print(f"{question['problem']}, {method}: {told}", file=sys.stderr, flush=True)
+        print(f"{number} of {len(problems)} problems, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+
+def render(path: Path) -> None:
+    """Writes the table, from what was finished, or from the committed results where there is nothing else."""
+    results, lines = path.with_suffix(".json"), read_lines(path)
+    if lines:
+        facts = [line["run"] for line in lines if "run" in line][-1]
+        rows = list({key(line): line for line in lines if "method" in line}.values())
+        write_json_atomic(results, {"schema": 1, **facts, "rows": rows}, indent=None)
+    kept = read_json(results)
+    write_text_atomic(path.with_suffix(".md"), markdown(kept["rows"], kept))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs or renders the suite; `arguments` are those behind its name."""
+    parser = argparse.ArgumentParser(
+        prog="core.py core-micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", default=",".join((SEARCH, *FIELD)))
+    parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="of each method, its choice included")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} evaluations on the ten problems of core-dev")
+    parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
+    parser.add_argument("--shard", default="1/1", help="I/N: every N-th workload, from the I-th")
+    parser.add_argument("--threads", type=int, default=1, help="placements simulated at once")
+    parser.add_argument("--name", help="of the results' files")
+    parser.add_argument("--render", action="store_true", help="no run: the table of what was finished")
+    options = parser.parse_args(arguments)
+    path = RESULTS / f"{options.name or (f'{NAME}-quick' if options.quick else NAME)}.jsonl"
+    if options.render:
+        render(path)
+        return
+    problems = list(CORE_DEV if options.quick else CORE)
+    if options.problems is not None:
+        problems = [names for names in problems if key_of(*names) in options.problems.split(";")]
+    shard, shards = (int(part) for part in options.shard.split("/"))
+    mine = list(WORKLOADS)[shard - 1 :: shards]
+    problems = sorted((names for names in problems if names[0] in mine), key=lambda names: mine.index(names[0]))
+    append(path, {"run": record()})
+    run(problems, options.methods.split(","), QUICK if options.quick else options.evaluations, options.threads, path)

@@ -1,0 +1,248 @@
+"""`judge_loss`: whether the losses of micro-batches, or one loss of their joined outputs, are the loss of the batch.
+
+Checked, not assumed: a few samples of the batch are computed whole and by slices, in float64 on a copy of the model,
+with dropout that drops nothing and batch norm on fixed statistics, and loss and gradients are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs.capturing.micro.mixing import MixingOp, mixing_ops
+from rlplace.graphs.capturing.micro.pinned import TimeUp
+from rlplace.graphs.capturing.micro.trial import Trial, has_values
+from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
+from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.slicing import Slicing
+
+Kind = Literal["separate", "joined", "accumulated"]
+ASKED = ("auto", "separate", "joined", "accumulated")
+CHECK_S = 60.0
+"""Seconds that a check takes at most."""
+MOST_PARAMETERS = 1 << 28
+"""Larger models are not copied: in float64, with gradients of both ways, this many take 8 GiB."""
+
+_MEANS = {
+    "mean": "the losses of the micro-batches, weighted by their samples, make that of the batch",
+    "sum": "the losses of the micro-batches add up to that of the batch",
+}
+_INSTEAD = (
+    "`loss='accumulated'` (--loss accumulated) takes eager gradient accumulation over the micro-batches instead, which "
+    "is another step; micro_batches=1 keeps the batch whole"
+)
+
+_NOT_CUT = "it cannot be cut so (`batch_dims` says which dimension of every tensor is the batch)"
+
+
+@dataclass(frozen=True)
+class LossVerdict:
+    """How micro-batches make the loss of their batch.
+
+    Attributes:
+        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
+            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
+        weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
+        is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
+        why: a sentence for people.
+        normalises_batch: whether the model has batch norm in training, whose statistics are then those of each
+            micro-batch: the step is that of gradient accumulation.
+    """
+
+    kind: Kind
+    weights: Weights
+    is_checked: bool
+    why: str
+    normalises_batch: bool = False
+
+
+def judge_loss(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: LossFn | None,
+    targets: Sequence[torch.Tensor],
+    slicing: Slicing,
+    *,
+    asked: str = "auto",
+    check_s: float = CHECK_S,
+) -> LossVerdict:
+    """Which loss of micro-batches is that of the batch.
+
+    A loss that is right only while no label is ignored is not taken unless it is asked for: the labels of the next
+    batch may be padded.
+
+    Args:
+        model: in the mode of the step; it, its random states and its gradients stay as they are.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+        loss_fn: takes the model's output and the targets; None for inference.
+        targets: what the loss takes besides.
+        slicing: how the batch is cut.
+        asked: `auto`, or the kind that is wanted.
+        check_s: seconds that the check may take.
+
+    Raises:
+        CaptureError: no loss of micro-batches is that of the batch; names the ops that mix samples.
+        InvalidValue: the loss that was asked for is not right; says which is.
+        UnknownName: no such kind.
+    """
+    if asked not in ASKED:
+        raise UnknownName("loss of micro-batches", asked, ASKED)
+    if loss_fn is None and asked not in ("auto", "joined"):
+        hint = "Inference has no loss: the outputs of micro-batches are joined."
+        raise InvalidValue("loss", asked, "'auto' or 'joined' without a `loss_fn`", where="micro-batches", hint=hint)
+    if asked == "accumulated":
+        why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
+        return LossVerdict("accumulated", "mean", True, why, _has_batch_norm(model))
+    assumed: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
+    if slicing.num_micro_batches == 1:
+        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", _has_batch_norm(model))
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    try:
+        if not has_values(model, (*tensors, *targets)):
+            raise NotComputable("its tensors are fake, without values")
+        if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
+            raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
+        return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, time.monotonic() + check_s)
+    except TimeUp:
+        why = f"the check took longer than {check_s:g} s"
+    except NotComputable as problem:
+        why = str(problem)
+    what = "joined outputs are" if assumed == "joined" else "a mean over samples is"
+    return LossVerdict(assumed, "mean", False, f"unchecked: {why}; {what} assumed", _has_batch_norm(model))
+
+
+def _judged(
+    model: torch.nn.Module,
+    call: Any,
+    loss_fn: LossFn | None,
+    targets: Sequence[torch.Tensor],
+    slicing: Slicing,
+    asked: str,
+    deadline: float,
+) -> LossVerdict:
+    trial, ways = _ways(model, call, loss_fn, targets, slicing, deadline)
+    found = _right(ways, asked, has_loss=loss_fn is not None)
+    if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
+        # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
+        ways = Ways(trial, slicing, deadline, is_even=True)
+        found = _right(ways, asked, has_loss=loss_fn is not None)
+    if not isinstance(found, _Wrong):
+        return found
+    if found.right:
+        hint = f"As {asked} losses: {found.separate or found.joined}."
+        raise InvalidValue("loss", asked, f"{found.right!r}", where="micro-batches", hint=hint)
+    if found.when_padded:
+        raise CaptureError(
+            f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
+            f" return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so that outputs can be "
+            f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
+        )
+    ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
+    raise _refused(ops, found)
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """What was asked for is not right: why separate and joined losses are not, and what is (`right`), if anything."""
+
+    separate: str
+    joined: str
+    when_padded: str = ""
+    right: str = ""
+
+
+def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
+    separate, when_padded = "", ""
+    if has_loss and asked != "joined":
+        weights = ways.separate()
+        separate = ways.reason
+        if weights is not None:
+            if asked == "separate":
+                unless = ", as long as no label is ignored" if ways.counts_labels else ""
+                return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
+            if ways.separate_when_padded(weights):
+                return _checked("separate", weights, _MEANS[weights], ways)
+            when_padded = ways.reason
+    if ways.joined():
+        if asked == "separate":
+            return _Wrong(separate, "", right="joined")
+        why = "the outputs of the micro-batches are joined"
+        if has_loss:
+            why += f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})"
+        return _checked("joined", "mean", why, ways)
+    joined = ways.reason
+    right = "separate" if has_loss and asked == "joined" and ways.separate() is not None else ""
+    return _Wrong(separate, joined, when_padded, right)
+
+
+def _checked(kind: Kind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
+    if ways.normalises_batch:
+        why += "; batch norm takes the statistics of each micro-batch, as gradient accumulation does"
+    return LossVerdict(kind, weights, True, why, ways.normalises_batch)
+
+
+def _ways(
+    model: torch.nn.Module,
+    call: Any,
+    loss_fn: LossFn | None,
+    targets: Sequence[torch.Tensor],
+    slicing: Slicing,
+    deadline: float,
+) -> tuple[Trial, Ways]:
+    """The step of a few samples in float64.
+
+    Where they do not run so, as they are (an op for float32 alone), or all samples (a shared tensor fits no fewer).
+
+    Raises:
+        NotComputable: it runs in none of these ways; says why the first failed.
+    """
+    tensors = (*model.parameters(), *targets, *pytree.tree_leaves(call))
+    dtypes = {value.dtype for value in tensors if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    precisions = (True, False) if dtypes <= {torch.float32, torch.float64} else (True,)
+    problems = []
+    for is_whole, is_double in itertools.product((False, True), precisions):
+        try:
+            trial = Trial(model, call, loss_fn, targets, is_double=is_double)
+        except Exception as error:  # of a `deepcopy` of the user's objects
+            raise NotComputable(f"the model cannot be copied ({type(error).__name__}: {error})") from error
+        try:
+            return trial, Ways(trial, slicing, deadline, is_whole=is_whole)
+        except NotComputable as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> list[MixingOp]:
+    """The ops that mix samples: in the model, else in the loss; none where it does not run on a slice."""
+    for with_loss in (False, True)[: 1 + has_loss]:
+        try:
+            found = mixing_ops(trial, ways.tensors, ways.slicing, deadline, with_loss=with_loss)
+        except Exception:  # of the user's model; its message is among the reasons already
+            return []
+        if found:
+            return found
+    return []
+
+
+def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
+    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
+    tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
+    tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
+    return CaptureError(
+        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {_INSTEAD}.",
+        op=ops[0].target if ops else "",
+    )
+
+
+def _has_batch_norm(model: torch.nn.Module) -> bool:
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(module, norms) and module.training for module in model.modules())

@@ -1,0 +1,169 @@
+"""`prepare`: the problem of a step cut as the user asked; how many micro-batches, where they ask for `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import Problem
+from rlplace.report.progress import make_progress
+from rlplace.runs.micro_batches import CutOptions
+from rlplace.runs.setup import Steps, make_problem
+
+if TYPE_CHECKING:
+    from rlplace.report.progress import Progress
+
+EVALUATIONS = 10_000
+"""Of the search that a choice is made for: it takes its share of them."""
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of micro-batches that `auto` may stand for."""
+MANY_DEVICES = 16
+"""From so many devices on, a search tries as many micro-batches; on fewer, up to eight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A problem, and how its batch came to be cut.
+
+    Attributes:
+        problem: of the step that was chosen, with its order of ops.
+        asked: by the user.
+        evaluations: placements that were simulated to choose.
+    """
+
+    problem: Problem
+    asked: CutOptions
+    evaluations: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` says, and a run keeps, of micro-batches."""
+        return describe_cut(self.problem.graph, self.asked) | {
+            "op_order": self.problem.op_order,
+            "evaluations": self.evaluations,
+        }
+
+
+def prepare(
+    steps: Steps,
+    progress: Progress,
+    *,
+    seed: int,
+    num_groups: int = 256,
+    grouping: str = "heavy-edge",
+    acyclic: bool = False,
+    constraints: Constraints | None = None,
+    evaluations: float | None = None,
+) -> Prepared:
+    """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
+
+    Args:
+        steps: of the workload.
+        progress: told what takes long.
+        seed: of the searches that choose.
+        num_groups: most groups of ops that are moved.
+        grouping: the rule that makes them.
+        acyclic: keep the graph of groups without cycles.
+        constraints: the user's pins and exclusions.
+        evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
+
+    Raises:
+        UserError: the step cannot be captured, or its batch cannot be cut so.
+    """
+    host, quiet = steps.host, make_progress(is_quiet=True)
+    made: list[int] = []
+
+    def problem_of(count: int) -> Problem:
+        graph = steps.graph(count)
+        progress.say(f"{steps.spec}{_each(count)}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
+        made.append(count)
+        return make_problem(
+            graph,
+            host,
+            num_groups,
+            quiet if host.is_simulated and len(made) > 1 else progress,  # what it says of the host is said once
+            spec=steps.spec,
+            count=count,
+            grouping=grouping,
+            acyclic=acyclic,
+            constraints=constraints,
+        )
+
+    problem, evaluations = chosen_problem(
+        steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say
+    )
+    return Prepared(problem, steps.asked, evaluations)
+
+
+def chosen_problem(
+    asked: CutOptions,
+    host: Host,
+    problem_of: Callable[[int], Problem],
+    *,
+    seed: int,
+    evaluations: float | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Problem, int]:
+    """The problem of the number of micro-batches that is asked for, and the placements simulated to choose it.
+
+    Where the batch is cut, the order of ops is chosen too, by simulation, as the number is.
+
+    Args:
+        asked: by the user.
+        host: where.
+        problem_of: the problem of a number of micro-batches.
+        seed: of the searches that choose.
+        evaluations: as of `prepare`.
+        say: told what is found, and how the loss was judged; nobody by default.
+
+    Raises:
+        UserError: the batch cannot be cut as asked.
+    """
+    if asked.count == 1:
+        return problem_of(1), 0
+    from rlplace.search.parallel.choose import choose
+
+    say = make_progress(is_quiet=True).say if say is None else say
+    counts = candidates(host) if asked.count == "auto" else (asked.count,)
+    chosen = choose(
+        {count: partial(problem_of, count) for count in counts},
+        evaluations=evaluations or EVALUATIONS,
+        seed=seed,
+        say=say,
+    )
+    for line in judged(chosen.problem.graph):
+        say(line)
+    return chosen.problem, chosen.spent
+
+
+def candidates(host: Host) -> tuple[int, ...]:
+    """The numbers of micro-batches that a search for `auto` tries on a host."""
+    most = 16 if host.num_devices >= MANY_DEVICES else 8
+    return tuple(count for count in COUNTS if count <= most)
+
+
+def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
+    """What `--json` says of how the batch is cut: what was asked for, K, and how the loss was judged."""
+    return asked.to_dict() | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
+
+
+def judged(graph: OpGraph) -> list[str]:
+    """What people are told of a step that is cut: how the loss of its micro-batches was judged."""
+    verdict = verdict_of(graph)
+    if verdict is None:
+        return []
+    return [f"{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}"]
+
+
+def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
+    """How the loss of a step that is cut was judged; None where the batch is whole, or the graph came from a file."""
+    micro = None if graph.program is None else graph.program.origin.micro
+    return None if micro is None else {"kind": micro.loss, "is_checked": micro.is_checked, "why": micro.why}
+
+
+def _each(count: int) -> str:
+    return "" if count == 1 else f", {count} micro-batches"

@@ -1,0 +1,48 @@
+"""How gradients of micro-batches are summed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlplace.graphs.capturing.micro.assembly import Assembly
+from rlplace.graphs.capturing.micro.sums import Sum, splits
+from rlplace.graphs.program import Ref, Source
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_every_micro_batch_is_summed_once_parts_before_wholes(count: int) -> None:
+    there = {(k, k + 1) for k in range(count)}
+    for first, middle, end in splits(0, count):
+        there -= {(first, middle), (middle, end)}
+        there.add((first, end))
+    assert there == {(0, count)}
+    assert len(list(splits(0, count))) == count - 1
+
+
+def test_replicas_of_equal_shares_sum_what_is_theirs() -> None:
+    """8 micro-batches on 4 devices, or on 2: every range of one device is a sum of its own."""
+    ranges = {(first, end) for first, _, end in splits(0, 8)}
+    assert {(0, 2), (2, 4), (4, 6), (6, 8), (0, 4), (4, 8)} < ranges
+
+
+def test_sums_belong_to_their_last_micro_batch_and_the_root_to_all() -> None:
+    assembly = Assembly()
+    terms = [assembly.add_source(Source("input", str(k), torch.ones(3)), f"input_{k}", micro_batch=k) for k in range(4)]
+    total = Sum(assembly, 4, "weight", "linear")
+    for k, term in enumerate(terms):
+        total.add(k, term)
+    built = assembly.ops.built
+    added = [op for op, target in enumerate(built.targets) if target == "aten.add.Tensor"]
+    assert [built.micro_batches[op] for op in added] == [1, 3, -1]
+    assert total.root == Ref(built.tensor_op.index(added[-1]))
+    assert total.is_sum
+
+
+def test_micro_batches_without_a_gradient_are_passed_over() -> None:
+    assembly = Assembly()
+    only = assembly.add_source(Source("input", "0", torch.ones(3)), "input_0")
+    total = Sum(assembly, 3, "weight", "")
+    for k in range(3):
+        total.add(k, only if k == 1 else None)
+    assert (total.root, total.is_sum) == (only, False)

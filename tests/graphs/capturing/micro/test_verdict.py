@@ -1,0 +1,475 @@
+"""Which loss of micro-batches is that of the batch: every verdict on a small net, and that the net stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs.capturing.capture import as_call, as_targets
+from rlplace.graphs.capturing.micro.slices import plan_slices
+from rlplace.graphs.capturing.micro.verdict import LossVerdict, judge_loss
+
+BATCH, CLASSES = 8, 4
+
+
+def judge(
+    model: nn.Module, inputs: Any, loss_fn: Any, targets: Any = None, count: int = 2, **asked: Any
+) -> LossVerdict:
+    args, kwargs = as_call(inputs)
+    given = (model, args, kwargs, loss_fn, as_targets(targets))
+    return judge_loss(*given, plan_slices(*given, count), **asked)
+
+
+def x(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (BATCH, 5)), generator=torch.Generator().manual_seed(0))
+
+
+def labels(*shape: int) -> Tensor:
+    return torch.randint(CLASSES, shape or (BATCH,), generator=torch.Generator().manual_seed(1))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+class Labelled(nn.Module):
+    """Computes its loss itself, as models of Hugging Face do."""
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.net, self.loss = net(), loss
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.net(x)
+        return {"loss": self.loss(logits, labels), "logits": logits}
+
+
+class ByHand(nn.Module):
+    """Normalises over the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+def contrastive(embedded: Tensor) -> Tensor:
+    logits = embedded @ embedded.t()
+    return functional.cross_entropy(logits, torch.arange(len(logits)))
+
+
+def mean_loss(output: Any) -> Tensor:
+    loss: Tensor = output["loss"]
+    return loss
+
+
+SEPARATE: dict[str, tuple[Callable[..., Tensor], Any, str]] = {
+    "mean square": (lambda y, t: functional.mse_loss(y, t), x(BATCH, CLASSES), "mean"),
+    "sum": (lambda y: y.square().sum(), None, "sum"),
+    "sum of a cross-entropy": (nn.CrossEntropyLoss(reduction="sum"), labels(), "sum"),
+    "sum over classes, mean over samples": (
+        lambda y, t: functional.cross_entropy(y, t, reduction="none").mean(),
+        labels(),
+        "mean",
+    ),
+    "binary cross-entropy": (nn.BCEWithLogitsLoss(), torch.rand(BATCH, CLASSES), "mean"),
+    "probabilities as labels": (nn.CrossEntropyLoss(), torch.rand(BATCH, CLASSES).softmax(1), "mean"),
+}
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_losses_that_slices_make_are_separate(name: str, count: int) -> None:
+    loss_fn, targets, weights = SEPARATE[name]
+    verdict = judge(net(), x(), loss_fn, targets, count)
+    assert (verdict.kind, verdict.weights, verdict.is_checked) == ("separate", weights, True)
+    assert judge(net(), x(), loss_fn, targets, count, asked="separate") == verdict
+
+
+JOINED: dict[str, tuple[Callable[..., Tensor], Any, str]] = {
+    "cross-entropy": (nn.CrossEntropyLoss(), labels(), r"while no label is ignored \(ignore_index=-100\)"),
+    "ignored class": (nn.CrossEntropyLoss(ignore_index=0), labels(), r"no label is ignored \(ignore_index=0\)|neither"),
+    "class weights": (
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0])),
+        torch.ones(BATCH, dtype=torch.long),
+        "divides by the weights of the classes",
+    ),
+    "contrastive": (contrastive, None, "neither their sum nor their mean"),
+    "root": (lambda y: y.square().mean().sqrt(), None, "neither their sum nor their mean"),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("count", [2, 3])
+def test_losses_of_the_whole_batch_alone_are_joined(name: str, count: int) -> None:
+    loss_fn, targets, why = JOINED[name]
+    verdict = judge(net(), x(), loss_fn, targets, count)
+    assert (verdict.kind, verdict.is_checked) == ("joined", True)
+    assert re.search(why, verdict.why)
+    assert judge(net(), x(), loss_fn, targets, count, asked="joined").kind == "joined"
+
+
+@pytest.mark.parametrize("name", ["class weights", "contrastive", "root"])
+def test_separate_losses_that_are_wrong_are_refused_for_joined_ones(name: str) -> None:
+    loss_fn, targets, _ = JOINED[name]
+    with pytest.raises(InvalidValue, match=r"loss is 'separate', expected 'joined'\. As separate losses: "):
+        judge(net(), x(), loss_fn, targets, asked="separate")
+
+
+def test_separate_losses_of_labels_that_are_never_padded_can_be_asked_for() -> None:
+    """The mean over labels that count is the mean over samples as long as all count."""
+    verdict = judge(net(), x(), nn.CrossEntropyLoss(), labels(), asked="separate")
+    assert (verdict.kind, verdict.weights, verdict.is_checked) == ("separate", "mean", True)
+    assert "as long as no label is ignored" in verdict.why
+    padded = torch.tensor([0, -100, -100, 1, 2, 3, 1, 0])
+    with pytest.raises(InvalidValue, match="loss is 'separate', expected 'joined'"):
+        judge(net(), x(), nn.CrossEntropyLoss(), padded, asked="separate")
+
+
+def test_tokens_are_padded_too() -> None:
+    model = nn.Sequential(nn.Embedding(CLASSES, 6), nn.Linear(6, CLASSES))
+    tokens = labels(BATCH, 5)
+
+    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    assert judge(model, tokens, loss_fn, tokens).kind == "joined"
+    assert (
+        judge(model, tokens, lambda y, t: functional.cross_entropy(y.mT, t, reduction="sum"), tokens).weights == "sum"
+    )
+
+
+def test_a_padded_label_may_count_for_nothing_and_slices_still_agree() -> None:
+    verdict = judge(net(), x(), lambda y, t: functional.cross_entropy(y, t, reduction="none").mean(), labels())
+    assert verdict.kind == "separate"
+    assert "label" not in verdict.why
+
+
+class Shifted(nn.Module):
+    """Predicts its input's next token, whose padding is class 0: the labels are the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(CLASSES, 6), nn.Linear(6, CLASSES))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.body(tokens[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+
+
+def test_labels_inside_of_the_model_cannot_be_joined() -> None:
+    inputs = {"x": x(), "labels": labels()}
+    with pytest.raises(
+        CaptureError, match=r"neither a loss each \(.*ignore_index=-100.*\) nor one together \(.*scalar"
+    ):
+        judge(Labelled(functional.cross_entropy), inputs, mean_loss)
+    assert judge(Labelled(functional.cross_entropy), inputs, mean_loss, asked="separate").weights == "mean"
+    verdict = judge(Labelled(nn.CrossEntropyLoss(reduction="sum")), inputs, mean_loss)
+    assert (verdict.kind, verdict.weights) == ("separate", "sum")
+    tokens = torch.tensor([[1, 2, 3, 1], [2, 3, 1, 2], [3, 1, 2, 2], [1, 1, 3, 2]])
+    with pytest.raises(CaptureError, match=r"ignore_index=0.*`loss='accumulated'`"):
+        judge(Shifted(), tokens, lambda loss: loss)
+    with pytest.raises(InvalidValue, match=r"loss is 'joined', expected 'separate'.*already a scalar"):
+        judge(Shifted(), tokens, lambda loss: loss, asked="joined")
+
+
+def test_a_loss_inside_of_the_model_that_mixes_samples_is_refused_by_name() -> None:
+    inputs = {"x": x(), "labels": labels()}
+    with pytest.raises(CaptureError, match=r"mixed by aten\.mm\.default in the root \(Labelled\)") as caught:
+        judge(Labelled(lambda logits, _: contrastive(logits)), inputs, mean_loss)
+    assert caught.value.op == "aten.mm.default"
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("asked", ["auto", "separate", "joined"])
+def test_a_model_that_mixes_samples_is_refused_by_name(asked: str, count: int) -> None:
+    model = nn.Sequential(nn.Linear(5, 6), ByHand(), nn.Linear(6, 2))
+    with pytest.raises(
+        CaptureError, match=r"mixed by aten\.mean\.dim in 1 \(ByHand\)\. .*`loss='accumulated'`"
+    ) as caught:
+        judge(model, x(), lambda y: y.square().sum(), count=count, asked=asked)
+    assert caught.value.op == "aten.mean.dim"
+    assert judge(model, x(), lambda y: y.square().sum(), count=count, asked="accumulated").kind == "accumulated"
+
+
+def test_attention_over_the_batch_mixes_and_over_tokens_does_not() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+    assert judge(layer, x(BATCH, 3, 8), lambda y: y.square().mean()).kind == "separate"
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=False)
+    with pytest.raises(CaptureError, match=r"mixed by aten\..* in self_attn \(MultiheadAttention\)"):
+        judge(layer, x(BATCH, 3, 8), lambda y: y.square().mean())
+
+
+def test_alike_samples_do_not_hide_what_mixes_them() -> None:
+    for samples in (torch.ones(BATCH, 5), torch.zeros(BATCH, 5)):
+        with pytest.raises(CaptureError, match="ByHand"):
+            judge(nn.Sequential(ByHand(), net()), samples, lambda y: y.square().mean())
+
+
+def test_batch_norm_is_compared_on_fixed_statistics() -> None:
+    for norm in (nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False), nn.BatchNorm1d(6, momentum=None)):
+        verdict = judge(nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 2)), x(), lambda y: y.square().mean())
+        assert (verdict.kind, verdict.normalises_batch) == ("separate", True)
+        assert "statistics of each micro-batch" in verdict.why
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).eval()
+    assert not judge(model, x(), lambda y: y.square().mean()).normalises_batch
+    with pytest.raises(CaptureError, match="ByHand"):
+        judge(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), ByHand()), x(), lambda y: y.square().mean())
+
+
+def test_instances_are_no_batch() -> None:
+    verdict = judge(nn.InstanceNorm1d(3, affine=True), x(BATCH, 3, 7), lambda y: y.square().mean())
+    assert (verdict.kind, verdict.normalises_batch) == ("separate", False)
+
+
+class Noisy(nn.Module):
+    """Draws in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 6, num_layers=2, dropout=0.5, batch_first=True)
+        self.alpha = nn.AlphaDropout(0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.lstm(x + torch.randn_like(x))
+        y = functional.dropout2d(self.alpha(y)[..., None], 0.2, training=True)[..., 0]
+        y = y + torch.rand(y.shape[-1]) + torch.bernoulli(torch.sigmoid(y)) + torch.randint(3, y.shape)
+        return functional.rrelu(functional.dropout(y, 0.1), training=True) + functional.gumbel_softmax(y, dim=-1)
+
+
+def test_what_is_random_is_the_same_for_all() -> None:
+    assert judge(Noisy(), x(BATCH, 3, 5), lambda y: y.square().mean()).kind == "separate"
+
+
+def test_samples_in_random_order_are_mixed() -> None:
+    class Shuffled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 0.5 * x[torch.randperm(len(x))]
+
+    with pytest.raises(CaptureError, match=r"aten\.index\.Tensor in 1 \(Shuffled\)"):
+        judge(nn.Sequential(nn.Linear(5, 6), Shuffled()), x(), lambda y: y.square().mean())
+
+
+def test_casts_and_attributes_stay_in_double() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(5, 6).bfloat16(), torch.tensor(2.0)
+            self.frequencies = [torch.ones(6), {"more": torch.ones(6)}]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x.to(torch.bfloat16)).float() * self.scale * torch.ones(6)
+            return torch.softmax(y, -1, dtype=torch.float32) * self.frequencies[0] + self.frequencies[1]["more"]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        verdict = judge(Mixed(), x(), lambda y: y.square().mean())
+    assert (verdict.kind, verdict.is_checked) == ("separate", True)
+
+
+def test_what_runs_in_single_precision_alone_is_checked_in_it() -> None:
+    class Single(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype is not torch.float32:
+                raise TypeError("float32 alone")
+            return x
+
+    verdict = judge(nn.Sequential(nn.Linear(5, 6), Single()), x(), lambda y: y.square().mean())
+    assert (verdict.kind, verdict.is_checked) == ("separate", True)
+    with pytest.raises(CaptureError, match="ByHand"):
+        judge(nn.Sequential(nn.Linear(5, 6), Single(), ByHand()), x(), lambda y: y.square().mean())
+
+
+def test_a_squeeze_that_fails_on_one_sample_does_not_refuse_slices_of_two() -> None:
+    class Squeezed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).squeeze()
+
+    verdict = judge(Squeezed(), x(), nn.BCEWithLogitsLoss(), torch.rand(BATCH))
+    assert (verdict.kind, verdict.weights, verdict.is_checked) == ("separate", "mean", True)
+
+
+def test_a_state_that_is_not_cut_is_said_to_need_its_dimension() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.GRU(5, 6, batch_first=True)
+
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            return self.lstm(x, state)[0]
+
+    args = (x(BATCH, 3, 5), x(1, BATCH, 6))
+    given = (Recurrent(), args, {}, lambda y: y.square().mean(), ())
+    with pytest.raises(CaptureError, match=r"it cannot be cut so.*`batch_dims`.*does not run on a slice"):
+        judge_loss(*given, plan_slices(*given, 2))
+    assert judge_loss(*given, plan_slices(*given, 2, (0, 1))).kind == "separate"
+
+
+def test_flat_targets_are_shared_and_need_joined_outputs() -> None:
+    model = nn.Linear(5, 2)
+    verdict = judge(model, x(BATCH, 3, 5), lambda y, t: (y.flatten() - t).square().mean(), torch.randn(BATCH * 6))
+    assert verdict.kind == "joined"
+    assert "does not run on a slice" in verdict.why
+
+
+def test_outputs_that_cannot_be_joined_are_said() -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y @ y.t()
+
+    with pytest.raises(
+        CaptureError, match=r"mm\.default in the root \(Square\).*shape \(4, 4\) for 4 samples and \(3, 3\) for 3"
+    ):
+        judge(Square(), x(), lambda y: y.square().mean())
+
+
+def test_an_output_that_all_slices_share_is_joined_with_the_others() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.scale = net(), nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.body(x), self.scale
+
+    verdict = judge(Scaled(), x(), lambda output: contrastive(output[0] * output[1].exp()))
+    assert verdict.kind == "joined"
+
+
+def test_inference_joins_its_outputs() -> None:
+    verdict = judge(net(), x(), None)
+    assert (verdict.kind, verdict.is_checked) == ("joined", True)
+    with pytest.raises(CaptureError, match=r"mixed by aten\.mean\.dim in 0 \(ByHand\)"):
+        judge(nn.Sequential(ByHand(), net()), x(), None)
+    with pytest.raises(InvalidValue, match="loss is 'separate', expected 'auto' or 'joined' without a `loss_fn`"):
+        judge(net(), x(), None, asked="separate")
+
+
+def test_keyword_arguments_and_other_inputs_are_given_as_they_are() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 6)
+
+        def forward(self, x: Tensor, *, mask: Tensor, times: float, flag: bool = False) -> dict[str, Any]:
+            assert flag
+            return {"y": self.layer(x) * mask * times, "none": None}
+
+    inputs = {"mask": torch.rand(BATCH, 1), "x": x(), "times": 2.0, "flag": True}
+    verdict = judge(Named(), inputs, lambda output: output["y"].square().mean())
+    assert (verdict.kind, verdict.is_checked) == ("separate", True)
+
+
+def test_one_micro_batch_is_not_checked() -> None:
+    assert judge(nn.Sequential(ByHand(), net()), x(), lambda y: y.square().mean(), count=1).kind == "separate"
+
+
+def test_what_has_no_values_is_unchecked() -> None:
+    with FakeTensorMode():
+        model, inputs = net(), torch.randn(BATCH, 5)
+    verdict = judge(model, inputs, lambda y: y.square().sum())
+    assert (verdict.kind, verdict.weights, verdict.is_checked) == ("separate", "mean", False)
+    assert verdict.why == "unchecked: its tensors are fake, without values; a mean over samples is assumed"
+    assert judge(model, inputs, lambda y: y.square().sum(), asked="joined").kind == "joined"
+    assert judge(model, inputs, None).kind == "joined"
+    assert judge(net().to("meta"), x().to("meta"), lambda y: y.square().sum()).is_checked is False
+
+
+def test_what_takes_too_long_is_unchecked() -> None:
+    verdict = judge(net(), x(), lambda y: y.square().mean(), check_s=0.0)
+    assert (verdict.kind, verdict.is_checked) == ("separate", False)
+    assert "longer than 0 s" in verdict.why
+
+
+def test_what_cannot_be_computed_is_unchecked() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).view(BATCH, 6)
+
+    with pytest.raises(
+        CaptureError,
+        match=r"it cannot be cut so.*`batch_dims`.*does not run on a slice \(RuntimeError: shape '\[8, 6\]'",
+    ):
+        judge(Fixed(), x(), lambda y: y.square().mean())
+    verdict = judge(net(), x(), lambda y: (y - y).log().mean())
+    assert "not finite for 4 samples" in verdict.why
+
+
+def test_an_unknown_loss_is_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'separate'"):
+        judge(net(), x(), lambda y: y.square().mean(), asked="separated")
+
+
+class Stateful(nn.Module):
+    """Has all that a check could leave changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(CLASSES))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.steps += 1
+        self.mean = self.mean * 0.9
+        _ = np.random.random(), random.random(), torch.rand(2)
+        y: Tensor = self.body(x) / self.steps
+        return y
+
+
+def test_the_model_and_everything_random_stay_as_they_are() -> None:
+    model, loss_fn = Stateful().train(), nn.CrossEntropyLoss()
+    model.body[0].eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    inputs, targets = x().requires_grad_(), labels()
+    before = copy.deepcopy(model)
+    given = dict((*model.named_parameters(), *model.named_buffers()))
+    versions = {name: tensor._version for name, tensor in given.items()}
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+
+    assert judge(model, inputs, loss_fn, targets).kind == "joined"
+
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state[1:]
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.is_grad_enabled()
+    assert (model.calls, [m.training for m in model.modules()]) == (0, [m.training for m in before.modules()])
+    now = dict((*model.named_parameters(), *model.named_buffers()))
+    assert all(now[name] is tensor and tensor._version == versions[name] for name, tensor in given.items())
+    for name, tensor in (*before.named_parameters(), *before.named_buffers()):
+        assert torch.equal(tensor, given[name]), name
+    assert all(torch.equal(parameter.grad, torch.ones_like(parameter)) for parameter in model.parameters())
+    assert inputs.grad is None
+
+
+def test_hooks_that_change_gradients_are_part_of_the_step() -> None:
+    """Clipped gradients of slices do not add up to the clipped gradient of the batch."""
+    model = net()
+    model[0].weight.register_hook(lambda gradient: gradient / gradient.norm())
+    with pytest.raises(CaptureError, match="neither their sum nor their mean"):
+        judge(model, x(), lambda y: y.square().mean(), asked="separate")
