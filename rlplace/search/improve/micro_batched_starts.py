@@ -60,6 +60,7 @@ def in_best_order(task: Task, starts: Starts) -> Starts:
         task: scores and counts; as it is where its timer takes no plans.
         starts: timed in the problem's own order, one at least.
     """
+    starts = sorted(starts, key=lambda one: one[1])
     if not task.takes_plans or task.is_spent:
         return starts
     devices, best_s, best = hybrid_start(task, until=task.spent + HYBRID_SHARE * (1.0 - task.spent))

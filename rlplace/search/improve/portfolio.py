@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.coarsening import atoms
 from rlplace.search.improve.evolve import tuned_start
@@ -11,7 +14,7 @@ from rlplace.search.improve.warm_starts import check_budget, try_all
 from rlplace.search.task import Task
 
 
-def solve(task: Task) -> None:
+def solve(task: Task, start: NDArray[np.int32] | None = None) -> None:
     """All placements of groups where they are few; else heuristics, tuned list scheduling, then annealing over ever
     finer groups.
 
@@ -19,13 +22,19 @@ def solve(task: Task) -> None:
     evaluations as several short ones of which the best went on. A step that is cut into micro-batches has several
     starts that are nothing alike, and is annealed from each of them for a while. At 500, `genetic`, `cem`,
     `multilevel` and `local-search` found less over `core`.
+
+    Args:
+        task: scores and counts.
+        start: (N,) a placement to start from besides those.
     """
+    known = [] if start is None else [(start, float(task.score(start)[0]))]
     if task.problem.graph.num_micro_batches > 1 and not has_few_evaluations(task):
         check_budget(task)
-        (devices, step_s), *others = in_best_order(task, diverse_starts(task))
+        (devices, step_s), *others = in_best_order(task, [*known, *diverse_starts(task)])
         anneal_finer(task, devices, step_s, others=others, until=1.0)
         return
     devices, step_s, leaders = best_start_with_greedy(task)
+    devices, step_s = min([(devices, step_s), *known], key=lambda one: one[1])
     if not try_all(task, share=0.5):
         tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
         anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)

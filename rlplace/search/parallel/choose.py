@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,15 +17,23 @@ from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 
 SEARCH = "portfolio"
+FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"
+"""The order that numbers of micro-batches are compared in, and that where nothing fits in it."""
 SHARE = 0.3
-"""Part of all evaluations that the choice takes ..."""
+"""Part of all evaluations that the choice takes, a third of it for each of its rounds ..."""
+ROUNDS = 3
 MOST_EACH = 1000
 """... and evaluations of one search above which the choice does not get better."""
-LEFT = (1.0, 0.35, 0.15)
-"""Part of the contenders that takes part in each round, by successive halving (Karnin, Koren, Somekh 2013): rounds get
-equal shares of the budget."""
-LEAST_LEFT = 2
-"""Contenders in a later round, at the least."""
+WORSE = 1.1
+"""Once two numbers of micro-batches in turn are this many times as slow as the best, larger ones are left out."""
+KEPT_COUNTS = 3
+"""Most numbers of micro-batches that go on to a round of all orders ..."""
+NEAR = 1.15
+"""... of those that are at most this many times as slow as the best."""
+FINAL = 2
+"""Most contenders in the last round ..."""
+NEAREST = 1.03
+"""... of those that are at most this many times as slow as the best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +59,8 @@ class Chosen:
 
 @dataclass(eq=False)
 class _Contender:
+    """A number of micro-batches and an order, with the best placement that was found for them."""
+
     count: int
     problem: Problem
     devices: NDArray[np.int32] | None = None
@@ -65,6 +75,13 @@ class _Contender:
         sign = 1 if math.isfinite(self.step_s) else -1
         return self.step_s, sign * self.count, sign * OP_ORDERS.index(self.problem.op_order)
 
+    def in_all_orders(self) -> list[_Contender]:
+        """It and the same in every other order; a step that is not cut has one."""
+        if self.problem.graph.num_micro_batches == 1:
+            return [self]
+        others = [order for order in OP_ORDERS if order != self.problem.op_order]
+        return [self, *(_Contender(self.count, dataclasses.replace(self.problem, op_order=order)) for order in others)]
+
 
 def choose(
     problems: Mapping[int, Callable[[], Problem]],
@@ -75,8 +92,9 @@ def choose(
 ) -> Chosen:
     """The number of micro-batches and the op order with which short searches find the shortest step.
 
-    Every number of micro-batches competes with every op order (a step that is not cut has one). Those that do best go
-    on to a round with more evaluations each, at most `MOST_EACH`. A number that cannot be captured is left out.
+    First every number of micro-batches, from the least on, in one order; then those that are near the best in all
+    orders; then the best two of those, if they are nearly equal, with more evaluations each. What a clear answer leaves
+    of the budget is not spent. A number that cannot be captured is left out.
 
     Args:
         problems: for every number of micro-batches what makes the problem; all the same global batch.
@@ -92,41 +110,85 @@ def choose(
         raise InvalidValue("problems", 0, "one or more numbers of micro-batches", where="choose")
     if not 1 <= evaluations < math.inf:
         raise InvalidValue("evaluations", evaluations, "a number of at least 1", where="choose")
-    say = say or (lambda _: None)
-    racing, spent, budget = _contenders(problems, say), 0, SHARE * evaluations
-    if len(racing) == 1:
-        only = racing[0]
-        return Chosen(only.count, only.problem.op_order, only.problem, 0, None, math.inf)
-    whole = len(racing)
-    for number, left in enumerate(LEFT):
-        racing = sorted(racing, key=lambda one: one.key)[: max(math.ceil(left * whole), LEAST_LEFT)]
-        share = (budget - spent) / (len(LEFT) - number)
-        each = int(max(1, min(share / len(racing), MOST_EACH)))
-        for one in racing:
-            if (count := int(min(each, budget - spent))) < 1:
-                break
-            spent += _search(one, count, seed)
-            say(f"{_words(one)}: {_milliseconds(one.step_s)} after {count:,} evaluations")
+    if len(problems) == 1:
+        ((count, make),) = problems.items()
+        only = make()
+        if only.graph.num_micro_batches == 1:
+            return Chosen(count, only.op_order, only, 0, None, math.inf)
+        problems = {count: lambda: only}
+    race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
+    racing = race.counts(problems)
+    racing = _near(racing, NEAR, KEPT_COUNTS)
+    racing = [other for one in racing for other in one.in_all_orders()]
+    if len(racing) > 1:
+        race.run(racing, race.left / (ROUNDS - 1))
+    if len(final := _near(racing, NEAREST, FINAL)) > 1:
+        race.run(final, race.left)
     best = min(racing, key=lambda one: one.key)
-    say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({spent:,} evaluations in all)")
-    return Chosen(best.count, best.problem.op_order, best.problem, spent, best.devices, best.step_s)
+    race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
+    return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s)
 
 
-def _contenders(problems: Mapping[int, Callable[[], Problem]], say: Callable[[str], None]) -> list[_Contender]:
-    racing: list[_Contender] = []
-    failure: UserError | None = None
-    for count, make in sorted(problems.items()):
-        try:
-            problem = make()
-        except UserError as error:
-            failure = failure or error
-            say(f"{_micro_batches(count)}: left out ({str(error).splitlines()[0]})")
-            continue
-        orders = OP_ORDERS if problem.graph.num_micro_batches > 1 else OP_ORDERS[:1]
-        racing += [_Contender(count, dataclasses.replace(problem, op_order=order)) for order in orders]
-    if failure is not None and not racing:
-        raise failure
-    return racing
+def _near(racing: Sequence[_Contender], ratio: float, most: int) -> list[_Contender]:
+    """The best contenders, at most `most`, that are at most `ratio` times as slow as the best."""
+    ranked = sorted(racing, key=lambda one: one.key)[:most]
+    return [one for one in ranked if one is ranked[0] or one.step_s <= ratio * ranked[0].step_s]
+
+
+class _Race:
+    """Searches under one budget.
+
+    Args:
+        budget: evaluations.
+        seed: of every search.
+        say: told what was found.
+    """
+
+    def __init__(self, budget: float, seed: int, say: Callable[[str], None]) -> None:
+        self.spent = 0
+        self.say = say
+        self._budget = budget
+        self._seed = seed
+
+    @property
+    def left(self) -> float:
+        """Evaluations that are left."""
+        return self._budget - self.spent
+
+    def counts(self, problems: Mapping[int, Callable[[], Problem]]) -> list[_Contender]:
+        """Every number of micro-batches that can be made, in the order that needs least where no other fits."""
+        found: list[_Contender] = []
+        failure: UserError | None = None
+        share = self.left / ROUNDS / len(problems)
+        for count, make in sorted(problems.items()):
+            best_s = min((one.step_s for one in found), default=math.inf)
+            if len(found) > 2 and all(one.step_s > WORSE * best_s for one in found[-2:]):
+                self.say(f"{_micro_batches(count)} and more: left out (fewer are faster)")
+                break
+            try:
+                problem = make()
+            except UserError as error:
+                failure = failure or error
+                self.say(f"{_micro_batches(count)}: left out ({str(error).splitlines()[0]})")
+                continue
+            is_cut = problem.graph.num_micro_batches > 1
+            one = _Contender(count, dataclasses.replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
+            self.run([one], share)
+            if is_cut and math.isinf(one.step_s):
+                one = _Contender(count, dataclasses.replace(problem, op_order=LEAN_ORDER))
+                self.run([one], share)
+            found.append(one)
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def run(self, racing: Sequence[_Contender], budget: float) -> None:
+        """A search of each contender, for equal shares of `budget`; none where it is spent."""
+        for one in racing:
+            evaluations = int(min(max(budget / len(racing), 1), MOST_EACH, self.left))
+            if evaluations >= 1:
+                self.spent += _search(one, evaluations, self._seed)
+                self.say(f"{_words(one)}: {_milliseconds(one.step_s)} after {evaluations:,} evaluations")
 
 
 def _search(one: _Contender, evaluations: int, seed: int) -> int:

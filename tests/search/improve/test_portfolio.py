@@ -141,3 +141,11 @@ def test_no_search_is_worse_than_the_best_layout(method: str, evaluations: int) 
         found = find(problem, method, timer, Budget(evaluations), seed=2)
         assert found.evaluations <= evaluations
         assert found.step_time_s <= timer.step_times(rows).min()
+
+
+def test_what_is_known_already_is_a_start() -> None:
+    for problem in (fork_problem(5, 4), step_problem(cut_graph(layered_step(6), 4), plain_host(4))):
+        timer = Simulator(problem, threads=1)
+        best = find(problem, "portfolio", timer, Budget(2000), seed=1)
+        again = find(problem, "portfolio", timer, Budget(2), seed=5, start=best.devices)
+        assert best.plan is not None or again.step_time_s <= best.step_time_s
