@@ -143,7 +143,11 @@ def test_inference_joins_outputs() -> None:
     for one, other in zip((left, right, scale), model(x)[:3], strict=True):
         torch.testing.assert_close(one, other)
     assert power == 3
-    assert {graph.targets[op] for op in np.flatnonzero(graph.micro_batch < 0)} == {"parameter", "aten.cat.default"}
+    assert {graph.targets[op] for op in np.flatnonzero(graph.micro_batch < 0)} == {
+        "parameter",
+        "constant",
+        "aten.cat.default",
+    }
 
 
 def depends(graph: OpGraph, ops: np.ndarray) -> np.ndarray:
