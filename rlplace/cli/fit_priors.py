@@ -26,7 +26,8 @@ def fit_priors(
     from rlplace.measure.host_model.refit import fit_priors as fit
 
     if not runs:
-        raise InvalidValue("RUN", 0, "at least one run folder", where="fit-priors")
+        hint = "For example: rlplace fit-priors runs/a runs/b."
+        raise InvalidValue("number of runs", 0, "at least one run folder", where="fit-priors", hint=hint)
     files = [(path / FILE if path.is_dir() else path).resolve() for path in runs]
     for place, (path, file) in enumerate(zip(runs, files, strict=True)):
         if file in files[:place]:

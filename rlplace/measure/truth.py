@@ -90,8 +90,8 @@ class Truth:
         kind, _, seed = text.partition(":")
         if kind not in KINDS:
             raise UnknownName("kind of truth", kind, KINDS)
-        if not re.fullmatch(r"[0-9]{1,10}", seed):
-            raise InvalidValue("truth", text, f"a kind and a seed, such as {kind}:0", where="compare")
+        if not re.fullmatch(r"-?[0-9]{1,10}", seed):
+            raise InvalidValue("truth", text, f"a kind, a colon and a whole number, such as {kind}:0", where="compare")
         return cls(kind, int(seed))
 
 

@@ -100,7 +100,8 @@ def calibrated(
     evaluator = Evaluator(problem, simulator, seed=seed)
     try:
         plans = plans_of(problem, simulator, groups)
-        say(f"measuring {len(plans)} placements to calibrate the simulator on")
+        few = f", not {count}: fewer say too little" if count < len(plans) else ""
+        say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
         known = Known(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed))
     finally:
         evaluator.close()

@@ -151,10 +151,10 @@ def test_words_and_back() -> None:
     [
         ("hrad:3", "did you mean 'hard'"),
         ("hard", "hard:0"),
-        ("hard:", "seed"),
-        ("hard:x", "seed"),
-        ("hard:-1", "seed"),
-        ("hard:1.5", "seed"),
+        ("hard:", "whole number"),
+        ("hard:x", "whole number"),
+        ("hard:-1", "seed is -1, expected a whole number from 0"),
+        ("hard:1.5", "whole number"),
         ("hard:9999999999", "seed"),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe, prior_of, save_posterior
@@ -19,6 +20,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.task import Budget
+from rlplace.training.agent.batches import AverageTimer, choose_batch, log_step_times
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.agent.proposals import Proposer
 
@@ -71,15 +73,18 @@ def learn_host(
     Args:
         problem: as profiled or estimated.
         measurer: times plans.
-        budget: `measurements`, the plans that may be measured, 0 by default; placements simulated and seconds for all
+        budget: `measurements`, the plans that may be measured, at least 1; placements simulated and seconds for all
             of them together.
         seed: of every draw.
         config: how it explores.
         prior: how far the host may be from the problem's figures.
 
     Raises:
-        InvalidValue: the measurer gave more or fewer measurements than plans.
+        InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
     """
+    if not budget.measurements:
+        hint = "For example: Budget(measurements=16)."
+        raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
     config = config or AgentConfig()
     agent, begin = Agent(problem, seed=seed, config=config, prior=prior), time.monotonic()
     evaluations = budget.evaluations
@@ -163,25 +168,72 @@ class Agent:
             whole = Budget(each.evaluations * count, each.seconds * count)
             found = self._proposer.first(mean, count, whole, has_probes=not self.num_measured)
             return [mean.plan(devices) for devices in found]
+        if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
+            return []
+        size = config.num_compared(each.evaluations * count)
+        candidates = self._candidates(mean, count, each, size)
+        if not size or len(candidates) <= count:
+            return candidates[:count]
+        best_s = self._history[-1].best_s if self._history else math.inf
+        drawn = (self._drawn(posterior) for _ in range(config.draws))
+        log_s = log_step_times(candidates, drawn, config.compared_share * each.seconds * count)
+        self._proposer.evaluations += log_s.size
+        return [candidates[place] for place in choose_batch(log_s, math.log(best_s), count)]
+
+    def _candidates(self, mean: Simulator, count: int, each: Budget, size: int) -> list[Plan]:
+        """Plans unlike each other and those measured before: the best of each of `count` searches, then others.
+
+        Args:
+            mean: under the most probable factors.
+            count: how many searches are wanted that end with something new.
+            each: evaluations or seconds for each of them, with what comparing takes.
+            size: how many plans are wanted, about, where they are compared; 0 where they are not: then those at the
+                front are measured.
+        """
+        config, posterior = self._config, self.posterior
+        evaluations, seconds = each.evaluations, each.seconds
+        if size:
+            evaluations, seconds = evaluations - size * config.draws / count, seconds * (1.0 - config.compared_share)
         num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
-        plans: list[Plan] = []
         seen = [plan.devices for plan, _ in self._measured.values()]
+        firsts: dict[str, Plan] = {}
+        others: dict[str, Plan] = {}
         for place in range(TRIES * count):
-            drawn = mean
-            if place >= num_mean:
-                drawn = Simulator(posterior.draw(self._generator), threads=1)
-            devices = self._proposer.next(drawn, each, seen, is_first=place == 0)
-            if devices is None:
-                continue
-            plan = drawn.plan(devices)
-            if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
+            is_mean = place < num_mean
+            simulator: Simulator | AverageTimer = mean
+            if is_mean and size:
+                simulator = AverageTimer(mean.problem, [self._drawn(posterior) for _ in range(config.averaged)])
+            elif not is_mean:
+                simulator = self._drawn(posterior)
+            weight = config.weight(is_mean, num_mean, count) if size else 1.0
+            budget = Budget(max(evaluations * weight, 1), seconds * weight)
+            found = self._proposer.next(simulator, budget, seen, is_first=place == 0)
+            planner = simulator if isinstance(simulator, Simulator) and not size else mean
+            plans = {plan.fingerprint: plan for plan in map(planner.plan, found[: max(size // (3 * count), 1)])}
+            new = [name for name in plans if name not in firsts and name not in others and name not in self._measured]
+            if new:
+                firsts[new[0]] = plans[new[0]]
+                seen.append(plans[new[0]].devices)
+                others |= {name: plans[name] for name in new[1:]}
+            if len(firsts) == count:
                 break
-            if plan.fingerprint not in self._measured and all(plan.fingerprint != p.fingerprint for p in plans):
-                plans.append(plan)
-                seen.append(devices)
-            if len(plans) == count:
-                break
-        return plans
+        if size and firsts:
+            others |= self._more(mean, next(iter(firsts.values())), size, {*firsts, *others, *self._measured}, seen)
+        return [*firsts.values(), *others.values()]
+
+    def _drawn(self, posterior: Posterior) -> Simulator:
+        return Simulator(posterior.draw(self._generator), threads=1)
+
+    def _more(
+        self, mean: Simulator, best: Plan, size: int, known: set[str], seen: list[NDArray[np.int32]]
+    ) -> dict[str, Plan]:
+        """Plans of placements that were found before, and of relabelled ones, so that there are about `size`."""
+        left = max(size - len(known) + len(self._measured), 0)
+        found = self._proposer.known(mean, left // 2 if self._config.is_permuted else left, seen)
+        if self._config.is_permuted:
+            found += self._proposer.relabelled(mean, best.devices, left - len(found))
+        plans = {plan.fingerprint: plan for plan in map(mean.plan, found)}
+        return {fingerprint: plan for fingerprint, plan in plans.items() if fingerprint not in known}
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
         """Fits the host model to these measurements too.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlplace.errors import InvalidValue
+
+LEAST_COMPARED = 6
+"""Candidates for each plan of a batch below which comparing them would take more from searches than it gives."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class AgentConfig:
 
     batch: int = 4
     """Plans measured between two fits of the host model."""
-    evaluations: int = 900
+    evaluations: int = 2000
     """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
     scratch_share: float = 0.1
     """Share of a batch's simulated placements for one search from scratch; the rest goes on from the best one known."""
@@ -21,6 +25,8 @@ class AgentConfig:
     """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
     later_evaluations: int = 400
     """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
+    first_weight: float = 2.0
+    """As `evaluations`, for plans of the first batch, in proportion: what goes on from a good search stays good."""
     early: int = 16
     """Plans that most is learned from."""
     pool: int = 64
@@ -31,21 +37,52 @@ class AgentConfig:
     """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
     is_permuted: bool = True
     """Whether placements are tried with devices of one kind relabelled."""
+    draws: int = 16
+    """Draws of the posterior that candidates for a batch are compared under; 0 measures the best of each search."""
+    compared_share: float = 0.2
+    """Share of a batch's simulated placements that goes into comparing candidates."""
+    most_compared: int = 64
+    """Candidates at most."""
+    averaged: int = 4
+    """Draws of the posterior that the search for what is fast under all of them averages over."""
+    mean_weight: float = 3.0
+    """Simulated placements of that search, for each one of a search under a single draw."""
 
     def share(self, place: int, count: int) -> float:
         """Of what all `count` plans get, what the one at `place` gets."""
-        each = self.evaluations if place < self.early else self.later_evaluations
+        each: float = self.evaluations if place < self.early else self.later_evaluations
+        if place < self.batch:
+            each = self.evaluations * self.first_weight
         return each / self.whole_evaluations(count)
 
     def whole_evaluations(self, count: int) -> int:
         """Placements simulated for `count` plans, where no budget says otherwise."""
-        early = min(count, self.early)
-        return early * self.evaluations + (count - early) * self.later_evaluations
+        first, early = min(count, self.batch), min(count, self.early)
+        whole = early * self.evaluations + (count - early) * self.later_evaluations
+        return round(whole + first * (self.first_weight - 1) * self.evaluations)
+
+    def num_compared(self, evaluations: float) -> int:
+        """Candidates to compare, where a batch has so many evaluations; 0 where they are too few to be of use."""
+        if not self.draws or not self.is_thompson:
+            return 0
+        share = evaluations * self.compared_share / self.draws
+        return int(min(share, self.most_compared)) if share >= LEAST_COMPARED * self.batch else 0
+
+    def weight(self, is_mean: bool, num_mean: int, count: int) -> float:
+        """Of an even share of a batch's simulated placements, what one of `count` searches gets, `num_mean` of them
+        under the most probable factors."""
+        whole = num_mean * self.mean_weight + count - num_mean
+        return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "evaluations", "later_evaluations", "early", "pool"):
+        for name in ("batch", "evaluations", "later_evaluations", "early", "pool", "averaged", "most_compared"):
             if getattr(self, name) < 1:
                 raise InvalidValue(name, getattr(self, name), "at least 1", where="agent")
-        for name in ("scratch_share", "mean_share"):
+        for name in ("scratch_share", "mean_share", "compared_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidValue(name, getattr(self, name), "0..1", where="agent")
+        for name in ("mean_weight", "first_weight"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InvalidValue(name, getattr(self, name), "more than 0, and finite", where="agent")
+        if self.draws < 0:
+            raise InvalidValue("draws", self.draws, "at least 0", where="agent")

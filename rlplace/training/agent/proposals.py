@@ -13,10 +13,11 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.diversity import choose_diverse
 from rlplace.search.groups import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.permutations import permutations_of, permuted
+from rlplace.search.permutations import permuted, shuffled
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 from rlplace.search.winners import CountedTimer, Winners
+from rlplace.training.agent.batches import AverageTimer
 from rlplace.training.agent.config import AgentConfig
 
 SEARCH = "portfolio"
@@ -32,6 +33,8 @@ LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
 SWAPS = 64
 """Placements simulated at most to relabel devices."""
+WALK = 2
+"""Swaps tried for each device to relabel them at random."""
 
 
 class Proposer:
@@ -78,16 +81,16 @@ class Proposer:
         self._remember(best)
         found = [best, *(self._probes(simulator, best) if has_probes else [])][:count]
         if self._config.is_permuted:
-            found += list(permutations_of(self._problem, best, self._generator, count - len(found)))
+            found += self.relabelled(simulator, best, count - len(found))
         left = [devices for devices, _ in ranked]
         times = np.array([step_s for _, step_s in ranked])
         chosen = choose_diverse(np.array(left), times, count - len(found), found)
         return _distinct([*found, *(left[row] for row in chosen)])[:count]
 
     def next(
-        self, simulator: Simulator, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool
-    ) -> NDArray[np.int32] | None:
-        """The best placement (N,) found under these factors that is unlike all of `seen`; None if none fits.
+        self, simulator: Simulator | AverageTimer, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool
+    ) -> list[NDArray[np.int32]]:
+        """Placements (N,) found under these factors, those unlike all of `seen` and each other first, fastest first.
 
         Args:
             simulator: of the problem under these factors.
@@ -95,7 +98,18 @@ class Proposer:
             seen: placements that were measured or are going to be.
             is_first: whether it is the first of a batch, which also searches from scratch, for the whole batch.
         """
-        config, seen = self._config, list(seen)
+        seen = list(seen)
+        cost = simulator.cost if isinstance(simulator, AverageTimer) else 1
+        budget = Budget(max(_whole(budget.evaluations / cost), 1), budget.seconds)
+        before, self.evaluations = self.evaluations, 0
+        found = self._next(simulator, budget, seen, is_first=is_first)
+        self.evaluations = before + cost * self.evaluations
+        return found
+
+    def _next(
+        self, simulator: Simulator | AverageTimer, budget: Budget, seen: list[NDArray[np.int32]], *, is_first: bool
+    ) -> list[NDArray[np.int32]]:
+        config = self._config
         scratch, rest = _parts(budget, config.scratch_share)
         start, start_s = self._start(simulator, seen)
         if scratch is not None and is_first:
@@ -109,26 +123,51 @@ class Proposer:
                 if task.best_s < start_s:
                     start, start_s = task.best_devices, task.best_s
         if start is None:
-            return None
+            return []
         winners = Winners(WINNERS)
         task = Task(simulator.problem, simulator, rest, seed=self._seed(), observer=winners)
         task.score(start)
         anneal_finer(task, start, start_s, until=1.0)
         self.evaluations += task.evaluations
         if task.best_devices is None:
-            return None
+            return []
         best, best_s = self._relabelled(simulator, task.best_devices, task.best_s)
         self._remember(best)
         ranked = [(best, best_s), *winners.best(WINNERS, [*seen, best])]
         devices, times = np.array([one for one, _ in ranked]), np.array([step_s for _, step_s in ranked])
-        return ranked[choose_diverse(devices, times, 1, seen)[0]][0]
+        return [devices[row] for row in choose_diverse(devices, times, len(ranked), seen)]
+
+    def relabelled(self, simulator: Simulator, devices: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
+        """At most `count` placements: these devices (N,) relabelled at random among those of a kind.
+
+        So that the simulator sees no loss: on two nodes a placement that keeps to one would else be torn apart.
+        """
+        timer, found = CountedTimer(simulator), {devices.tobytes(): devices}
+        step_s = float(timer.step_times(devices[None])[0]) if count > 0 else 0.0
+        swaps = WALK * simulator.problem.host.num_devices
+        for _ in range(count):
+            other = shuffled(simulator.problem, devices, step_s, timer, self._generator, swaps=swaps)
+            found.setdefault(other.tobytes(), other)
+        self.evaluations += timer.count
+        return list(found.values())[1:]
+
+    def known(self, simulator: Simulator, count: int, seen: Iterable[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+        """At most `count` placements (N,) that are remembered, unlike `seen` and each other if possible, best first."""
+        pool = list(self._pool.values())
+        if not pool or count < 1:
+            return []
+        times = simulator.step_times(np.array(pool))
+        self.evaluations += len(pool)
+        return [pool[row] for row in choose_diverse(np.array(pool), times, count, seen)]
 
     def remember(self, placements: Iterable[NDArray[np.int32]]) -> None:
         """Takes placements (N,) to start from."""
         for devices in placements:
             self._remember(devices)
 
-    def _start(self, simulator: Simulator, seen: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32] | None, float]:
+    def _start(
+        self, simulator: Simulator | AverageTimer, seen: list[NDArray[np.int32]]
+    ) -> tuple[NDArray[np.int32] | None, float]:
         """The best placement known under these factors, and its step time."""
         known = list({devices.tobytes(): devices for devices in (*self._pool.values(), *seen)}.values())
         if not known:
@@ -139,7 +178,7 @@ class Proposer:
         return (known[place], float(times[place])) if math.isfinite(times[place]) else (None, math.inf)
 
     def _relabelled(
-        self, simulator: Simulator, devices: NDArray[np.int32], step_s: float
+        self, simulator: Simulator | AverageTimer, devices: NDArray[np.int32], step_s: float
     ) -> tuple[NDArray[np.int32], float]:
         if not self._config.is_permuted:
             return devices, step_s
@@ -193,3 +232,8 @@ def _parts(budget: Budget, share: float) -> tuple[Budget | None, Budget]:
 
 def _distinct(placements: Iterable[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
     return list({devices.tobytes(): devices for devices in placements}.values())
+
+
+def _whole(count: float) -> float:
+    """Rounded down, where it is finite."""
+    return math.floor(count) if math.isfinite(count) else count

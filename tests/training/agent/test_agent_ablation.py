@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from host_models import learnable_problem
+from numpy.typing import NDArray
 from random_problems import plain_host
 
 from rlplace.errors import InvalidValue
@@ -15,7 +18,9 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import Budget
 from rlplace.training.agent import AgentConfig, proposals
+from rlplace.training.agent import agent as agent_module
 from rlplace.training.agent.agent import FREE, Agent
+from rlplace.training.agent.batches import AverageTimer
 from rlplace.training.agent.proposals import Proposer
 
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 20)
@@ -53,13 +58,13 @@ def test_without_draws_every_plan_is_searched_under_the_most_probable_factors(mo
 
 def test_without_permutations_nothing_is_relabelled(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("permuted", "permutations_of"):
+    for name in ("permuted", "shuffled"):
         real = getattr(proposals, name)
         monkeypatch.setattr(proposals, name, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k))
     taught(agent_with(is_permuted=False)).propose(4, EACH)
     assert calls == []
     taught(agent_with()).propose(4, EACH)
-    assert set(calls) == {"permuted", "permutations_of"}
+    assert set(calls) == {"permuted", "shuffled"}
 
 
 def test_switches_change_what_is_proposed() -> None:
@@ -92,6 +97,12 @@ def test_the_first_plans_use_every_kind_of_device_and_the_best_comes_first() -> 
         ("scratch_share", -0.1),
         ("scratch_share", math.nan),
         ("mean_share", 1.1),
+        ("compared_share", 1.1),
+        ("averaged", 0),
+        ("most_compared", 0),
+        ("draws", -1),
+        ("mean_weight", 0.0),
+        ("first_weight", math.inf),
     ],
 )
 def test_a_configuration_is_checked(name: str, value: float) -> None:
@@ -100,8 +111,60 @@ def test_a_configuration_is_checked(name: str, value: float) -> None:
 
 
 def test_budgets_are_shared_out_by_what_is_left_to_learn() -> None:
-    config = AgentConfig(evaluations=900, later_evaluations=400, early=16)
+    config = AgentConfig(evaluations=900, later_evaluations=400, early=16, first_weight=1.0)
     assert config.whole_evaluations(16) == 16 * 900
     assert config.whole_evaluations(20) == 16 * 900 + 4 * 400
     assert sum(config.share(place, 20) for place in range(20)) == pytest.approx(1.0)
     assert config.share(0, 20) / config.share(19, 20) == pytest.approx(2.25)
+    first = replace(config, first_weight=2.0)
+    assert first.whole_evaluations(20) == 20 * 900 + 4 * 400
+    assert first.whole_evaluations(2) == 4 * 900
+    assert first.share(3, 20) / first.share(4, 20) == pytest.approx(2.0)
+    assert sum(first.share(place, 20) for place in range(20)) == pytest.approx(1.0)
+    assert AgentConfig().whole_evaluations(16) == 40_000
+
+
+@pytest.mark.parametrize(
+    ("switches", "evaluations", "count"),
+    [
+        ({}, 16 * 24 / 0.2 - 1, 0),
+        ({}, 16 * 24 / 0.2 + 1, 24),
+        ({}, 1e6, 64),
+        ({}, math.inf, 64),
+        ({"draws": 0}, 1e6, 0),
+        ({"is_thompson": False}, 1e6, 0),
+    ],
+)
+def test_candidates_are_compared_where_a_batch_has_the_placements_for_it(
+    switches: dict[str, int], evaluations: float, count: int
+) -> None:
+    assert AgentConfig(**switches).num_compared(evaluations) == count  # type: ignore[arg-type]
+
+
+def test_compared_candidates_come_from_averages_draws_and_what_was_found_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, float]] = []
+    compared: list[tuple[int, int]] = []
+    search, choose = Proposer.next, agent_module.choose_batch
+
+    def next_(self: Proposer, simulator: Simulator | AverageTimer, budget: Budget, *args: Any, **words: Any) -> Any:
+        asked.append((type(simulator).__name__, budget.evaluations))
+        return search(self, simulator, budget, *args, **words)
+
+    def choose_(log_s: NDArray[np.float64], best: float, count: int) -> list[int]:
+        compared.append(log_s.shape)
+        return choose(log_s, best, count)
+
+    agent = taught(agent_with())
+    monkeypatch.setattr(Proposer, "next", next_)
+    monkeypatch.setattr(agent_module, "choose_batch", choose_)
+    before = agent.num_simulated
+    plans = agent.propose(4, Budget(600))
+    assert len({plan.fingerprint for plan in plans}) == 4
+    assert [name for name, _ in asked[:4]] == ["AverageTimer", "Simulator", "Simulator", "Simulator"]
+    assert asked[0][1] == pytest.approx(3 * asked[1][1])
+    ((num_draws, num_candidates),) = compared
+    assert num_draws == 16
+    assert 4 < num_candidates <= 30 + 4
+    assert 2000 <= agent.num_simulated - before <= 3200  # 2400, and what relabelling takes
