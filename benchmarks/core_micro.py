@@ -42,8 +42,6 @@ FIELD = ("data-parallel", "pipeline", "hybrid")
 EVALUATIONS, QUICK = 10_000, 500
 MOST, EACH = 64, 4
 """Micro-batches at most, in all and for each device."""
-MOST_SEARCHED = 16
-"""Micro-batches at most that `portfolio` tries: it is given all of them at once, as by `--micro-batches auto`."""
 PATIENCE = 2
 """After so many numbers in a row that were no better, a method of `FIELD` is given no larger ones."""
 BUILT_FOR = "4xV100-pcie"
@@ -74,9 +72,9 @@ def problem_of(workload: str, host: str, count: int) -> Problem:
     return Problem.estimate(cut_graph(workload, count), resolve_host(host))
 
 
-def counts_of(host: str, limit: int = MOST) -> list[int]:
-    """The numbers of micro-batches that may be chosen, up to `limit`."""
-    most = min(limit, EACH * resolve_host(host).num_devices)
+def counts_of(host: str) -> list[int]:
+    """The numbers of micro-batches that may be chosen."""
+    most = min(MOST, EACH * resolve_host(host).num_devices)
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
@@ -84,7 +82,7 @@ def search(workload: str, host: str, evaluations: int, threads: int) -> Line:
     """What `portfolio` finds: first which number of micro-batches and order of ops, then where every op runs."""
     begin = time.monotonic()
     chosen = choose(
-        {count: partial(problem_of, workload, host, count) for count in counts_of(host, MOST_SEARCHED)},
+        {count: partial(problem_of, workload, host, count) for count in counts_of(host)},
         evaluations=evaluations,
         seed=0,
         say=partial(print, file=sys.stderr),
