@@ -223,7 +223,7 @@ def _ways(
 
 def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> list[MixingOp]:
     """The ops that mix samples: in the model, else in the loss; none where it does not run on a slice."""
-    for with_loss in (False, True)[: 1 + has_loss]:
+    for with_loss in (False, True)[: 1 + (has_loss and not ways.fails)]:
         try:
             found = mixing_ops(trial, ways.tensors, ways.slicing, deadline, with_loss=with_loss)
         except Exception:  # of the user's model; its message is among the reasons already
