@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.micro.mixing import MixingOp, mixing_ops
+from rlplace.graphs.capturing.micro.norms import normalises_batch
 from rlplace.graphs.capturing.micro.pinned import TimeUp
 from rlplace.graphs.capturing.micro.trial import Trial, has_values
 from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
@@ -101,10 +102,10 @@ def judge_loss(
         raise InvalidValue("loss", asked, "'auto' or 'joined' without a `loss_fn`", where="micro-batches", hint=hint)
     if asked == "accumulated":
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
-        return LossVerdict("accumulated", "mean", True, why, _has_batch_norm(model))
+        return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))
     assumed: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
     if slicing.num_micro_batches == 1:
-        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", _has_batch_norm(model))
+        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     try:
         if not has_values(model, (*tensors, *targets)):
@@ -117,7 +118,7 @@ def judge_loss(
     except NotComputable as problem:
         why = str(problem)
     what = "joined outputs are" if assumed == "joined" else "a mean over samples is"
-    return LossVerdict(assumed, "mean", False, f"unchecked: {why}; {what} assumed", _has_batch_norm(model))
+    return LossVerdict(assumed, "mean", False, f"unchecked: {why}; {what} assumed", normalises_batch(model))
 
 
 def _judged(
@@ -241,8 +242,3 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
         f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {_INSTEAD}.",
         op=ops[0].target if ops else "",
     )
-
-
-def _has_batch_norm(model: torch.nn.Module) -> bool:
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(module, norms) and module.training for module in model.modules())
