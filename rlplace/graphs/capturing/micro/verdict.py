@@ -148,7 +148,7 @@ def _judged(
             f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
-    raise _refused(ops, found)
+    raise _refused(ops, found, has_loss=loss_fn is not None)
 
 
 @dataclass(frozen=True)
@@ -234,11 +234,12 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
     return []
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
+def _refused(ops: Sequence[MixingOp], wrong: _Wrong, *, has_loss: bool) -> CaptureError:
     what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {_INSTEAD}.",
+        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: "
+        f"{_INSTEAD if has_loss else 'micro_batches=1 keeps the batch whole'}.",
         op=ops[0].target if ops else "",
     )

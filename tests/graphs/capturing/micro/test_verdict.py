@@ -374,6 +374,15 @@ def test_inference_joins_its_outputs() -> None:
         judge(net(), x(), None, asked="separate")
 
 
+def test_inference_is_not_told_to_accumulate_gradients() -> None:
+    class Summed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).sum()
+
+    with pytest.raises(CaptureError, match=r"aten.sum.default .* Hint: micro_batches=1 keeps the batch whole\.$"):
+        judge(Summed(5, 4), x(), None)
+
+
 def test_keyword_arguments_and_other_inputs_are_given_as_they_are() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
