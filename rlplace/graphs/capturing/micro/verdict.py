@@ -26,6 +26,7 @@ from rlplace.graphs.slicing import Slicing
 
 Kind = Literal["separate", "joined", "accumulated"]
 ASKED = ("auto", "separate", "joined", "accumulated")
+"""How the loss of micro-batches can be asked for."""
 CHECK_S = 60.0
 """Seconds that a check takes at most."""
 MOST_PARAMETERS = 1 << 28
