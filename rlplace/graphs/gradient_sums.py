@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LATER_HALF = -1
+"""A `turn` with which every sum goes with its later half: the micro-batch that completes it."""
+
 
 @dataclass(frozen=True)
 class GradientSum:

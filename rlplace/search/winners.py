@@ -12,6 +12,7 @@ from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.diversity import choose_diverse
+from rlplace.search.own_order import OwnOrder
 from rlplace.search.permutations import permuted, shuffled
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
@@ -111,7 +112,7 @@ def find_winners(
     relabelling = count * (DESCENT + WALK) if len(kinds) < problem.host.num_devices else 0
     searched = max(budget.evaluations - relabelling, LEAST_SEARCHED * budget.evaluations, 1)
     winners, seen = Winners(KEPT * count), list(seen)
-    task = Task(problem, simulator, Budget(int(searched), budget.seconds), seed=seed, observer=winners)
+    task = Task(problem, OwnOrder(simulator), Budget(int(searched), budget.seconds), seed=seed, observer=winners)
     METHODS[SEARCH].run(task)
     timer, generator = CountedTimer(simulator), np.random.default_rng(seed)
     chosen: list[NDArray[np.int32]] = []

@@ -19,6 +19,7 @@ from rlplace.measure.timeline import Timeline
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.own_order import OwnOrder
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
 from rlplace.training.candidates import Candidates
@@ -120,7 +121,7 @@ def search_and_measure(
     search_s = budget.seconds * budget.simulate_share
     task = Task(
         evaluator.problem,
-        evaluator.simulator,
+        OwnOrder(evaluator.simulator),
         Budget(seconds=max(search_s, 1e-3), measurements=budget.measurements),
         seed=seed,
         host=loop,

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from rlplace.graphs.gradient_sums import gradient_sums
+from rlplace.graphs.gradient_sums import LATER_HALF, gradient_sums
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 16, 64])
-@pytest.mark.parametrize("turn", [0, 1, 6])
+@pytest.mark.parametrize("turn", [0, 1, 6, LATER_HALF])
 def test_every_gradient_is_added_once(count: int, turn: int) -> None:
     sums = gradient_sums(count, turn)
     members = [{part} for part in range(count)]
@@ -45,3 +45,10 @@ def test_turns_deal_sums_out_evenly() -> None:
             home[16 + number] = one.micro_batch
             received[one.micro_batch] += sum(home[part] != one.micro_batch for part in (one.left, one.right))
     assert set(received.values()) == {14}
+
+
+def test_a_sum_goes_with_the_micro_batch_that_completes_it() -> None:
+    """8 micro-batches on 4 devices, or on 2: every run of one device is a sum of its own, made there."""
+    sums = gradient_sums(8, LATER_HALF)
+    assert [one.micro_batch for one in sums] == [1, 3, 3, 5, 7, 7, -1]
+    assert [one.last for one in sums] == [1, 3, 3, 5, 7, 7, 7]

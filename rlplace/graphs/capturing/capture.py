@@ -18,14 +18,11 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.micro.micro_batches import capture_micro_batches
 from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
-from rlplace.graphs.capturing.micro.verdict import judge_loss
+from rlplace.graphs.capturing.micro.verdict import ASKED, judge_loss
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import MicroBatches, OptimizerSpec, Origin
-
-LOSSES = ("auto", "separate", "joined", "accumulated")
-"""How the loss of micro-batches can be asked for."""
 
 
 def capture(
@@ -85,8 +82,8 @@ def capture(
         raise InvalidValue(
             "loss_fn", None, "a function of the output", where="capture", hint="An optimizer needs a loss."
         )
-    if loss not in LOSSES:
-        raise UnknownName("loss", loss, LOSSES)
+    if loss not in ASKED:
+        raise UnknownName("loss", loss, ASKED)
     micro = None
     if micro_batches != 1:
         slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)

@@ -140,16 +140,15 @@ def trace_step(
             result = output if loss_fn is None else loss_fn(output, *inputs)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
-        captured["norms"] = tuple(each.path for each in handed_out)  # a recomputed forward hands out more
-        statistics = [value.detach() for each in handed_out for value in (each.mean, each.variance)]
         if not is_training:
-            return [*_flatten_result(result, captured), *statistics, *replaced.values()]
+            return [*_flatten_result(result, captured), *_statistics(handed_out, captured), *replaced.values()]
         ends, seeds = _ends(result, list(inputs), part)
         for end in ends:
             constants.check_gradients(end)
         setup_stacktrace_preservation_hooks([end.grad_fn for end in ends])  # type: ignore[misc]
         gradients = torch.autograd.grad(ends, flat[: len(trainable)], seeds, allow_unused=True)
         check_dense(tuple(trainable), gradients)
+        statistics = _statistics(handed_out, captured)  # a recomputed forward, in the backward, hands out more
         return [*_flatten_result(result, captured), *gradients, *statistics, *replaced.values()]
 
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
@@ -203,6 +202,12 @@ def _replaced(
             )
         replaced[name] = new.detach()
     return replaced
+
+
+def _statistics(handed_out: Iterable[Statistics], captured: dict[str, Any]) -> list[torch.Tensor]:
+    """A mean and a variance for each call of a batch norm that hands out its own."""
+    captured["norms"] = tuple(each.path for each in handed_out)
+    return [value.detach() for each in handed_out for value in (each.mean, each.variance)]
 
 
 def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor | None]:

@@ -57,7 +57,7 @@ def shorten(problem: Problem, devices: NDArray[np.int32], *, evaluations: int = 
     simulator = Simulator(problem, threads=1)
     devices = problem.check_placement(devices)
     before = simulator.plan_and_time(devices)[1]
-    best, rule, best_s, spent = default_priorities(problem), "upward rank", before.step_time_s, 1
+    best, rule, best_s, spent = default_priorities(problem), _default_rule(problem), before.step_time_s, 1
     for name, priorities in _rules(problem, devices):
         if spent >= evaluations:
             break
@@ -99,8 +99,14 @@ def lighten(problem: Problem, devices: NDArray[np.int32], *, max_states: int | N
     priorities = _as_priorities(problem, least_memory_order(problem, devices, max_states))
     after = simulator.plan_and_time(devices, priorities)[1]
     if _fullness(problem, after) >= _fullness(problem, before):
-        return _order(default_priorities(problem), "upward rank", before, before)
+        return _order(default_priorities(problem), _default_rule(problem), before, before)
     return _order(priorities, "least memory", before, after)
+
+
+def _default_rule(problem: Problem) -> str:
+    """What makes the default priorities, in words; what is not cut has one order."""
+    is_cut = problem.graph.num_micro_batches > 1
+    return problem.op_order if is_cut and problem.op_order != "rank" else "upward rank"
 
 
 def _rules(problem: Problem, devices: NDArray[np.int32]) -> list[tuple[str, NDArray[np.float64]]]:

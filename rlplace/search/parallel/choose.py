@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UserError
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.own_order import OwnOrder
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 
@@ -193,26 +194,11 @@ class _Race:
 
 def _search(one: _Contender, evaluations: int, seed: int) -> int:
     """Evaluations that a short search took; what it found is kept where it is better."""
-    task = Task(one.problem, _InOrder(Simulator(one.problem)), Budget(evaluations), seed=seed)
+    task = Task(one.problem, OwnOrder(Simulator(one.problem)), Budget(evaluations), seed=seed)
     METHODS[SEARCH].run(task)
     if task.best_s < one.step_s:
         one.devices, one.step_s = task.best_devices, task.best_s
     return task.evaluations
-
-
-class _InOrder:
-    """A simulator of the problem's own order alone: a search would else try all orders in one."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        self._simulator = simulator
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B,) seconds of (B, N) placements."""
-        return self._simulator.step_times(placements)
-
-    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same, sooner where they are above `cutoff_s` (B,)."""
-        return self._simulator.step_times_within(placements, cutoff_s)
 
 
 def _words(one: _Contender) -> str:

@@ -13,6 +13,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.diversity import choose_diverse
 from rlplace.search.groups import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
+from rlplace.search.own_order import OwnOrder
 from rlplace.search.permutations import permuted, shuffled
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
@@ -69,7 +70,7 @@ class Proposer:
             has_probes: whether nothing is known of how fast each kind of device is.
         """
         winners = Winners(WINNERS)
-        task = Task(simulator.problem, simulator, budget, seed=self._seed(), observer=winners)
+        task = Task(simulator.problem, OwnOrder(simulator), budget, seed=self._seed(), observer=winners)
         METHODS[SEARCH].run(task)
         self.evaluations += task.evaluations
         if task.best_devices is None:
@@ -115,7 +116,8 @@ class Proposer:
         if scratch is not None and is_first:
             most = min(scratch.evaluations * config.batch, SCRATCH)
             whole = Budget(most, scratch.seconds * config.batch)
-            task = Task(simulator.problem, simulator, whole, seed=self._seed())
+            timer = OwnOrder(simulator) if isinstance(simulator, Simulator) else simulator
+            task = Task(simulator.problem, timer, whole, seed=self._seed())
             METHODS[SEARCH].run(task)
             self.evaluations += task.evaluations
             if task.best_devices is not None:

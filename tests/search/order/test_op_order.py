@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from micro_batched import cut_graph, layered_step, step_problem
 from micrographs import op_graph
 from random_problems import BIG, plain_host, random_graph, random_problem
 
@@ -135,3 +136,10 @@ def test_nonsense_is_refused() -> None:
         shorten(problem, np.zeros(5, dtype=np.int32), evaluations=0)
     with pytest.raises(InvalidValue, match="device"):
         lighten(problem, np.full(5, 7, dtype=np.int32))
+
+
+def test_the_order_that_stays_is_named_as_the_problem_has_it() -> None:
+    problem = step_problem(cut_graph(layered_step(2), 2), plain_host(2), "tilt")
+    devices = np.zeros(problem.graph.num_ops, dtype=np.int32)
+    assert shorten(problem, devices, evaluations=1).rule == "tilt"
+    assert shorten(replace(problem, op_order="rank"), devices, evaluations=1).rule == "upward rank"

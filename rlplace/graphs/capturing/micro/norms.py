@@ -74,8 +74,7 @@ def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[
         like = norm.running_mean
         assert like is not None
         mean, variance = (torch.zeros(like.shape, dtype=like.dtype, device=like.device) for _ in range(2))
-        y = functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
-        found.append(Statistics(path, mean, variance))
-        return y
+        found.append(Statistics(path, mean, variance))  # before: a recomputed forward may end inside of its last norm
+        return functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
 
     return forward

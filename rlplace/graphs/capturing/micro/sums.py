@@ -1,40 +1,19 @@
-"""Sums of gradients over micro-batches: in what order."""
+"""Sums of gradients over micro-batches, grown as they come."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 
 from rlplace.graphs.capturing.micro.assembly import Assembly
+from rlplace.graphs.gradient_sums import LATER_HALF, GradientSum, gradient_sums
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.graphs.program import Ref
 
 aten = torch.ops.aten
 
-Range = tuple[int, int]
-"""Micro-batches, from the first up to the one behind the last."""
-
-
-def splits(first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """How micro-batches `first` up to `end` are summed: (first, middle, end) of every sum, those of parts before it.
-
-    A balanced tree over contiguous ranges: replicas with equal shares of a power of two sum what is theirs, and send
-    one tensor each.
-
-    >>> list(splits(0, 4))
-    [(0, 1, 2), (2, 3, 4), (0, 2, 4)]
-    """
-    if end - first < 2:
-        return
-    middle = (first + end + 1) // 2
-    yield from splits(first, middle)
-    yield from splits(middle, end)
-    yield first, middle, end
-
 
 class Sum:
-    """The sum of one gradient over micro-batches, grown as they come.
+    """The sum of one gradient over micro-batches, in the tree of `gradient_sums`, each part with its later half.
 
     Args:
         assembly: takes the additions.
@@ -44,17 +23,17 @@ class Sum:
     """
 
     def __init__(self, assembly: Assembly, count: int, name: str, module: str) -> None:
-        self._assembly, self._count, self._name, self._module = assembly, count, name, module
-        self._partial: dict[Range, Ref] = {}
+        self._assembly, self._name, self._module = assembly, name, module
+        self._parts: list[Ref | None] = [None] * (2 * count - 1)
         self._num_added = 0
-        self._splits: dict[int, list[tuple[int, int]]] = {}  # by where a range ends: its first, and where it is split
-        for first, middle, end in splits(0, count):
-            self._splits.setdefault(end, []).append((first, middle))
+        self._due: dict[int, list[tuple[int, GradientSum]]] = {}  # by micro-batch, what it completes, and its part
+        for part, one in enumerate(gradient_sums(count, LATER_HALF), start=count):
+            self._due.setdefault(one.last, []).append((part, one))
 
     @property
     def root(self) -> Ref | None:
         """The whole sum; None where no micro-batch has a gradient."""
-        return self._partial.get((0, self._count))
+        return self._parts[-1]
 
     @property
     def is_sum(self) -> bool:
@@ -62,24 +41,20 @@ class Sum:
         return self._num_added > 0
 
     def add(self, micro_batch: int, gradient: Ref | None) -> None:
-        """Takes the gradient of a micro-batch, and adds up the ranges that it completes."""
-        if gradient is not None:
-            self._partial[micro_batch, micro_batch + 1] = gradient
-        end = micro_batch + 1
-        for first, middle in self._splits.get(end, ()):
-            terms = [self._partial.pop(part) for part in ((first, middle), (middle, end)) if part in self._partial]
-            if len(terms) == 2:
-                is_root = (first, end) == (0, self._count)
-                self._num_added += 1
-                terms = [
-                    self._assembly.call(
-                        aten.add.Tensor,
-                        *terms,
-                        name=f"sum_{self._name}",
-                        module=self._module,
-                        phase=BACKWARD,
-                        micro_batch=-1 if is_root else micro_batch,
-                    )
-                ]
-            if terms:
-                self._partial[first, end] = terms[0]
+        """Takes the gradient of a micro-batch, and adds up what it completes."""
+        self._parts[micro_batch] = gradient
+        for part, one in self._due.get(micro_batch, ()):
+            left, right = self._parts[one.left], self._parts[one.right]
+            if left is None or right is None:
+                self._parts[part] = right if left is None else left
+                continue
+            self._num_added += 1
+            self._parts[part] = self._assembly.call(
+                aten.add.Tensor,
+                left,
+                right,
+                name=f"sum_{self._name}",
+                module=self._module,
+                phase=BACKWARD,
+                micro_batch=one.micro_batch,
+            )

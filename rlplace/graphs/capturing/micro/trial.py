@@ -119,7 +119,7 @@ class Trial:
         """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
         found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
         pairs = zip(found, self.parameters, strict=True)
-        return tuple(torch.zeros_like(p) if g is None else g.detach() for g, p in pairs)
+        return tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in pairs)
 
     def _copied(self, value: Tensor) -> Tensor:
         dtype = torch.float64 if self.is_double and value.dtype in FLOATS else value.dtype

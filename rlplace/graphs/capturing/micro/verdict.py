@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.micro.mixing import MixingOp, mixing_ops
+from rlplace.graphs.capturing.micro.norms import normalises_batch
 from rlplace.graphs.capturing.micro.pinned import TimeUp
 from rlplace.graphs.capturing.micro.trial import Trial, has_values
 from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
@@ -25,6 +26,7 @@ from rlplace.graphs.slicing import Slicing
 
 Kind = Literal["separate", "joined", "accumulated"]
 ASKED = ("auto", "separate", "joined", "accumulated")
+"""How the loss of micro-batches can be asked for."""
 CHECK_S = 60.0
 """Seconds that a check takes at most."""
 MOST_PARAMETERS = 1 << 28
@@ -101,10 +103,10 @@ def judge_loss(
         raise InvalidValue("loss", asked, "'auto' or 'joined' without a `loss_fn`", where="micro-batches", hint=hint)
     if asked == "accumulated":
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
-        return LossVerdict("accumulated", "mean", True, why, _has_batch_norm(model))
+        return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))
     assumed: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
     if slicing.num_micro_batches == 1:
-        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", _has_batch_norm(model))
+        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     try:
         if not has_values(model, (*tensors, *targets)):
@@ -117,7 +119,7 @@ def judge_loss(
     except NotComputable as problem:
         why = str(problem)
     what = "joined outputs are" if assumed == "joined" else "a mean over samples is"
-    return LossVerdict(assumed, "mean", False, f"unchecked: {why}; {what} assumed", _has_batch_norm(model))
+    return LossVerdict(assumed, "mean", False, f"unchecked: {why}; {what} assumed", normalises_batch(model))
 
 
 def _judged(
@@ -147,7 +149,7 @@ def _judged(
             f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
-    raise _refused(ops, found)
+    raise _refused(ops, found, has_loss=loss_fn is not None)
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _ways(
 
 def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> list[MixingOp]:
     """The ops that mix samples: in the model, else in the loss; none where it does not run on a slice."""
-    for with_loss in (False, True)[: 1 + has_loss]:
+    for with_loss in (False, True)[: 1 + (has_loss and not ways.fails)]:
         try:
             found = mixing_ops(trial, ways.tensors, ways.slicing, deadline, with_loss=with_loss)
         except Exception:  # of the user's model; its message is among the reasons already
@@ -233,16 +235,12 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
     return []
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
+def _refused(ops: Sequence[MixingOp], wrong: _Wrong, *, has_loss: bool) -> CaptureError:
     what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {_INSTEAD}.",
+        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: "
+        f"{_INSTEAD if has_loss else 'micro_batches=1 keeps the batch whole'}.",
         op=ops[0].target if ops else "",
     )
-
-
-def _has_batch_norm(model: torch.nn.Module) -> bool:
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(module, norms) and module.training for module in model.modules())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from small_models import Case, ConvNorm, SharedNorm, mean_square, random
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlplace.errors import CaptureError
 from rlplace.graphs import capture, run_graph
@@ -31,6 +32,14 @@ class Twice(nn.Module):
         return out
 
 
+class Recomputed(Twice):
+    """Runs again in the backward, which updates running statistics once more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return out
+
+
 def captured(case: Case, count: int) -> OpGraph:
     return capture(case.model, case.inputs, case.loss_fn, "sgd", micro_batches=count)
 
@@ -41,6 +50,7 @@ CASES = {
     "without affine": lambda: Case(ConvNorm(affine=False), random(5, 2, 5, 5), mean_square),
     "two calls": lambda: Case(Twice(), random(7, 4), mean_square),
     "two calls of averages": lambda: Case(Twice(momentum=None), random(7, 4), mean_square),
+    "recomputed": lambda: Case(Recomputed(), random(7, 4), mean_square),
     "without statistics": lambda: Case(ConvNorm(track_running_stats=False), random(5, 2, 5, 5), mean_square),
 }
 

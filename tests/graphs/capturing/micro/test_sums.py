@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from rlplace.graphs.capturing.micro.assembly import Assembly
-from rlplace.graphs.capturing.micro.sums import Sum, splits
+from rlplace.graphs.capturing.micro.sums import Sum
 from rlplace.graphs.program import Ref, Source
-
-
-@pytest.mark.parametrize("count", range(1, 18))
-def test_every_micro_batch_is_summed_once_parts_before_wholes(count: int) -> None:
-    there = {(k, k + 1) for k in range(count)}
-    for first, middle, end in splits(0, count):
-        there -= {(first, middle), (middle, end)}
-        there.add((first, end))
-    assert there == {(0, count)}
-    assert len(list(splits(0, count))) == count - 1
-
-
-def test_replicas_of_equal_shares_sum_what_is_theirs() -> None:
-    """8 micro-batches on 4 devices, or on 2: every range of one device is a sum of its own."""
-    ranges = {(first, end) for first, _, end in splits(0, 8)}
-    assert {(0, 2), (2, 4), (4, 6), (6, 8), (0, 4), (4, 8)} < ranges
 
 
 def test_sums_belong_to_their_last_micro_batch_and_the_root_to_all() -> None:

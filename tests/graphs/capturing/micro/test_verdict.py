@@ -318,6 +318,17 @@ def test_a_state_that_is_not_cut_is_said_to_need_its_dimension() -> None:
     assert judge_loss(*given, plan_slices(*given, 2, (0, 1))).kind == "separate"
 
 
+def test_a_model_that_fails_on_a_slice_has_no_loss_to_blame() -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
+    with pytest.raises(CaptureError, match=r"it cannot be cut so .* more than 1 value per channel"):
+        judge(model, x(3, 5), lambda y: y.square().mean(), count=3)
+
+
+def test_sparse_gradients_are_compared_as_others_are() -> None:
+    found = judge(nn.Embedding(9, 4, sparse=True), labels(BATCH, 3), lambda y: y.square().mean())
+    assert (found.kind, found.weights, found.is_checked) == ("separate", "mean", True)
+
+
 def test_flat_targets_are_shared_and_need_joined_outputs() -> None:
     model = nn.Linear(5, 2)
     verdict = judge(model, x(BATCH, 3, 5), lambda y, t: (y.flatten() - t).square().mean(), torch.randn(BATCH * 6))
@@ -361,6 +372,15 @@ def test_inference_joins_its_outputs() -> None:
         judge(nn.Sequential(ByHand(), net()), x(), None)
     with pytest.raises(InvalidValue, match="loss is 'separate', expected 'auto' or 'joined' without a `loss_fn`"):
         judge(net(), x(), None, asked="separate")
+
+
+def test_inference_is_not_told_to_accumulate_gradients() -> None:
+    class Summed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).sum()
+
+    with pytest.raises(CaptureError, match=r"aten.sum.default .* Hint: micro_batches=1 keeps the batch whole\.$"):
+        judge(Summed(5, 4), x(), None)
 
 
 def test_keyword_arguments_and_other_inputs_are_given_as_they_are() -> None:
