@@ -167,7 +167,8 @@ class Field:
             if self.is_spent and timed:
                 break
             devices = placement_of(self.task.problem, layout, self.step)
-            orders = ("gpipe", "backward-first") if len(layout.devices) > 1 else ("backward-first",)
+            is_one = len(layout.devices) == 1 or self.task.evaluations_left < 2
+            orders = ("backward-first",) if is_one else ("gpipe", "backward-first")
             times = [float(self._roomy.step_times(devices[None], self.priorities[order])[0]) for order in orders]
             self.task.count(len(orders))
             timed.append((min(times), number, layout))
