@@ -54,6 +54,8 @@ class CompareConfig:
     """What is minimised."""
     threads: int | None = None
     """Placements simulated at once; every core by default."""
+    is_count_chosen: bool = False
+    """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -176,7 +178,10 @@ def _searched(problem: Problem, simulator: Simulator, config: CompareConfig, bef
     for name, seed in config.runs:
         budget = _budget(config, deadline_s, left)
         left -= 1
-        yield _run(problem, simulator, name, seed, budget)
+        if config.is_count_chosen and METHODS[name].refusal(problem) is not None:
+            yield Row(name, seed, "skipped", why="auto chose the whole batch")
+        else:
+            yield _run(problem, simulator, name, seed, budget)
     best = min((row for row in before if row.ok), key=lambda row: row.value_s, default=None)
     if config.is_ordered and best is not None:
         yield _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -116,7 +117,7 @@ def run_compare(
         constraints=constraints,
         evaluations=config.evaluations,
     )
-    problem = prepared.problem
+    problem, config = prepared.problem, dataclasses.replace(config, is_count_chosen=asked.is_auto)
     if not host.is_simulated:
         problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
     with pytorch_baselines(

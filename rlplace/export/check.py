@@ -95,10 +95,10 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
     if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
         raise InvalidValue(
             "model",
-            "random ops (dropout)",
-            "a step without random ops",
+            "a step that draws random numbers (dropout), which two runs draw differently",
+            "one that draws none",
             where="export check",
-            hint="Set dropout to 0, or put the model in eval mode.",
+            hint="Check it with `model.eval()`, or with p=0.",
         )
     labels = {"targets": targets} if targets else {}
     placed = PlacedModel(double, host, plan)

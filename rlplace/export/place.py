@@ -39,6 +39,8 @@ def place(
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
 
+    What was decided is read from it: `num_micro_batches`, `op_order`, `verdict` (of the loss) and `step_time_s`.
+
     Args:
         model: in the mode that it is to run in.
         inputs: a tensor, a tuple or a dict.
@@ -70,4 +72,11 @@ def place(
 
     problem, _ = chosen_problem(asked, where, problem_of, seed=seed)
     result = train(problem, config)
-    return PlacedModel(problem.graph, problem.host, result.placement.plan, seed=seed)
+    return PlacedModel(
+        problem.graph,
+        problem.host,
+        result.placement.plan,
+        seed=seed,
+        op_order=problem.op_order,
+        step_time_s=result.step_time_s,
+    )

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import FingerprintMismatch, UnknownName
 from rlplace.export.arguments import Arguments, InputCutter
+from rlplace.graphs.capturing.micro.verdict import LossVerdict
+from rlplace.graphs.capturing.micro.ways import Weights
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
@@ -36,9 +38,21 @@ class PlacedModel:
         host: of this machine.
         plan: what runs.
         seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
+        op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
+        step_time_s: of the plan, as it was measured or simulated; None where that is not known.
     """
 
-    def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        op_order: str | None = None,
+        step_time_s: float | None = None,
+    ) -> None:
+        self._op_order, self._step_time_s = op_order, step_time_s
         keep_freed_memory()
         self._program = require_program(graph)
         self._graph, self._plan = graph, check_plan(graph, host.num_devices, plan)
@@ -72,6 +86,31 @@ class PlacedModel:
         self.num_steps += 1
         with self._residents.settled():
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Slices that a step cuts its batch into; 1 where it is whole."""
+        return self._graph.num_micro_batches
+
+    @property
+    def op_order(self) -> str | None:
+        """The order of ops that was chosen, one of `OP_ORDERS`; None where that is not known."""
+        return self._op_order
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Seconds of a step when the plan was found, measured, or simulated; None where that is not known."""
+        return self._step_time_s
+
+    @property
+    def verdict(self) -> LossVerdict | None:
+        """How micro-batches make the loss of their batch; None where the batch is whole."""
+        micro = self._program.origin.micro
+        if micro is None:
+            return None
+        is_sum = micro.loss == "separate" and all(weight == 1 for weight in micro.weights)
+        weights: Weights = "sum" if is_sum else "mean"
+        return LossVerdict(micro.loss, weights, micro.is_checked, micro.why, micro.has_own_statistics)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters and buffers, by dotted name."""

@@ -145,6 +145,13 @@ def test_one_device_is_skipped_where_pins_leave_none() -> None:
     assert "pins" in single.why
 
 
+def test_methods_for_micro_batches_say_why_there_are_none() -> None:
+    (refused,) = compare(two_chains(), CompareConfig(("hybrid",), evaluations=10)).rows
+    assert (refused.status, "--micro-batches K" in refused.why) == ("skipped", True)
+    (row,) = compare(two_chains(), CompareConfig(("hybrid",), evaluations=10, is_count_chosen=True)).rows
+    assert (row.status, row.why) == ("skipped", "auto chose the whole batch")
+
+
 def test_a_missing_extra_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(task: Task) -> None:
         raise MissingExtra("ortools", "exact")

@@ -9,6 +9,12 @@ import torch
 
 import rlplace
 from rlplace.errors import InvalidValue
+from rlplace.export import PlacedModel
+from rlplace.graphs.capturing.capture import capture
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import OP_ORDERS, Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.rules import baselines
 
 LOSS = torch.nn.functional.cross_entropy
 
@@ -43,10 +49,34 @@ def test_a_cut_step_trains_as_eager(micro_batches: int | str) -> None:
             expected.backward()
             optimizer.step()
             assert float(loss) == pytest.approx(expected.item(), rel=1e-4)
+        assert placed.num_micro_batches in ((1, 2, 4, 5) if micro_batches == "auto" else (2,))
+        assert placed.op_order in OP_ORDERS
+        assert placed.step_time_s is not None
+        assert placed.step_time_s > 0
+        assert (placed.verdict is None) == (placed.num_micro_batches == 1)
+        if placed.verdict is not None:
+            assert (placed.verdict.kind, placed.verdict.is_checked) == ("joined", True), "labels may be padded"
+            assert placed.verdict.why
+        with pytest.raises(AttributeError):
+            placed.num_micro_batches = 3  # type: ignore[misc]
         for name, value in placed.state_dict().items():
             torch.testing.assert_close(value, eager.state_dict()[name], rtol=1e-4, atol=1e-5)
     finally:
         placed.close()
+
+
+@pytest.mark.parametrize(("reduction", "weights"), [("mean", "mean"), ("sum", "sum")])
+def test_a_placed_step_says_how_its_loss_is_weighted(reduction: str, weights: str) -> None:
+    model, x, _ = small()
+    loss_fn = torch.nn.MSELoss(reduction=reduction)
+    graph = capture(model, x, loss_fn, "sgd", targets=torch.randn(5, 3), micro_batches=2)
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
+    plan = Simulator(problem).plan(baselines.single(problem, 0))
+    placed = PlacedModel(graph, problem.host, plan)
+    placed.close()
+    assert placed.verdict is not None
+    assert (placed.verdict.kind, placed.verdict.weights) == ("separate", weights)
+    assert (placed.op_order, placed.step_time_s) == (None, None)
 
 
 def test_mistakes_are_refused_before_anything_is_measured() -> None:

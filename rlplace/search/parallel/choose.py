@@ -66,6 +66,7 @@ class _Contender:
     problem: Problem
     devices: NDArray[np.int32] | None = None
     step_s: float = math.inf
+    evaluations: int = 0
 
     @property
     def key(self) -> tuple[float, int, int]:
@@ -118,6 +119,8 @@ def choose(
             return Chosen(count, only.op_order, only, 0, None, math.inf)
         problems = {count: lambda: only}
     race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
+    if len(problems) == 1:
+        race.say(f"racing orders of ops: at most {max(int(race.left), 1):,} evaluations")
     racing = race.counts(problems)
     racing = _near(racing, NEAR, KEPT_COUNTS)
     racing = [other for one in racing for other in one.in_all_orders()]
@@ -125,6 +128,8 @@ def choose(
         race.run(racing, race.left / (ROUNDS - 1))
     if len(final := _near(racing, NEAREST, FINAL)) > 1:
         race.run(final, race.left)
+    for one in racing:
+        race.tell(one)
     best = min(racing, key=lambda one: one.key)
     race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
     return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s)
@@ -150,6 +155,7 @@ class _Race:
         self.say = say
         self._budget = budget
         self._seed = seed
+        self._told: set[tuple[str, str]] = set()
 
     @property
     def left(self) -> float:
@@ -159,7 +165,7 @@ class _Race:
     def counts(self, problems: Mapping[int, Callable[[], Problem]]) -> list[_Contender]:
         """Every number of micro-batches that can be made, in the order that needs least where no other fits."""
         found: list[_Contender] = []
-        failure: UserError | None = None
+        failures: list[tuple[int, UserError]] = []
         share = self.left / ROUNDS / len(problems)
         for count, make in sorted(problems.items()):
             best_s = min((one.step_s for one in found), default=math.inf)
@@ -169,8 +175,7 @@ class _Race:
             try:
                 problem = make()
             except UserError as error:
-                failure = failure or error
-                self.say(f"{_micro_batches(count)}: left out ({str(error).splitlines()[0]})")
+                failures.append((count, error))
                 continue
             is_cut = problem.graph.num_micro_batches > 1
             one = _Contender(count, dataclasses.replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
@@ -179,8 +184,12 @@ class _Race:
                 one = _Contender(count, dataclasses.replace(problem, op_order=LEAN_ORDER))
                 self.run([one], share)
             found.append(one)
-        if failure is not None and not found:
-            raise failure
+            if len(problems) > 1:
+                self.tell(one)
+        if failures and not found:
+            raise failures[0][1]
+        for count, error in failures:
+            self.say(f"{_micro_batches(count)}: left out ({str(error).splitlines()[0]})")
         return found
 
     def run(self, racing: Sequence[_Contender], budget: float) -> None:
@@ -188,8 +197,15 @@ class _Race:
         for one in racing:
             evaluations = int(min(max(budget / len(racing), 1), MOST_EACH, self.left))
             if evaluations >= 1:
-                self.spent += _search(one, evaluations, self._seed)
-                self.say(f"{_words(one)}: {_milliseconds(one.step_s)} after {evaluations:,} evaluations")
+                one.evaluations += (spent := _search(one, evaluations, self._seed))
+                self.spent += spent
+
+    def tell(self, one: _Contender) -> None:
+        """Says what a contender came to, unless it was said before."""
+        said = _words(one), _milliseconds(one.step_s)
+        if one.evaluations and said not in self._told:
+            self._told.add(said)
+            self.say(f"{said[0]}: {said[1]} after {one.evaluations:,} evaluations")
 
 
 def _search(one: _Contender, evaluations: int, seed: int) -> int:
@@ -211,4 +227,8 @@ def _micro_batches(count: int) -> str:
 
 
 def _milliseconds(step_s: float) -> str:
-    return f"{step_s * 1e3:.1f} ms" if math.isfinite(step_s) else "nothing that fits into memory"
+    """With four digits: contenders are often nearly equal."""
+    if not math.isfinite(step_s):
+        return "nothing that fits into memory"
+    decimals = max(3 - math.floor(math.log10(step_s * 1e3)), 0) if step_s > 0 else 0
+    return f"{step_s * 1e3:.{decimals}f} ms"

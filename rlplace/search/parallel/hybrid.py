@@ -137,19 +137,28 @@ class Field:
         return self.task.is_spent or self.task.spent >= self.until
 
     def candidates(self) -> Iterator[Layout]:
-        """Grids, then stages with different numbers of replicas; all that there are where they are few."""
+        """Stages with different numbers of replicas, planned, then grids; all that there are where they are few.
+
+        Planned ones are first: few evaluations end before all grids of many devices are tried.
+        """
         problem = self.task.problem
-        for layout in layouts(problem, self.step):
-            if not len(layout.role_device):
-                yield layout
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
         s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
         plans = replicated_plans(self.chain, self.plain, s_per_byte)
-        for plan in (*plans, *all_plans(self.step.num_positions, self.plain)):
-            for by_speed in (True, False) if np.ptp(self.chain.speed) > 0 else (True,):
-                dealt = replace(plan, by_speed=by_speed)
-                yield dealt.layout(self.chain)
-                yield replace(dealt, owners="with-stage").layout(self.chain)
+        for plan in plans:
+            yield from self._dealt(plan)
+        for layout in layouts(problem, self.step):
+            if not len(layout.role_device):
+                yield layout
+        for plan in all_plans(self.step.num_positions, self.plain):
+            yield from self._dealt(plan)
+
+    def _dealt(self, plan: StagePlan) -> Iterator[Layout]:
+        """Layouts of a plan: micro-batches by speed or evenly, parameters spread or with their stage."""
+        for by_speed in (True, False) if np.ptp(self.chain.speed) > 0 else (True,):
+            dealt = replace(plan, by_speed=by_speed)
+            yield dealt.layout(self.chain)
+            yield replace(dealt, owners="with-stage").layout(self.chain)
 
     def ranked(self, candidates: Iterator[Layout]) -> list[Layout]:
         """Candidates by step time on devices whose memory has no end, in the better of two orders."""
@@ -158,7 +167,8 @@ class Field:
             if self.is_spent and timed:
                 break
             devices = placement_of(self.task.problem, layout, self.step)
-            orders = ("gpipe", "backward-first") if len(layout.devices) > 1 else ("backward-first",)
+            is_one = len(layout.devices) == 1 or self.task.evaluations_left < 2
+            orders = ("backward-first",) if is_one else ("gpipe", "backward-first")
             times = [float(self._roomy.step_times(devices[None], self.priorities[order])[0]) for order in orders]
             self.task.count(len(orders))
             timed.append((min(times), number, layout))

@@ -34,9 +34,9 @@ class StagePlan:
 
     @classmethod
     def of(cls, layout: Layout, chain: Chain) -> StagePlan:
-        """The plan of a layout whose stages are contiguous."""
+        """The plan of a layout whose stages are contiguous; those without a place of the chain are left out."""
         stage_of = stages_of(layout, chain)
-        teams = tuple(tuple(dict.fromkeys(row)) for row in layout.devices.tolist())
+        teams = tuple(tuple(dict.fromkeys(row)) for row in layout.devices[np.unique(stage_of)].tolist())
         return cls(tuple((np.flatnonzero(np.diff(stage_of)) + 1).tolist()), teams, layout.owners)
 
     def layout(self, chain: Chain) -> Layout:

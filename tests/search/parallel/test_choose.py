@@ -137,3 +137,37 @@ def test_larger_numbers_are_left_out_once_two_are_slower() -> None:
     assert chosen.num_micro_batches in (1, 2)
     assert made == [1, 2, 4, 8][: len(made)]
     assert any("left out (fewer are faster)" in line for line in heard)
+
+
+def test_a_fixed_number_says_what_is_raced_and_each_order_once() -> None:
+    heard: list[str] = []
+    chosen = choose(problems((2,)), evaluations=1000, say=heard.append)
+    assert heard[0] == "racing orders of ops: at most 300 evaluations"
+    assert [line.split(":")[0] for line in heard[1:-1]] == [
+        f"2 micro-batches, order {order}" for order in ("tilt", "rank", "backward-first")
+    ]
+    assert all("6000 ms after" in line for line in heard[1:-1])
+    assert heard[-1] == f"chosen: 2 micro-batches, order {chosen.op_order}, 6000 ms ({chosen.spent} evaluations in all)"
+
+
+@pytest.mark.parametrize(
+    ("step_s", "words"), [(2.7134e-3, "2.713 ms"), (0.24267, "242.7 ms"), (12.3456, "12346 ms"), (2.7e-5, "0.02700 ms")]
+)
+def test_step_times_of_contenders_have_four_digits(step_s: float, words: str) -> None:
+    facts = problem_of(1, num_devices=1)
+    scale = step_s / float(facts.costs.op_time_s.sum())
+    heard: list[str] = []
+    costs = Costs(facts.costs.op_time_s * scale, "estimated")
+    twice = {count: lambda: dataclasses.replace(facts, costs=costs) for count in (1, 2)}
+    choose(twice, evaluations=100, say=heard.append)
+    assert f"chosen: the whole batch at once, {words} (" in heard[-1]
+
+
+def test_what_none_can_be_made_of_is_an_error_and_nothing_else() -> None:
+    def refused() -> Problem:
+        raise CaptureError("the batch cannot be cut")
+
+    heard: list[str] = []
+    with pytest.raises(CaptureError, match="cannot be cut"):
+        choose({2: refused, 4: refused}, evaluations=500, say=heard.append)
+    assert heard == []

@@ -18,6 +18,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.hybrid import Field
 from rlplace.search.parallel.layouts import Layout
+from rlplace.search.parallel.stage_plans import StagePlan
 from rlplace.search.registry import METHODS, find
 from rlplace.search.task import Budget, Task
 
@@ -110,3 +111,12 @@ def test_pins_are_kept(tmp_path: Path) -> None:
         found = find(pinned, name, Simulator(pinned, threads=1))
         assert found.devices is not None
         assert np.all(allowed[np.arange(len(allowed)), found.devices])
+
+
+def test_plans_of_layouts_with_more_stages_than_places_have_a_team_a_stage(tmp_path: Path) -> None:
+    problem = profile_problem(tmp_path, [(9.0, 18.0, 40_000, 10_000)] * 4, 2, 8)
+    field = Field(Task(problem, Simulator(problem, threads=1)))
+    plans = [StagePlan.of(layout, field.chain) for layout in field.candidates()]
+    assert all(len(plan.teams) == len(plan.ends) + 1 for plan in plans)
+    assert max(len(plan.teams) for plan in plans) <= field.step.num_positions
+    assert all(list(plan.neighbours(field.step.num_positions, 1)) for plan in plans)
