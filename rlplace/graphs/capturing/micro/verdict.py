@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.micro.mixing import MixingOp, mixing_ops
 from rlplace.graphs.capturing.micro.pinned import TimeUp
+from rlplace.graphs.capturing.micro.slices import cut_words
 from rlplace.graphs.capturing.micro.trial import Trial, has_values
 from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
 from rlplace.graphs.capturing.trace import LossFn
@@ -38,8 +39,6 @@ _INSTEAD = (
     "`loss='accumulated'` (--loss accumulated) takes eager gradient accumulation over the micro-batches instead, which "
     "is another step; micro_batches=1 keeps the batch whole"
 )
-
-_NOT_CUT = "it cannot be cut so (`batch_dims` says which dimension of every tensor is the batch)"
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def _judged(
             f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
-    raise _refused(ops, found)
+    raise _refused(ops, found, cut_words(*call, targets, slicing), is_failing=ways.fails)
 
 
 @dataclass(frozen=True)
@@ -233,12 +232,29 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
     return []
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong) -> CaptureError:
-    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
+def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, *, is_failing: bool) -> CaptureError:
+    """What to say where neither loss is right.
+
+    Args:
+        ops: that mix samples.
+        wrong: why neither is.
+        cut: how the tensors are cut, in words.
+        is_failing: whether the model failed on a slice.
+    """
+    dims = "`batch_dims` (--batch-dims)"
+    hint = f"if the batch is another dimension, say it with {dims}; else {_INSTEAD}"
+    what = f"it cannot be cut so ({cut})"
+    if ops:
+        what, hint = f"samples of the batch are mixed by {', '.join(map(str, ops))}", f"{hint}. Now {cut}"
+    elif is_failing:
+        what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
+        hint = f"{dims} says which dimension of every tensor is the batch; micro_batches=1 keeps the batch whole"
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
+    if wrong.separate == wrong.joined:
+        tried = [f"separate losses and joined outputs: {wrong.joined}"]
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {_INSTEAD}.",
+        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {hint}.",
         op=ops[0].target if ops else "",
     )
 
