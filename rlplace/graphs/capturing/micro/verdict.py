@@ -146,7 +146,7 @@ def _judged(
             f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
-    raise _refused(ops, found, cut_words(*call, targets, slicing), is_failing=ways.fails)
+    raise _refused(ops, found, cut_words(call[0], call[1], targets, slicing), is_failing=ways.fails)
 
 
 @dataclass(frozen=True)
