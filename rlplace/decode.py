@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from types import UnionType
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from rlplace.errors import InvalidValue, UnknownName
@@ -31,9 +32,9 @@ class _Described:
 def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
     """A `record`, built from the mapping `data`.
 
-    Field types may be `str`, `bool`, `int`, `float`, a `Literal` of strings, another record, `tuple[X, ...]` and
-    `dict[str, X]`. Nothing is guessed: text is not read as a number, but a whole number will do where a float is
-    expected, and `16e9` where a whole number is.
+    Field types may be `str`, `bool`, `int`, `float`, a `Literal` of strings, another record, `tuple[X, ...]`,
+    `dict[str, X]` and `X | None`. Nothing is guessed: text is not read as a number, but a whole number will do where a
+    float is expected, and `16e9` where a whole number is.
 
     Args:
         record: A dataclass.
@@ -109,6 +110,9 @@ def _decode(hint: object, value: object, where: str, at: str) -> object:
             raise InvalidValue(at, described(value), "a mapping", where=where)
         (_, item) = get_args(hint)
         return {_text(key, where, f"a key of {at}"): _decode(item, value[key], where, f"{at}.{key}") for key in value}
+    if origin is UnionType:
+        (some,) = (each for each in get_args(hint) if each is not type(None))
+        return None if value is None else _decode(some, value, where, at)
     if origin is Literal:
         choice = _text(value, where, at)
         if choice not in get_args(hint):

@@ -21,6 +21,7 @@ class Outer:
     name: str
     parts: tuple[Inner, ...]
     pairs: tuple[tuple[int, ...], ...] = ()
+    more: Inner | None = None
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,8 @@ def test_values_are_described_in_a_few_words(value: object, shown: str) -> None:
 def test_records_are_read_with_their_parts() -> None:
     data = {"name": "a", "parts": [{"size": 2.0}], "pairs": [[1, 2]]}
     assert decode_record(Outer, data, "file") == Outer("a", (Inner(2),), ((1, 2),))
+    assert decode_record(Outer, data | {"more": {"size": 3}}, "file").more == Inner(3)
+    assert decode_record(Outer, data | {"more": None}, "file").more is None
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,7 @@ def test_records_are_read_with_their_parts() -> None:
         ({"parts": [{}]}, r"file: parts\[0\]\.size is missing, expected a number"),
         ({"parts": [{"size": True}]}, r"parts\[0\]\.size is True"),
         ({"pairs": [[1, "2"]]}, r"pairs\[0\]\[1\] is '2'"),
+        ({"more": {"size": "3"}}, r"more\.size is '3'"),
         ({"name": 3}, "name is 3, expected text"),
     ],
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,37 @@ from rlplace.decode import decode_record
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import LossKind
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import OP_ORDERS, Problem
 
 SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class PlacedCut:
+    """How the batch of a placed step was cut."""
+
+    count: int
+    """Micro-batches, K; 1 for a whole batch."""
+    loss: str = ""
+    """How they make the loss, a `LossKind`; empty for a whole batch, and where the graph came from a file."""
+    op_order: str = "rank"
+    """The order of ops that the plan was made with, one of `OP_ORDERS`."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InvalidValue("count", self.count, "at least 1")
+        if self.loss not in ("", *get_args(LossKind)):
+            raise InvalidValue("loss", self.loss, f"one of {', '.join(get_args(LossKind))}, or nothing")
+        if self.op_order not in OP_ORDERS:
+            raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}")
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return "a whole batch"
+        return f"{self.count} micro-batches{f' of {self.loss} loss' if self.loss else ''}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +61,7 @@ class PlacementFile:
     """Pairs of a tensor and the device that it goes to."""
     sequence: tuple[int, ...]
     method: str = ""
+    micro_batches: PlacedCut | None = None
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -55,6 +82,7 @@ class Placement:
         host_fingerprint: of the host it places on.
         device_names: (D,) names of the host's devices, for people.
         method: what found it.
+        cut: how the batch of its step was cut; None in files of older versions, which do not say.
     """
 
     plan: Plan
@@ -62,12 +90,16 @@ class Placement:
     host_fingerprint: str
     device_names: tuple[str, ...]
     method: str = ""
+    cut: PlacedCut | None = None
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, method: str = "") -> Placement:
         """The placement of `plan` on `problem`."""
         names = tuple(device.name for device in problem.host.devices)
-        return cls(plan, problem.graph.fingerprint, problem.host.fingerprint, names, method)
+        program = problem.graph.program
+        micro = None if program is None else program.origin.micro
+        cut = PlacedCut(problem.graph.num_micro_batches, "" if micro is None else micro.loss, problem.op_order)
+        return cls(plan, problem.graph.fingerprint, problem.host.fingerprint, names, method, cut)
 
     @property
     def devices(self) -> NDArray[np.int32]:
@@ -94,6 +126,7 @@ class Placement:
             "graph_fingerprint": self.graph_fingerprint,
             "host_fingerprint": self.host_fingerprint,
             "method": self.method,
+            **({} if self.cut is None else {"micro_batches": asdict(self.cut)}),
             "devices": list(self.device_names),
             "op_device": plan.devices.tolist(),
             "transfers": np.stack((plan.transfer_tensor, plan.transfer_destination), axis=1).tolist(),
@@ -121,7 +154,7 @@ class Placement:
         if len(sequence) != total or len(np.unique(sequence)) != total:
             raise InvalidValue("sequence", f"{len(sequence)} entries", f"each of {total} items once", where=where)
         plan = Plan(op_device, tensors, destinations, sequence)
-        return cls(plan, file.graph_fingerprint, file.host_fingerprint, file.devices, file.method)
+        return cls(plan, file.graph_fingerprint, file.host_fingerprint, file.devices, file.method, file.micro_batches)
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placement import Placement, check_plan, load_placement
+from rlplace.measure.placement import PlacedCut, Placement, check_plan, load_placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
@@ -24,7 +24,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.progress import make_progress
-from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
+from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, number_only
 from rlplace.runs.prepared import COUNTS, describe_cut, judged
 from rlplace.runs.setup import Steps, make_problem
 from rlplace.search.rules import baselines
@@ -66,16 +66,17 @@ def time_placement(
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="measure")
     placement = None if path is None else load_placement(path)
     progress = make_progress()
-    graph = _graph_of(placement, Steps(spec, host, seed, asked))
+    graph, count = _graph_of(placement, spec, host, seed, asked)
     if placement is not None:
-        placement.require(graph, host)
+        _require(placement, graph, host)
         check_plan(graph, host.num_devices, placement.plan)
-    count = 1 if isinstance(asked.count, str) else asked.count
     problem = make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
     for line in judged(graph):
         progress.say(line)
     if placement is not None:
         problem.check_placement(placement.plan.devices)
+        if placement.cut is not None:
+            problem = dataclasses.replace(problem, op_order=placement.cut.op_order)
     simulator = Simulator(problem)
     plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
     measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
@@ -112,20 +113,30 @@ def time_placement(
     }
 
 
-def _graph_of(placement: Placement | None, steps: Steps) -> OpGraph:
-    """The step cut as asked; where that is `auto`, as the placement was made for."""
-    asked = steps.asked.count
-    if not isinstance(asked, str):
-        graph = steps.graph(asked)
-        if placement is not None and placement.graph_fingerprint != graph.fingerprint and asked == 1:
-            error = FingerprintMismatch("graph", placement.graph_fingerprint, graph.fingerprint)
-            error.add_note(
-                "If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many."
-            )
-            raise error
-        return graph
+def _graph_of(
+    placement: Placement | None, spec: WorkloadSpec, host: Host, seed: int, asked: CutOptions
+) -> tuple[OpGraph, int]:
+    """The step and its micro-batches, cut as asked; where that is `auto`, as the placement was made for."""
+    if not isinstance(asked.count, str):
+        try:
+            return Steps(spec, host, seed, asked).graph(asked.count), asked.count
+        except UserError as error:
+            cut = None if placement is None else placement.cut
+            if cut is not None and (cut.count, cut.loss) != (asked.count, asked.loss):
+                error.add_note(f"The placement was made for {cut}.")
+            raise
     if placement is None:
-        raise number_only(asked, "`auto` is chosen by a search (`train`, `compare`), or found for a placement file.")
+        hint = "`auto` is chosen by a search (`train`, `compare`), or found for a placement file."
+        raise number_only(asked.count, hint)
+    cut = placement.cut
+    if cut is not None:
+        # a graph file may hold a step that was cut when it was captured, and is read as it is
+        for count in (1, cut.count) if spec.is_file else (cut.count,):
+            graph = Steps(spec, host, seed, _as_placed(asked, count, cut.loss)).graph(count)
+            if graph.fingerprint == placement.graph_fingerprint:
+                break
+        return graph, count
+    steps = Steps(spec, host, seed, asked)
     for count in COUNTS:
         try:
             graph = steps.graph(count)
@@ -134,8 +145,45 @@ def _graph_of(placement: Placement | None, steps: Steps) -> OpGraph:
                 raise
             break  # larger counts cannot be had either
         if graph.fingerprint == placement.graph_fingerprint:
-            return graph
-    return steps.graph(1)
+            return graph, count
+    return steps.graph(1), 1
+
+
+def _as_placed(asked: CutOptions, count: int, loss: str) -> CutOptions:
+    """What was asked for beside `auto`, with the number and the loss of a placement file."""
+    if count == 1:
+        return CutOptions(1, is_exact=asked.is_exact)
+    kind = loss if asked.loss == "auto" and loss else asked.loss
+    return dataclasses.replace(asked, count=count, loss=cast("Loss", kind))
+
+
+def _require(placement: Placement, graph: OpGraph, host: Host) -> None:
+    """Refuses a placement of another graph or host; says how its batch was cut, where that may be why.
+
+    Raises:
+        FingerprintMismatch: it was made for another.
+    """
+    try:
+        placement.require(graph, host)
+    except FingerprintMismatch as error:
+        if error.kind == "graph":
+            error.add_note(_other_cut(placement, graph))
+        raise
+
+
+def _other_cut(placement: Placement, graph: OpGraph) -> str:
+    """How the batch of a placed step was cut, beside that of another graph; and what to ask for."""
+    cut = placement.cut
+    if cut is None:
+        return "If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many."
+    micro = None if graph.program is None else graph.program.origin.micro
+    mine = PlacedCut(graph.num_micro_batches, "" if micro is None else micro.loss)
+    if cut.count != mine.count:
+        ask = "leave `--micro-batches` out" if cut.count == 1 else f"give `--micro-batches {cut.count}`"
+        return f"It places {cut}, yours is {mine}: {ask}, or `--micro-batches auto`."
+    if cut.loss != mine.loss and cut.loss:
+        return f"It places {cut}, yours is {mine}: give `--loss {cut.loss}`."
+    return "" if cut.count == 1 else f"Both are {cut}: the batch may be cut along other dimensions (`--batch-dims`)."
 
 
 def _keep(path: Path, traces: Mapping[str, Timeline], problem: Problem) -> None:

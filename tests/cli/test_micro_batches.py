@@ -73,6 +73,44 @@ def test_a_comparison_keeps_placements_that_simulate_and_draw(
     assert "--micro-batches" in message
 
 
+def test_auto_is_what_a_placement_file_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Three micro-batches are none that a search tries, and accumulation is none that `auto` takes."""
+    words = (TINY, *HOST, "--micro-batches", "3", "--loss", "accumulated", "--methods", "data-parallel")
+    (row,) = told(capsys, "compare", *words, "--evaluations", "30", "--save", str(tmp_path))["rows"]
+    file = tmp_path / "data-parallel-0.placement.json"
+    placement = ("--placement", str(file))
+    found = told(capsys, "simulate", TINY, *HOST, "--micro-batches", "auto", *placement)
+    assert (found["micro_batches"]["count"], found["micro_batches"]["verdict"]["kind"]) == (3, "accumulated")
+    assert found["step_time_s"] == pytest.approx(row["step_time_s"], rel=1e-12)
+    message = refused(capsys, "simulate", TINY, *HOST, "--micro-batches", "2", *placement)
+    assert "It places 3 micro-batches of accumulated loss, yours is 2 micro-batches of separate loss" in message
+    assert "give `--micro-batches 3`" in message
+    message = refused(capsys, "simulate", TINY, *HOST, "--micro-batches", "3", "--loss", "joined", *placement)
+    assert "accumulated" in message
+    message = refused(capsys, "simulate", TINY, *HOST, "--micro-batches", "9", *placement)
+    assert "at most the batch, which is 4" in message
+    assert "The placement was made for 3 micro-batches of accumulated loss." in message
+    data = json.loads(file.read_text())
+    del data["micro_batches"]
+    file.write_text(json.dumps(data))
+    message = refused(capsys, "simulate", TINY, *HOST, *placement)
+    assert "give `--micro-batches` again" in message
+
+
+def test_auto_of_files_is_what_a_placement_file_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    profile, cut = tmp_path / "layers.txt", tmp_path / "cut.json"
+    profile.write_text(profile_text([(8.0, 16.0, 1000, 4000)] * 4))
+    told(capsys, "graph", TINY, "--micro-batches", "3", "--save", str(cut))
+    for file, flags in ((profile, ("--micro-batches", "3")), (cut, ())):
+        words = (*HOST, *flags, "--methods", "data-parallel", "--evaluations", "30", "--save", str(tmp_path))
+        (row,) = told(capsys, "compare", str(file), *words)["rows"]
+        placement = ("--placement", str(tmp_path / "data-parallel-0.placement.json"))
+        for asked in (flags, ("--micro-batches", "auto")):
+            found = told(capsys, "simulate", str(file), *HOST, *asked, *placement)
+            assert found["step_time_s"] == pytest.approx(row["step_time_s"], rel=1e-12)
+            assert found["micro_batches"]["count"] == 3
+
+
 def test_a_run_keeps_how_its_batch_was_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("train", TINY, *HOST, "--micro-batches", "2", "--budget", "0.5s", "--method", "anneal", "--run", str(run))

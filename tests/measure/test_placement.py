@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, Unkno
 from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.placement import Placement, check_plan, load_placement, save_placement
+from rlplace.measure.placement import PlacedCut, Placement, check_plan, load_placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 
@@ -45,6 +46,22 @@ def test_round_trip(tmp_path: Path) -> None:
     assert loaded.to_dict() == placement.to_dict()
     assert loaded.device_names == ("d0", "d1")
     assert [path.name for path in tmp_path.iterdir()] == ["placement.json"]
+
+
+def test_a_file_says_how_the_batch_was_cut_and_an_older_one_does_not(tmp_path: Path) -> None:
+    problem = dataclasses.replace(chain_problem(two_devices()), op_order="tilt")
+    graph = dataclasses.replace(problem.graph, micro_batch=np.array([0, 1, 2], dtype=np.int32))
+    placement = Placement.of(dataclasses.replace(problem, graph=graph), split_plan())
+    save_placement(placement, tmp_path / "placement.json")
+    assert load_placement(tmp_path / "placement.json").cut == PlacedCut(3, "", "tilt")
+    data = placement.to_dict()
+    del data["micro_batches"]
+    older = Placement.from_dict(data, "older.json")
+    assert older.cut is None
+    assert older.to_dict() == data
+    for change, field in (({"count": 0}, "count"), ({"loss": "odd"}, "loss"), ({"op_order": "odd"}, "op_order")):
+        with pytest.raises(InvalidValue, match=rf"f\.json: micro_batches\.{field} is"):
+            Placement.from_dict(data | {"micro_batches": {"count": 2} | change}, "f.json")
 
 
 def test_another_graph_or_host_is_refused_with_both_fingerprints() -> None:

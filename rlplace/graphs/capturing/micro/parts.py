@@ -12,7 +12,8 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.lower import LoweredStep, lower_step
 from rlplace.graphs.capturing.micro.assembly import Assembly, RefMap
-from rlplace.graphs.capturing.trace import AsSlice, trace_step
+from rlplace.graphs.capturing.micro.slices import cut_words
+from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
 from rlplace.graphs.program import Cut, Origin, Ref, Source, SourceKind
 
 
@@ -62,21 +63,10 @@ class Parts:
             seeds: gradients of outputs, where the loss is joined.
 
         Raises:
-            CaptureError: the step changes what all micro-batches share, other than running statistics of batch norm.
+            CaptureError: the model cannot be captured, or on a slice alone; or the step changes what all micro-batches
+                share, other than running statistics of batch norm.
         """
-        origin = self.origin
-        args, kwargs = self.call(index)
-        has_loss = part.weight is not None
-        trace = trace_step(
-            origin.model,
-            args,
-            kwargs,
-            origin.loss_fn if has_loss else None,
-            tuple(self.tensors(index)[self._num_inputs :]) if has_loss else seeds,
-            is_training=has_loss or bool(seeds),
-            part=part,
-        )
-        step = lower_step(trace)
+        step = lower_step(self._trace(index, part, seeds))
         built = step.ops.built
         if built.mutations:
             changed = built.names[built.tensor_op[built.mutations[0][1]]]
@@ -87,6 +77,32 @@ class Parts:
             )
         self._check_statistics(step)
         self.steps[self.micro.slicing.sizes[index]] = step
+
+    def _trace(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...]) -> Trace:
+        """The step of micro-batch `index`; says so where it fails and that of the whole batch does not."""
+        origin, (args, kwargs) = self.origin, self.call(index)
+        has_loss = part.weight is not None
+        try:
+            return trace_step(
+                origin.model,
+                args,
+                kwargs,
+                origin.loss_fn if has_loss else None,
+                tuple(self.tensors(index)[self._num_inputs :]) if has_loss else seeds,
+                is_training=has_loss or bool(seeds),
+                part=part,
+            )
+        except CaptureError as error:
+            whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
+            trace_step(origin.model, *whole, is_training=origin.loss_fn is not None)  # raises what is wrong with both
+            cut = cut_words(origin.args, origin.kwargs, origin.targets, self.micro.slicing)
+            raise CaptureError(
+                f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: a slice of the batch "
+                f"fails, the whole batch runs ({cut}). `batch_dims` (--batch-dims) says which dimension of every "
+                f"tensor is the batch. Of the slice: {str(error).partition(' Hint: ')[0]}",
+                op=error.op,
+                source=error.source,
+            ) from error
 
     def _check_statistics(self, step: LoweredStep) -> None:
         """Refuses a step that reads running statistics of a batch norm which updates them."""

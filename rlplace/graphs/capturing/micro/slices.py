@@ -1,4 +1,4 @@
-"""`plan_slices`: which tensors of a step are cut into micro-batches, and along which dimension."""
+"""`plan_slices`: which tensors of a step are cut into micro-batches, and along which dimension; `cut_words` says it."""
 
 from __future__ import annotations
 
@@ -87,6 +87,22 @@ def plan_slices(
             hint=f"Take fewer micro-batches or a larger batch. {_HINT}",
         )
     return Slicing(tuple(dims), even_sizes(batch, count))
+
+
+def cut_words(args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[torch.Tensor], slicing: Slicing) -> str:
+    """Which tensors of a step are cut, along which dimension, and which all micro-batches share, with their shapes.
+
+    Args:
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+        targets: what the loss takes besides the model's output.
+        slicing: how they are cut.
+    """
+    named = zip(_named_tensors(args, kwargs, targets), slicing.dims, strict=True)
+    told = [(f"{name} {tuple(tensor.shape)}", dim) for (name, tensor), dim in named]
+    cut = ", ".join(f"{what} along dimension {dim}" for what, dim in told if dim is not None)
+    shared = ", ".join(what for what, dim in told if dim is None)
+    return f"cut: {cut or 'none'}; shared by all: {shared or 'none'}"
 
 
 def _named_tensors(

@@ -19,6 +19,7 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.micro.mixing import MixingOp, mixing_ops
 from rlplace.graphs.capturing.micro.norms import normalises_batch
 from rlplace.graphs.capturing.micro.pinned import TimeUp
+from rlplace.graphs.capturing.micro.slices import cut_words
 from rlplace.graphs.capturing.micro.trial import Trial, has_values
 from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
 from rlplace.graphs.capturing.trace import LossFn
@@ -40,8 +41,6 @@ _INSTEAD = (
     "`loss='accumulated'` (--loss accumulated) takes eager gradient accumulation over the micro-batches instead, which "
     "is another step; micro_batches=1 keeps the batch whole"
 )
-
-_NOT_CUT = "it cannot be cut so (`batch_dims` says which dimension of every tensor is the batch)"
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,8 @@ def _judged(
             f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
-    raise _refused(ops, found, has_loss=loss_fn is not None)
+    words = cut_words(call[0], call[1], targets, slicing)
+    raise _refused(ops, found, words, is_failing=ways.fails, has_loss=loss_fn is not None)
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,30 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
     return []
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong, *, has_loss: bool) -> CaptureError:
-    what = f"samples of the batch are mixed by {', '.join(map(str, ops))}" if ops else _NOT_CUT
+def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, *, is_failing: bool, has_loss: bool) -> CaptureError:
+    """What to say where neither loss is right.
+
+    Args:
+        ops: that mix samples.
+        wrong: why neither is.
+        cut: how the tensors are cut, in words.
+        is_failing: whether the model failed on a slice.
+        has_loss: whether it is a training step.
+    """
+    dims = "`batch_dims` (--batch-dims)"
+    instead = _INSTEAD if has_loss else "micro_batches=1 keeps the batch whole"
+    hint = f"if the batch is another dimension, say it with {dims}; else {instead}"
+    what = f"it cannot be cut so ({cut})"
+    if ops:
+        what, hint = f"samples of the batch are mixed by {', '.join(map(str, ops))}", f"{hint}. Now {cut}"
+    elif is_failing:
+        what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
+        hint = f"{dims} says which dimension of every tensor is the batch; micro_batches=1 keeps the batch whole"
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
+    if wrong.separate == wrong.joined:
+        tried = [f"separate losses and joined outputs: {wrong.joined}"]
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: "
-        f"{_INSTEAD if has_loss else 'micro_batches=1 keeps the batch whole'}.",
+        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {hint}.",
         op=ops[0].target if ops else "",
     )
