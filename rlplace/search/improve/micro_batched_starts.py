@@ -24,8 +24,8 @@ WORST = 1.5
 """A start that takes this many times as long as the best one is none."""
 HYBRID_SHARE = 0.3
 """Part of what is left of a budget that goes into stages and replicas in every order ..."""
-HYBRID_LEAST = 400
-"""... and evaluations that they may always take: many devices have hundreds of layouts."""
+HYBRID_EACH = 25
+"""... and evaluations for each device that they may always take: 16 devices have hundreds of layouts."""
 
 
 def diverse_starts(task: Task) -> Starts:
@@ -65,7 +65,9 @@ def in_best_order(task: Task, starts: Starts) -> Starts:
     starts = sorted(starts, key=lambda one: one[1])
     if not task.takes_plans or task.is_spent:
         return starts
-    share = max(HYBRID_SHARE * (1.0 - task.spent), HYBRID_LEAST / task.budget.evaluations)
+    share = max(
+        HYBRID_SHARE * (1.0 - task.spent), HYBRID_EACH * task.problem.host.num_devices / task.budget.evaluations
+    )
     devices, best_s, best = hybrid_start(task, until=min(task.spent + share, 1.0))
     placements = [*(one for one, _ in starts), devices] if np.isfinite(best_s) else [one for one, _ in starts]
     for priorities in list_priorities(task.problem).values():

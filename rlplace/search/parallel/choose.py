@@ -188,8 +188,8 @@ class _Race:
                 self.tell(one)
         if failures and not found:
             raise failures[0][1]
-        for count, error in failures:
-            self.say(f"{_micro_batches(count)}: left out ({str(error).splitlines()[0]})")
+        for count, failure in failures:
+            self.say(f"{_micro_batches(count)}: left out ({str(failure).splitlines()[0]})")
         return found
 
     def run(self, racing: Sequence[_Contender], budget: float) -> None:
