@@ -153,6 +153,7 @@ def read_or_capture(
     Raises:
         InvalidValue: sizes are given for what is no ONNX model, or a file is to be cut that cannot be.
     """
+    from rlplace.runs.judge import judge_twin
     from rlplace.runs.setup import capture_workload, read_graph
 
     if spec.is_file:
@@ -169,8 +170,9 @@ def read_or_capture(
         if not spec.is_function:
             raise
         workload = build(spec, default_size="small", seed=seed)  # it may read values, which fake tensors do not have
+    verdict = None if count == 1 else judge_twin(spec, workload, count, asked, seed)
     start = time.perf_counter()
-    return capture_workload(workload, count, asked), time.perf_counter() - start
+    return capture_workload(workload, count, asked, verdict), time.perf_counter() - start
 
 
 def costs_host(host: Host) -> Host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
     run = RunFolder.open(folder)
     placement = load_placement(run.path("placement.json"))
     request = ExportRequest(run, run.read_json("config.json"), placement, workload)
+    if (line := unchecked_loss(request.config)) is not None:
+        print(line, file=sys.stderr)
     if is_check:
         return _check(request)
     path = run.root / chosen.file
@@ -50,6 +53,24 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
     how = f": run it with python {path}" if path.suffix == ".py" else f": {chosen.summary}"
     print(f"wrote {path}{how}", file=sys.stderr)
     return {"schema": 1, "format": format, "path": str(path)}
+
+
+def unchecked_loss(config: Mapping[str, Any]) -> str | None:
+    """A warning, where nothing is known of the loss of a run's micro-batches; else None.
+
+    Args:
+        config: what `config.json` holds.
+    """
+    kept = config.get("micro_batches") or {}
+    verdict = kept.get("verdict")
+    if verdict is None or verdict["is_checked"]:
+        return None
+    return (
+        f"warning: the loss of the run's {kept['count']} micro-batches was not checked, it is taken as "
+        f"{verdict['kind']} ({verdict['why']}): the step may be refused where it is captured with values, or be "
+        "another than was searched. Train again on a host of this machine, which checks it, or with "
+        "`--loss accumulated`, which needs no check."
+    )
 
 
 def _check(request: ExportRequest) -> dict[str, Any]:

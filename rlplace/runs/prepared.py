@@ -169,7 +169,8 @@ def judged(graph: OpGraph) -> list[str]:
     verdict = verdict_of(graph)
     if verdict is None:
         return []
-    return [f"{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}"]
+    warning = "" if verdict["is_checked"] else "warning: "
+    return [f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}"]
 
 
 def verdict_of(graph: OpGraph) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,13 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.problem import Problem
+from rlplace.runs.judge import judge_twin
 from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
 from rlplace.workloads import Size, Workload, WorkloadSpec, build, without_memory
 
@@ -34,13 +33,16 @@ def default_size(host: Host) -> Size:
     return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
 
 
-def capture_workload(workload: Workload, count: int = 1, asked: CutOptions = WHOLE) -> OpGraph:
+def capture_workload(
+    workload: Workload, count: int = 1, asked: CutOptions = WHOLE, verdict: LossVerdict | None = None
+) -> OpGraph:
     """The graph of a workload's step.
 
     Args:
         workload: what is captured.
         count: micro-batches that its batch is cut into.
         asked: the user's dimensions and loss, over those that the workload declares.
+        verdict: how its loss was judged elsewhere; None: it is judged here.
 
     Raises:
         UserError: it cannot be captured, or its batch cannot be cut so.
@@ -52,7 +54,7 @@ def capture_workload(workload: Workload, count: int = 1, asked: CutOptions = WHO
         return step()
     dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
     loss = workload.loss if asked.loss == "auto" else asked.loss
-    return check_exact(step(micro_batches=count, batch_dims=dims, loss=loss), asked)
+    return check_exact(step(micro_batches=count, batch_dims=dims, loss=verdict or loss), asked)
 
 
 def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
@@ -97,8 +99,8 @@ class Steps:
             raise number_only(asked.count, "A file holds one batch, or a layer profile's grows with their number.")
         self.spec, self.host, self.asked = spec, host, asked
         self._workload = None if spec.is_file else build_for(spec, host, seed)
-        self._is_named = not (spec.is_file or spec.is_function)
-        self._verdict: LossVerdict | None = None
+        self._seed = seed
+        self._named_verdict: LossVerdict | None = None
         self._graphs: dict[int, OpGraph] = {}
 
     def graph(self, count: int) -> OpGraph:
@@ -113,32 +115,15 @@ class Steps:
 
     def _make(self, count: int) -> OpGraph:
         if self._workload is not None:
-            if count == 1 or not self._is_named or not self.host.is_simulated:
-                return capture_workload(self._workload, count, self.asked)
-            verdict = self._judged()
-            asked = replace(self.asked, count=count, loss=verdict.kind)
-            return _with_verdict(capture_workload(self._workload, count, asked), verdict)
+            verdict = self._named_verdict
+            if verdict is None and count > 1:
+                verdict = judge_twin(self.spec, self._workload, count, self.asked, self._seed)
+                self._named_verdict = None if self.spec.is_function else verdict  # its twin has a batch of its own
+            return capture_workload(self._workload, count, self.asked, verdict)
         graph = read_graph(self.spec, count)
         if graph.num_ops == 0:
             raise InvalidValue("ops", 0, "a graph with an op at least", where=str(self.spec.path))
         return graph
-
-    def _judged(self) -> LossVerdict:
-        """How the loss of a workload without values is judged: on its small twin."""
-        if self._verdict is None:
-            from rlplace.runs.judge import judge_workload
-
-            self._verdict = judge_workload(self.spec, asked=self.asked.loss, batch_dims=self.asked.batch_dims)
-        return self._verdict
-
-
-def _with_verdict(graph: OpGraph, verdict: LossVerdict) -> OpGraph:
-    """The graph whose program says how its loss was judged elsewhere."""
-    program = require_program(graph)
-    assert program.origin.micro is not None
-    why = f"{verdict.why} (found on its small size)" if verdict.is_checked else verdict.why
-    micro = replace(program.origin.micro, is_checked=verdict.is_checked, why=why)
-    return replace(graph, program=replace(program, origin=replace(program.origin, micro=micro)))
 
 
 def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | None = None) -> OpGraph:

@@ -55,6 +55,18 @@ def test_the_script_is_the_default(run: RunFolder, capsys: pytest.CaptureFixture
     assert 'parse_workload("nmt@small"), default_size="small", seed=3' in run.path("step.py").read_text()
 
 
+def test_a_loss_that_was_not_checked_is_said(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run.read_json("config.json")
+    for is_checked in (True, False):
+        verdict = {"kind": "separate", "is_checked": is_checked, "why": "unchecked: too large"}
+        cut = {"asked": 2, "count": 2, "batch_dims": None, "loss": "auto", "exact": False, "verdict": verdict}
+        run.write_json("config.json", config | {"micro_batches": cut})
+        export_run(run.root, workload=None, is_check=False)
+        said = capsys.readouterr().err
+        assert said.startswith("warning: the loss of the run's 2 micro-batches was not checked") is not is_checked
+        assert ("(unchecked: too large)" in said) is not is_checked
+
+
 def test_csv_has_a_row_an_op(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run.root), "--format", "csv"]) == 0
     assert "placement.csv: one row an op" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.micro.micro_batches import capture_micro_batches
 from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
-from rlplace.graphs.capturing.micro.verdict import ASKED, judge_loss
+from rlplace.graphs.capturing.micro.verdict import ASKED, LossVerdict, judge_loss
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
@@ -34,7 +34,7 @@ def capture(
     targets: Any = None,
     micro_batches: int = 1,
     batch_dims: BatchDims | None = None,
-    loss: str = "auto",
+    loss: str | LossVerdict = "auto",
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, its executable `program` attached.
 
@@ -60,6 +60,7 @@ def capture(
             one that is shared. Or a dict of some. By default dimension 0, of tensors as long there as the first input.
         loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: whichever
             gives what the whole batch gives; `accumulated`: as gradients accumulate over slices, whatever that gives.
+            Or a verdict on a model that is alike but has values, which is taken as it is.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside).
@@ -82,12 +83,14 @@ def capture(
         raise InvalidValue(
             "loss_fn", None, "a function of the output", where="capture", hint="An optimizer needs a loss."
         )
-    if loss not in ASKED:
+    if isinstance(loss, str) and loss not in ASKED:
         raise UnknownName("loss", loss, ASKED)
     micro = None
     if micro_batches != 1:
         slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
-        verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=loss)
+        verdict = loss
+        if isinstance(verdict, str):
+            verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=verdict)
         weights = slicing.weights(verdict.weights)
         micro = MicroBatches(
             slicing,

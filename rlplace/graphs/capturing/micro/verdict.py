@@ -117,8 +117,22 @@ def judge_loss(
         why = f"the check took longer than {check_s:g} s"
     except NotComputable as problem:
         why = str(problem)
-    what = "joined outputs are" if assumed == "joined" else "a mean over samples is"
-    return LossVerdict(assumed, "mean", False, f"unchecked: {why}; {what} assumed", normalises_batch(model))
+    return unchecked(model, loss_fn, asked, why)
+
+
+def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: str) -> LossVerdict:
+    """What is assumed of a loss that cannot be checked.
+
+    Args:
+        model: in the mode of the step.
+        loss_fn: None for inference.
+        asked: `auto`, `separate` or `joined`.
+        why: what stands in the way of a check.
+    """
+    is_joined = asked == "joined" or loss_fn is None
+    what = "joined outputs are" if is_joined else "a mean over samples is"
+    why = f"unchecked: {why}; {what} assumed"
+    return LossVerdict("joined" if is_joined else "separate", "mean", False, why, normalises_batch(model))
 
 
 def _judged(
