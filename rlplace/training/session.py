@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
@@ -84,10 +85,12 @@ def run_training(
 
         if not (spec.is_function or spec.is_file):
             run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=prepared.to_dict()))
+        told = {"micro_batches": prepared.to_dict()}
+        run.write_json("result.json", read_json(run.path("result.json")) | told)
         is_complete = True
         progress.close()
         _show(result, folder, is_quiet=is_quiet)
-        return result.table.to_dict() | {"micro_batches": prepared.to_dict()}
+        return result.table.to_dict() | told
     except KeyboardInterrupt:
         if run.has("placement.json"):
             progress.say(f"stopped; the best placement so far is {run.path('placement.json')}")
