@@ -109,7 +109,15 @@ def run_true_compare(
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
+    prepared = prepare(
+        steps,
+        progress,
+        seed=seed,
+        num_groups=num_groups,
+        grouping=grouping,
+        constraints=constraints,
+        evaluations=config.evaluations,
+    )
     problem = prepared.problem
     progress.say(f"truth {config.truth}")
     comparison = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))
