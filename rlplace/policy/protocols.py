@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 
 @runtime_checkable
@@ -38,6 +40,22 @@ class Policy(Protocol):
 
     def save(self, path: Path) -> None:
         """Writes weights to `path` (safetensors), and what is needed to make the policy again beside it (`.json`)."""
+        ...
+
+
+@runtime_checkable
+class GroupPolicy(Policy, Protocol):
+    """A policy that decides group by group: what `ppo` and `reinforce` can teach.
+
+    Its log-probability is the sum over groups of `evaluate`'s, each given the groups that were decided before it.
+    """
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
+        ...
+
+    def parameters(self) -> Iterator[Parameter]:
+        """What is learned."""
         ...
 
 
