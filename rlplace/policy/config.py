@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.policy.schedule.config import ScheduleConfig
 
 INITS = ("starts", "none")
 
@@ -113,6 +114,8 @@ class LearnConfig:
     """Measured placements an update."""
     placer: PlacerArchitecture = field(default_factory=PlacerArchitecture)
     """Of the policy `placer`."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Of the policy `schedule`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """Of the learner `ppo`."""
     clone: CloneConfig = field(default_factory=CloneConfig)

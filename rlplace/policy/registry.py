@@ -11,6 +11,8 @@ from rlplace.policy.learn.clone import CloneLearner
 from rlplace.policy.learn.ppo import PlacerPPO
 from rlplace.policy.placer.policy import PlacerPolicy, make_policy
 from rlplace.policy.protocols import Learner, Policy
+from rlplace.policy.schedule.network_file import new_network
+from rlplace.policy.schedule.policy import SchedulePolicy
 from rlplace.registry import Registry
 
 MakePolicy = Callable[[Problem, LearnConfig, int], Policy]
@@ -24,6 +26,11 @@ def make_placer(problem: Problem, config: LearnConfig, seed: int) -> Policy:
     return make_policy(problem, config.placer, seed=seed)
 
 
+def make_schedule(problem: Problem, config: LearnConfig, seed: int) -> Policy:
+    """A network over the partial schedule, that begins as a list scheduler with known weights."""
+    return SchedulePolicy(problem, new_network(config.schedule, seed=seed), config.schedule, seed=seed)
+
+
 def make_ppo(policy: Policy, config: LearnConfig, seed: int) -> Learner:
     """Proximal policy optimisation with a ratio for every group, and self-imitation."""
     return PlacerPPO(_placer(policy, "ppo"), config=config.ppo, seed=seed)
@@ -34,7 +41,7 @@ def make_clone(policy: Policy, config: LearnConfig, seed: int) -> Learner:
     return CloneLearner(_placer(policy, "clone"), config.clone)
 
 
-POLICIES: Registry[MakePolicy] = Registry("policy", {"placer": make_placer}, group="rlplace.policies")
+POLICIES: Registry[MakePolicy] = Registry("policy", {"placer": make_placer, "schedule": make_schedule}, group="rlplace.policies")
 """Policies by name; installed packages bring more as entry points of `rlplace.policies`."""
 LEARNERS: Registry[MakeLearner] = Registry("learner", {"ppo": make_ppo, "clone": make_clone}, group="rlplace.learners")
 """Learners by name; installed packages bring more as entry points of `rlplace.learners`."""
