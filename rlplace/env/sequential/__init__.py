@@ -1,0 +1,6 @@
+"""Environments that place one group a step, over the partial schedule of those placed so far."""
+
+from rlplace.env.sequential.batch import SequentialBatch, SequentialObservation
+from rlplace.search.schedule.decision_features import DECISION_FEATURES, FEATURE_NOTES
+
+__all__ = ["DECISION_FEATURES", "FEATURE_NOTES", "SequentialBatch", "SequentialObservation"]
