@@ -183,8 +183,8 @@ class SequentialBatch:
         if self._sequence is None:
             next_groups(self._layout, self._schedules, self._group)
             return
-        for episode, row in enumerate(self._schedules.placed[:, self._sequence] < 0):
-            self._group[episode] = self._sequence[row.argmax()] if row.any() else -1
+        is_open = self._schedules.placed[:, self._sequence] < 0
+        self._group[:] = np.where(is_open.any(axis=1), self._sequence[is_open.argmax(axis=1)], -1)
 
     def _by_priority(self, order: NDArray[np.floating]) -> Longs:
         order = np.asarray(order, dtype=np.float64)

@@ -13,7 +13,7 @@ from rlplace.search.schedule.schedule_bounds import ScheduleBounds
 FEATURE_NOTES = {
     "finish": "when the group's first op would end there, copies included, after the earliest end on any device",
     "cost": "the group's time there",
-    "load": "time of all that is there, the group included, over an even share of all time over the devices once more",
+    "load": "time of all that is there, the group included, over an even share of the mean time of all groups",
     "cut_in": "time that tensors take from placed groups that the group reads",
     "cut_out": "time that tensors take to placed groups that read the group",
     "memory": "fullness: bytes held over room, the group included",

@@ -43,7 +43,7 @@ class GroupLayout(NamedTuple):
         module: (G,) int64, the module that most of a group's time is in.
         is_backward: (G,) bool, whether most of a group's time is in the backward pass or the update.
         unit_s: mean seconds of a group.
-        share_s: an even share of the mean time of all groups, over D once more; the unit of loads.
+        share_s: an even share of the mean time of all groups, one of D; the unit of loads.
     """
 
     op_group: Ints

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel
-
-
 from rlplace.search.schedule.group_layout import GroupLayout
 from rlplace.search.schedule.schedule_bounds import ScheduleBounds
 
