@@ -118,6 +118,11 @@ class SequentialBatch:
         """
         return self._schedules.bound_s
 
+    @property
+    def least_s(self) -> float:
+        """What `bound_s` is before the first step: no placement is faster by the partial schedule."""
+        return self._bounds.least_s
+
     def reset(self) -> None:
         """All episodes begin anew."""
         clear(self._layout, self._bounds, self._schedules)
