@@ -44,16 +44,8 @@ class Decided(NamedTuple):
 
 
 @inlined
-def end_on(g: GroupLayout, s: Decided, home: Ints, op: int, device: int) -> float:
-    """When `op` would end on `device`, after its inputs are there and the device is free.
-
-    Args:
-        g: the problem.
-        s: the schedule so far.
-        home: (G,) where groups are; inputs of groups at -1 need no copy.
-        op: what is scheduled.
-        device: where.
-    """
+def end_on(g: GroupLayout, s: Decided, op: int, device: int) -> float:
+    """When `op` would end on `device`, after its inputs are there and the device is free."""
     start, busy = 0.0, 0.0
     for other in range(len(s.free_s)):
         if g.occupies[device, other] or g.occupies[other, device]:
@@ -61,7 +53,7 @@ def end_on(g: GroupLayout, s: Decided, home: Ints, op: int, device: int) -> floa
     for edge in range(g.input_offsets[op], g.input_offsets[op + 1]):
         tensor = g.input_tensors[edge]
         producer = g.tensor_op[tensor]
-        source = home[g.op_group[producer]]
+        source = s.home[g.op_group[producer]]
         if source < 0 or source == device:
             start = max(start, s.end_s[producer])
         elif s.there_s[tensor, device] >= 0.0:
@@ -239,7 +231,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
             if device < 0:
                 break
             one.home[group] = device
-            end_s = end_on(g, one, one.home, op, device)
+            end_s = end_on(g, one, op, device)
             one.latest_end_s[device] = end_s
             run_op(g, one, op, device, end_s)
             for other in range(num_devices):
