@@ -108,8 +108,6 @@ def _ends(
             end_s[d] = one.latest_end_s[d]
         elif g.allowed[group, d]:
             end_s[d] = end_on(g, one, op, d)
-            if is_exact:
-                one.latest_end_s[d] = end_s[d]
     return is_exact
 
 

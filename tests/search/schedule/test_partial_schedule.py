@@ -198,3 +198,18 @@ def test_what_is_cleared_is_as_new() -> None:
     fresh = new_schedules(stepper.layout, stepper.bounds, 2)
     for name, array in stepper.state._asdict().items():
         assert np.array_equal(array, getattr(fresh, name)), name
+
+
+def test_looking_changes_nothing() -> None:
+    rng = np.random.default_rng(4)
+    problem = random_problem(rng, 14)
+    assert (group_layout(problem, problem.grouping).order.size) < 14  # there are groups of sources
+    placement = rng.integers(0, problem.host.num_devices, 14)
+    seen, unseen = Stepper(problem), Stepper(problem)
+    for _ in range(13):
+        groups = seen.next()
+        for group in (groups, np.flatnonzero(seen.state.placed[0] < 0)[-1:]):
+            seen.look(group)
+        for stepper in (seen, unseen):
+            stepper.decide(groups, placement[groups])
+    assert np.array_equal(seen.look(seen.next())[0], unseen.look(unseen.next())[0])
