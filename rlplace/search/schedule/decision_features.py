@@ -107,9 +107,7 @@ def _ends(
         if op < 0:
             end_s[d] = one.latest_end_s[d]
         elif g.allowed[group, d]:
-            end_s[d] = end_on(g, one, one.home if is_exact else one.placed, op, d)
-            if is_exact:
-                one.latest_end_s[d] = end_s[d]
+            end_s[d] = end_on(g, one, op, d)
     return is_exact
 
 

@@ -72,7 +72,7 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
         if op >= 0:
             for d in range(num_devices):
                 if d == device or (device < 0 and g.allowed[group, d]):
-                    s.latest_end_s[d] = end_on(g, s, placed, op, d)
+                    s.latest_end_s[d] = end_on(g, s, op, d)
         if device < 0:
             device = _best(g, s, weights, group, latest, cut)
             place_group(g, s, group, device)

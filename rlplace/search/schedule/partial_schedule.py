@@ -29,7 +29,8 @@ class Decided(NamedTuple):
         load_s: (D,) float64, time of the groups decided for a device.
         used: (D,) float64, bytes of the groups decided for a device.
         module_s: (M, 2, D) float64, mean time of decided groups by module, phase and device.
-        latest_end_s: (D,) float64, when the op considered last would end on a device, or ended there.
+        latest_end_s: (D,) float64, when the first op of a group that was decided last, or an op that ran after it, would end
+            or ended on a device: what is said of groups of sources. Kept where there are any.
     """
 
     placed: Ints
@@ -44,16 +45,8 @@ class Decided(NamedTuple):
 
 
 @inlined
-def end_on(g: GroupLayout, s: Decided, home: Ints, op: int, device: int) -> float:
-    """When `op` would end on `device`, after its inputs are there and the device is free.
-
-    Args:
-        g: the problem.
-        s: the schedule so far.
-        home: (G,) where groups are; inputs of groups at -1 need no copy.
-        op: what is scheduled.
-        device: where.
-    """
+def end_on(g: GroupLayout, s: Decided, op: int, device: int) -> float:
+    """When `op` would end on `device`, after its inputs are there and the device is free."""
     start, busy = 0.0, 0.0
     for other in range(len(s.free_s)):
         if g.occupies[device, other] or g.occupies[other, device]:
@@ -61,7 +54,7 @@ def end_on(g: GroupLayout, s: Decided, home: Ints, op: int, device: int) -> floa
     for edge in range(g.input_offsets[op], g.input_offsets[op + 1]):
         tensor = g.input_tensors[edge]
         producer = g.tensor_op[tensor]
-        source = home[g.op_group[producer]]
+        source = s.home[g.op_group[producer]]
         if source < 0 or source == device:
             start = max(start, s.end_s[producer])
         elif s.there_s[tensor, device] >= 0.0:
@@ -225,13 +218,17 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
     num_jobs = len(g.order)
     for b in range(len(groups)):
         one = schedule_of(s, b)
-        group, device = groups[b], devices[b]
+        group, device, position = groups[b], devices[b], s.position[b]
+        if f.has_source_groups and position < num_jobs and g.order[position] == f.first_op[group]:
+            for d in range(num_devices):
+                if g.allowed[group, d]:
+                    one.latest_end_s[d] = end_on(g, one, g.order[position], d)
         place_group(g, one, group, device)
         s.filled[b, f.account[device]] += g.held[group]
         s.micro_s[b, f.micro_batch[group], device] += g.group_time_s[group].mean()
         s.latest[b] = device
         s.num_decided[b] += 1
-        position, finish_s, bound_s = s.position[b], s.finish_s[b], s.bound_s[b]
+        finish_s, bound_s = s.finish_s[b], s.bound_s[b]
         while position < num_jobs:
             op = g.order[position]
             group = g.op_group[op]
@@ -239,7 +236,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
             if device < 0:
                 break
             one.home[group] = device
-            end_s = end_on(g, one, one.home, op, device)
+            end_s = end_on(g, one, op, device)
             one.latest_end_s[device] = end_s
             run_op(g, one, op, device, end_s)
             for other in range(num_devices):

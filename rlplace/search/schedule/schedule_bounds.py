@@ -21,6 +21,7 @@ class ScheduleBounds(NamedTuple):
 
     Attributes:
         first_op: (G,) int64, of each group the op that is scheduled first; -1 for groups of sources.
+        has_source_groups: whether there are any.
         least_end_s: (N,) float64, before which no op can end: its longest path of least times, copies aside.
         least_after_s: (N,) float64, the least time from the end of each op to the end of the step.
         least_s: the longest path of least times.
@@ -33,6 +34,7 @@ class ScheduleBounds(NamedTuple):
     """
 
     first_op: Longs
+    has_source_groups: bool
     least_end_s: Floats
     least_after_s: Floats
     least_s: float
@@ -68,6 +70,7 @@ def schedule_bounds(
     total_s = layout.group_time_s.sum(axis=0)
     return ScheduleBounds(
         first_op=first_op,
+        has_source_groups=bool(np.any(first_op < 0)),
         least_end_s=least_end_s,
         least_after_s=longest_after(least_op_s, *edges),
         least_s=float(least_end_s.max(initial=0.0)),
