@@ -44,5 +44,5 @@ class ListSchedules:
 
     @cached_property
     def _estimator(self) -> Estimator:
-        every = Grouping(np.arange(self._problem.graph.num_ops))
+        every = Grouping(np.arange(self._problem.graph.num_ops, dtype=np.int32))
         return Estimator.of_problem(self._problem, held_bytes(self._problem, every), room_bytes(self._problem))

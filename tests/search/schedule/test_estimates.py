@@ -24,7 +24,7 @@ def estimates(problem: Problem, placements: list[list[int]]) -> np.ndarray:
 
 
 def test_a_diamond_by_hand() -> None:
-    """Ops of a second; tensors of 100 bytes take a second: two branches run side by side, one is sent there and back."""
+    """Ops of a second; tensors of 100 bytes take a second: of two branches one is sent there and back."""
     graph = op_graph([[], [0], [0], [1, 2]], 100)
     problem = Problem(graph, plain_host(2), Costs(np.ones((4, 2)), "estimated"), Grouping(np.arange(4)))
     told = estimates(problem, [[0, 0, 0, 0], [0, 0, 1, 0]])
