@@ -41,7 +41,9 @@ def make_clone(policy: Policy, config: LearnConfig, seed: int) -> Learner:
     return CloneLearner(_placer(policy, "clone"), config.clone)
 
 
-POLICIES: Registry[MakePolicy] = Registry("policy", {"placer": make_placer, "schedule": make_schedule}, group="rlplace.policies")
+POLICIES: Registry[MakePolicy] = Registry(
+    "policy", {"placer": make_placer, "schedule": make_schedule}, group="rlplace.policies"
+)
 """Policies by name; installed packages bring more as entry points of `rlplace.policies`."""
 LEARNERS: Registry[MakeLearner] = Registry("learner", {"ppo": make_ppo, "clone": make_clone}, group="rlplace.learners")
 """Learners by name; installed packages bring more as entry points of `rlplace.learners`."""

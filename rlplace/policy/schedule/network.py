@@ -84,9 +84,7 @@ class ScheduleNetwork(nn.Module):
         correction: Tensor = self.ranker(torch.cat((related(estimates), self.normalised(summary)), dim=-1))
         return correction[..., 0] + estimates[..., 0].clamp(min=1e-12).log().float()
 
-    def device_scores(
-        self, features: Tensor, groups: Tensor, summary: Tensor, component: int, scale: Tensor
-    ) -> Tensor:
+    def device_scores(self, features: Tensor, groups: Tensor, summary: Tensor, component: int, scale: Tensor) -> Tensor:
         """(..., D) logits of devices; the same network for every device.
 
         Args:
@@ -107,7 +105,8 @@ class ScheduleNetwork(nn.Module):
     def linear_scores(self, features: Tensor, summary: Tensor, component: int) -> Tensor:
         """(..., D) what a component's weights, moved by `hyper`, make of features (..., D, F); larger is better."""
         weights = self.weights[component].float() + self.hyper(self.normalised(summary))
-        return -(features[..., : len(FEATURES)] * weights).sum(dim=-1)
+        weighted: Tensor = (features[..., : len(FEATURES)] * weights).sum(dim=-1)
+        return -weighted
 
     def priorities(self, groups: Tensor, summary: Tensor) -> Tensor:
         """(G,) how much earlier than by the list order groups of features (G, 16) are decided, in shares of all."""

@@ -99,7 +99,9 @@ class SchedulePolicy(nn.Module):
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) each group on its likeliest device, given those before it; the first of several as likely."""
-        return roll(self._begin(1), lambda seen: np.asarray(self._logits_now(seen).argmax(-1).numpy()))[0]
+        placed = roll(self._begin(1), lambda seen: np.asarray(self._logits_now(seen).argmax(-1).numpy()))
+        first: NDArray[np.int32] = placed[0]
+        return first
 
     def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
         """(B,) log-probabilities of placements (B, G)."""
