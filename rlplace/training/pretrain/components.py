@@ -1,4 +1,5 @@
-"""Which groupings and weights of the list scheduler are worth knowing: drawn, varied, and chosen to do best together."""
+"""Which weights of the list scheduler are worth knowing, over which groupings: drawn, varied, and chosen to do best
+together."""
 
 from __future__ import annotations
 

@@ -31,9 +31,10 @@ def fit(network: ScheduleNetwork, table: Table, steps: int) -> ScheduleNetwork:
 
     Args:
         network: learns, in place.
-        table: (P, C).
+        table: (P, C); problems that no component fits on teach nothing.
         steps: gradient steps (Adam with weight decay; Loshchilov and Hutter 2019) of each.
     """
+    table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
     summary = torch.from_numpy(table.summary)
     with torch.no_grad():
         network.summary_mean.copy_(summary.mean(dim=0))
@@ -52,9 +53,8 @@ def fit(network: ScheduleNetwork, table: Table, steps: int) -> ScheduleNetwork:
 
 
 def capped_log_times(table: Table) -> NDArray[np.float64]:
-    """(P, C) log step times, none of them worse than `WORST` times the problem's best."""
-    best = table.log_times.min(axis=1, keepdims=True)
-    return np.where(np.isfinite(best), best, table.estimates[:, :1, 0]) + table.log_ratios
+    """(P, C) log step times, none worse than `WORST` times the problem's best; on each, something must fit."""
+    return np.asarray(table.log_times.min(axis=1, keepdims=True) + table.log_ratios)
 
 
 def _loss(scores: Tensor, times: Tensor, absolute: float = 0.0) -> Tensor:

@@ -18,11 +18,12 @@ def held_out(network: ScheduleNetwork, table: Table) -> dict[str, float]:
 
     Args:
         network: guesses.
-        table: (P, C) of its components on other problems.
+        table: (P, C) of its components on other problems; those that none of them fits on are left out.
 
     Returns:
         By what guesses (`gate` alone, `ranker`, or `listed` for the components in their order) and how many.
     """
+    table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
     summary = torch.from_numpy(table.summary)
     wide = summary[:, None].expand(-1, table.log_times.shape[1], -1)
     with torch.no_grad():

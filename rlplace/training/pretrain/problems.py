@@ -37,8 +37,8 @@ CAPTURED = (
 """Training steps of models, and into how many micro-batches each is cut."""
 BUILT_FOR = "4xV100-pcie"
 """Any simulated host: models are the same on all of them, and never allocated."""
-TIGHT = 0.15
-"""Chance that the memory of devices is cut to 1.3 to 3 times what is kept there."""
+TIGHT, ROOM = 0.12, (1.6, 4.0)
+"""Chance that the memory of devices is cut, and to how many times what a step keeps."""
 Range = tuple[float, float]
 SHAPES: dict[str, dict[str, Range]] = {
     "layered": {"layers": (6, 24), "width": (3, 12)},
@@ -87,9 +87,11 @@ class ProblemSource:
         if draw.random() >= TIGHT:
             return problem
         kept = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
-        room = float(np.exp(draw.uniform(np.log(1.3), np.log(3.0)))) * (kept.sum() + graph.output_bytes.sum())
+        room = float(np.exp(draw.uniform(*np.log(ROOM)))) * (kept.sum() + graph.output_bytes.sum())
         devices = tuple(
-            replace(device, memory_bytes=min(device.memory_bytes, int(room / host.num_devices) + device.context_bytes + 1))
+            replace(
+                device, memory_bytes=min(device.memory_bytes, int(room / host.num_devices) + device.context_bytes + 1)
+            )
             for device in host.devices
         )
         return Problem.estimate(graph, replace(host, devices=devices))

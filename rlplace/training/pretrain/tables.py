@@ -60,9 +60,7 @@ class Tables:
     def __init__(self, folder: Path, problem_of: Callable[[int, int], Problem]) -> None:
         self._folder, self._problem_of = folder, problem_of
 
-    def simulate(
-        self, name: str, stage: int, count: int, pairs: Sequence[Pair], say: Callable[[str], None]
-    ) -> Table:
+    def simulate(self, name: str, stage: int, count: int, pairs: Sequence[Pair], say: Callable[[str], None]) -> Table:
         """The table of `pairs` on the first `count` problems of a stage; what is in the folder is not done again.
 
         Args:

@@ -30,7 +30,11 @@ def test_a_problem_depends_on_its_seed_stage_and_number_alone() -> None:
     first, again = source.problem(0, 1), ProblemSource(SYNTHETIC).problem(0, 1)
     assert first.graph.fingerprint == again.graph.fingerprint
     assert first.host == again.host
-    others = [source.problem(0, 2), source.problem(1, 1), ProblemSource(PretrainConfig(seed=1, captured=False)).problem(0, 1)]
+    others = [
+        source.problem(0, 2),
+        source.problem(1, 1),
+        ProblemSource(PretrainConfig(seed=1, captured=False)).problem(0, 1),
+    ]
     assert len({problem.graph.fingerprint for problem in (first, *others)}) == 4
 
 
