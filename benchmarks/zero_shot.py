@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import core_micro
@@ -18,7 +19,7 @@ import numpy as np
 from best_known import known
 from numpy.typing import NDArray
 from record import RESULTS, as_markdown, record
-from suites import CORE, CORE_DEV, key_of, problem_of
+from suites import CORE, CORE_DEV, WORKLOADS, key_of, problem_of
 
 from rlplace.compare.ratios import mean_ratio
 from rlplace.env.list_schedules import GROUPINGS, ListSchedules, Pair
@@ -80,7 +81,10 @@ def drawn(problem: Problem, simulator: Simulator) -> Row:
             (str(name), tuple(row)) for name, row in zip(names, draw(generator, max(COUNTS)).tolist(), strict=True)
         ]
         found.append(bests(simulator, ListSchedules(problem).place(pairs)))
-    return {"draws_s": found, "step_time_s": {count: float(np.median([one[count] for one in found])) for count in COUNTS}}
+    return {
+        "draws_s": found,
+        "step_time_s": {count: float(np.median([one[count] for one in found])) for count in COUNTS},
+    }
 
 
 def searched(problem: Problem, simulator: Simulator, method: str) -> Row:
@@ -138,7 +142,7 @@ def large() -> Row:
     return told
 
 
-def ratio(rows: list[Row], name: str, count: int, best: dict[str, float], keep: Callable[[str], bool]) -> str:
+def ratio(rows: list[Row], name: str, count: int, best: dict[str, float], keep: Callable[[str], bool] = bool) -> str:
     """Geometric mean over problems of a row's best over the best known, with its interval."""
     ratios, workloads = [], []
     for row in rows:
@@ -149,6 +153,10 @@ def ratio(rows: list[Row], name: str, count: int, best: dict[str, float], keep: 
         ratios.append(float(np.exp(np.mean(logs))))
         workloads.append(row["problem"].partition("/")[0])
     return str(mean_ratio(ratios, workloads)) if ratios else "–"
+
+
+def _is_of(workload: str, key: str) -> bool:
+    return key.partition("/")[0] == workload
 
 
 def _ratio(step_s: float | None, best_s: float) -> float:
@@ -164,24 +172,23 @@ def markdown(result: Row) -> str:
     text = [
         "# Placements at once\n\n",
         as_markdown(result),
-        "\nGeometric means over the problems of `core` of the best of so many simulated placements over the best known,\n"
-        "with 95 % intervals bootstrapped by workload. `schedule` ranks its guesses by the ends of list schedules that it\n"
-        "makes itself: that is inference, whose seconds are below, and no evaluation; `gate alone` does without.\n"
-        "The method `schedule` varies the best of its guesses once it has made them, so it learns from what it simulates.\n"
-        "A problem that a row cannot solve counts as 3. `listed weights` were in part chosen on four of the suite's workloads, those of `schedule` on none of them.\n\n",
+        "\nGeometric means over the problems of `core` of the best of so many simulated placements over the best\n"
+        "known, with 95 % intervals bootstrapped by workload; a problem that a row cannot solve counts as 3. `schedule`\n"
+        "ranks its guesses by the ends of list schedules that it makes itself: that is inference, whose seconds are\n"
+        "below, and no evaluation; `gate alone` does without. The method `schedule` varies the best of its guesses once\n"
+        "it has made them: it learns from what it simulates. `listed weights` were in part chosen on four of the suite's\n"
+        "workloads, those of `schedule` on none of them.\n\n",
         "| | " + " | ".join(f"best of {count}" for count in COUNTS) + " |\n|---|" + "---|" * len(COUNTS) + "\n",
     ]
-    everything: Callable[[str], bool] = lambda _: True  # noqa: E731
     for name in names:
-        cells = [ratio(rows, name, count, best, everything) for count in COUNTS]
+        cells = [ratio(rows, name, count, best) for count in COUNTS]
         text.append(f"| {name} | {' | '.join(cells)} |\n")
     for workload, trained in KINDS.items():
-        cells = [ratio(rows, "schedule", count, best, lambda key: key.startswith(workload)) for count in COUNTS]
+        is_it = partial(_is_of, workload)
+        cells = [ratio(rows, "schedule", count, best, is_it) for count in COUNTS]
         text.append(f"| schedule on {workload}, whose blocks are those of {trained} | {' | '.join(cells)} |\n")
-    cells = [
-        ratio(rows, "schedule", count, best, lambda key: key.partition("/")[0] not in KINDS) for count in COUNTS
-    ]
-    text.append(f"| schedule on the other {len({key_of(*one)[0] for one in CORE})} workloads | {' | '.join(cells)} |\n")
+    cells = [ratio(rows, "schedule", count, best, lambda key: key.partition("/")[0] not in KINDS) for count in COUNTS]
+    text.append(f"| schedule on the other {len(WORKLOADS) - len(KINDS)} workloads | {' | '.join(cells)} |\n")
     seconds = [row["inference_s"] for row in rows if row["row"] == "schedule"]
     parts = [f"{np.median([one[str(count)] for one in seconds]):.3f} s for {count}" for count in COUNTS]
     text.append(f"\nInference over these problems (median): {', '.join(parts)}.\n")
@@ -196,8 +203,8 @@ def markdown(result: Row) -> str:
 def micro_table(rows: list[Row]) -> str:
     """Ratios to `portfolio` with the same number of evaluations."""
     text = [
-        f"Ten problems of `core-dev`, their batches cut into {MICRO_COUNTS[0]}; over `portfolio` with as many evaluations,\n"
-        "whose first placements are pipelines, data parallelism and mixtures of both.\n\n",
+        f"Ten problems of `core-dev`, their batches cut into {MICRO_COUNTS[0]}; over `portfolio` with as many\n"
+        "evaluations, whose first placements are pipelines, data parallelism and mixtures of both.\n\n",
         "| | " + " | ".join(f"best of {count}" for count in COUNTS) + " |\n|---|" + "---|" * len(COUNTS) + "\n",
     ]
     for name in dict.fromkeys(row["row"] for row in rows):
@@ -205,7 +212,7 @@ def micro_table(rows: list[Row]) -> str:
         for count in COUNTS:
             base = {row["problem"]: row["step_time_s"][str(count)] for row in rows if row["row"] == "portfolio"}
             usable = {problem: step_s for problem, step_s in base.items() if step_s is not None}
-            cells.append(ratio(rows, name, count, usable, lambda _: True))
+            cells.append(ratio(rows, name, count, usable))
         text.append(f"| {name} | {' | '.join(cells)} |\n")
     return "".join(text)
 

@@ -61,9 +61,7 @@ def place_workload(
     chosen = METHODS[method]
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(
-        steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints
-    )
+    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
     problem = prepared.problem
     simulator = Simulator(problem)
     found = find(problem, chosen.name, simulator, Budget(evaluations=evaluations), seed=seed)

@@ -40,7 +40,11 @@ def test_a_graph_is_placed_with_one_simulated_step(
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["--evaluations", "0"], "at least 1"), (["--method", "schedul"], "schedule"), (["--host", "4xV"], "unknown host")],
+    [
+        (["--evaluations", "0"], "at least 1"),
+        (["--method", "schedul"], "schedule"),
+        (["--host", "4xV"], "unknown host"),
+    ],
 )
 def test_a_mistake_leaves_no_file(
     arguments: list[str], word: str, graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
