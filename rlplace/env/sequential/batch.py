@@ -54,7 +54,7 @@ class SequentialBatch:
         grouping: Grouping | None = None,
         order: NDArray[np.floating] | None = None,
         *,
-        is_memory_masked: bool = True,
+        memory_mask: str = "resident",
     ) -> None:
         """Episodes at their start.
 
@@ -63,9 +63,10 @@ class SequentialBatch:
             num_episodes: B.
             grouping: what is placed together; the problem's own groups by default.
             order: (G,) priorities of groups, higher first, ties by index.
-            is_memory_masked: whether devices without room for a group are masked, by an estimate of what it holds.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
 
         Raises:
+            UnknownName: no mask has that name.
             InvalidValue: `num_episodes` is less than 1, or `order` has not one finite number a group.
         """
         if num_episodes < 1:
@@ -76,7 +77,7 @@ class SequentialBatch:
         self.num_groups, self.num_devices = self.grouping.num_groups, problem.host.num_devices
         self._sequence = None if order is None else self._by_priority(order)
         self._layout = group_layout(problem, self.grouping)
-        self._bounds = schedule_bounds(problem, self.grouping, self._layout, is_memory_limited=is_memory_masked)
+        self._bounds = schedule_bounds(problem, self.grouping, self._layout, memory_mask)
         self._schedules = new_schedules(self._layout, self._bounds, num_episodes)
         self._episodes = np.arange(num_episodes, dtype=np.int64)
         self._group = np.zeros(num_episodes, dtype=np.int64)

@@ -35,9 +35,9 @@ class SequentialEnv(PlacementEnv[np.int64]):
     Groups come in the order of their first ops, or by `order`; a group that is chosen earlier waits in the schedule. The
     info of the last step is that of a step of `OneShotEnv`; before it is empty.
 
-    `action_masks` says where a group may be: where its pins allow it, and its bytes are estimated to fit. An action
-    against a pin does not end the episode: the placement fails in the end, as in `OneShotEnv`. One against memory is for
-    the measurer to judge. A group that is chosen twice ends the episode at once, with the reward of a failure.
+    `action_masks` says where a group may be: where its pins allow it, and it fits into memory. An action against either
+    does not end the episode: in the end the placement is judged as in `OneShotEnv`, where a broken pin fails. A group
+    that is chosen twice ends the episode at once, with the reward of a failure.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         potential: str = "bound",
         choose_group: bool = False,
         order: NDArray[np.floating] | None = None,
-        is_memory_masked: bool = True,
+        memory_mask: str = "resident",
         render_mode: str | None = None,
     ) -> None:
         """An env over the problem of `measurer`.
@@ -62,16 +62,16 @@ class SequentialEnv(PlacementEnv[np.int64]):
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             choose_group: whether an action says which group is placed, too.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
-            is_memory_masked: whether `action_masks` bars devices without room, by an estimate of what a group holds.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
             render_mode: None; there is nothing to see.
 
         Raises:
-            UnknownName: no reward or potential has that name.
+            UnknownName: no reward, potential or mask has that name.
             InvalidValue: `render_mode` is not None, or `order` has not one finite number a group.
         """
         super().__init__(measurer, reward, baseline_s, deterministic, render_mode)
         self._shaping = Shaping(potential, self.scorer.reward, 1)
-        self._batch = SequentialBatch(self.problem, 1, order=order, is_memory_masked=is_memory_masked)
+        self._batch = SequentialBatch(self.problem, 1, order=order, memory_mask=memory_mask)
         self._chooses_group = choose_group
         self._is_over = False
         num_groups, num_devices = self._batch.num_groups, self._batch.num_devices

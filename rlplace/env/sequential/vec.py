@@ -35,7 +35,7 @@ class SequentialVecEnv(BatchedVecEnv):
         deterministic: bool = True,
         potential: str = "bound",
         order: NDArray[np.floating] | None = None,
-        is_memory_masked: bool = True,
+        memory_mask: str = "resident",
     ) -> None:
         """Envs over the problem of `measurer`.
 
@@ -47,10 +47,10 @@ class SequentialVecEnv(BatchedVecEnv):
             deterministic: whether the measurer gives a placement the same step time every time.
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
-            is_memory_masked: whether `action_masks` bars devices without room, by an estimate of what a group holds.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
 
         Raises:
-            UnknownName: no reward or potential has that name.
+            UnknownName: no reward, potential or mask has that name.
             InvalidValue: `num_envs` is less than 1, or `order` has not one finite number a group.
         """
         num_groups, num_devices = measurer.problem.grouping.num_groups, measurer.problem.host.num_devices
@@ -64,7 +64,7 @@ class SequentialVecEnv(BatchedVecEnv):
             deterministic=deterministic,
         )
         self._shaping = Shaping(potential, self.scorer.reward, num_envs)
-        self._batch = SequentialBatch(measurer.problem, num_envs, order=order, is_memory_masked=is_memory_masked)
+        self._batch = SequentialBatch(measurer.problem, num_envs, order=order, memory_mask=memory_mask)
         self._seen = self._batch.observe()
 
     def reset(self) -> dict[str, NDArray[Any]]:

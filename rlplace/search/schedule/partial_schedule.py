@@ -224,7 +224,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
                 if g.allowed[group, d]:
                     one.latest_end_s[d] = end_on(g, one, g.order[position], d)
         place_group(g, one, group, device)
-        s.filled[b, f.account[device]] += g.held[group]
+        s.filled[b, f.account[device]] += f.group_bytes[group]
         s.micro_s[b, f.micro_batch[group], device] += g.group_time_s[group].mean()
         s.latest[b] = device
         s.num_decided[b] += 1

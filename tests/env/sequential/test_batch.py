@@ -120,8 +120,8 @@ def test_another_grouping_is_scheduled_by_its_own_groups() -> None:
 
 def test_memory_masks_can_be_left_out() -> None:
     masks = []
-    for is_masked in (True, False):
-        batch = SequentialBatch(tight_problem(2, 2), 1, is_memory_masked=is_masked)
+    for memory_mask in ("resident", "none"):
+        batch = SequentialBatch(tight_problem(2, 2), 1, memory_mask=memory_mask)
         batch.step(np.array([0]))
         masks.append(batch.observe().mask[0].tolist())
     assert masks == [[False, True], [True, True]]
