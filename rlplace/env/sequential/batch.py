@@ -126,7 +126,7 @@ class SequentialBatch:
 
     def reset(self) -> None:
         """All episodes begin anew."""
-        clear(self._layout, self._bounds, self._schedules)
+        clear(self._bounds, self._schedules)
         self._num_steps = 0
         self._turn()
 
@@ -144,9 +144,7 @@ class SequentialBatch:
         else:
             self._turn()
         made = self._observation
-        observe(
-            self._layout, self._bounds, self._schedules, self._episodes, self._group, made.features, made.mask
-        )
+        observe(self._layout, self._bounds, self._schedules, self._episodes, self._group, made.features, made.mask)
         return made
 
     def observe_all(self, episode: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -180,7 +178,11 @@ class SequentialBatch:
         else:
             self._turn()
         decide(
-            self._layout, self._bounds, self._schedules, self._group, self._in_range(devices, self.num_devices, "device")
+            self._layout,
+            self._bounds,
+            self._schedules,
+            self._group,
+            self._in_range(devices, self.num_devices, "device"),
         )
         self._num_steps += 1
 
@@ -195,7 +197,9 @@ class SequentialBatch:
     def _by_priority(self, order: NDArray[np.floating]) -> Longs:
         order = np.asarray(order, dtype=np.float64)
         if order.shape != (self.num_groups,) or not np.all(np.isfinite(order)):
-            raise InvalidValue("order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch")
+            raise InvalidValue(
+                "order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch"
+            )
         return np.argsort(-order, kind="stable").astype(np.int64)
 
     def _undecided(self, groups: NDArray[np.integer]) -> Longs:
@@ -209,7 +213,10 @@ class SequentialBatch:
         found = np.asarray(values)
         if found.shape != (self.num_episodes,) or not np.issubdtype(found.dtype, np.integer):
             raise InvalidValue(
-                f"{one}s", f"{found.dtype} {found.shape}", f"{self.num_episodes} integers, one an episode", where="episode"
+                f"{one}s",
+                f"{found.dtype} {found.shape}",
+                f"{self.num_episodes} integers, one an episode",
+                where="episode",
             )
         if found.min() < 0 or found.max() >= count:
             bad = int(found.min()) if found.min() < 0 else int(found.max())

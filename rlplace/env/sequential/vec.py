@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlplace.env.batched_vec import BatchedVecEnv, Indices
 from rlplace.env.rewards import Reward
 from rlplace.env.sequential.batch import SequentialBatch
-from rlplace.env.sequential.observation import batch_observation, observation_space
+from rlplace.env.sequential.observation import batch_observation, last_observation, observation_space
 from rlplace.env.sequential.potential import Shaping
 from rlplace.measure.measurement import Measurer
 
@@ -54,17 +54,19 @@ class SequentialVecEnv(BatchedVecEnv):
             InvalidValue: `num_envs` is less than 1, or `order` has not one finite number a group.
         """
         num_groups, num_devices = measurer.problem.grouping.num_groups, measurer.problem.host.num_devices
+        space = observation_space(num_groups, num_devices)
         super().__init__(
             measurer,
             num_envs,
             reward,
-            observation_space(num_groups, num_devices),
+            space,
             spaces.Discrete(num_devices),
             baseline_s=baseline_s,
             deterministic=deterministic,
         )
         self._shaping = Shaping(potential, self.scorer.reward, num_envs)
         self._batch = SequentialBatch(measurer.problem, num_envs, order=order, memory_mask=memory_mask)
+        self._last_observation = last_observation(space)
         self._seen = self._batch.observe()
 
     def reset(self) -> dict[str, NDArray[Any]]:
@@ -104,20 +106,16 @@ class SequentialVecEnv(BatchedVecEnv):
         scores = self.scorer.score(self._batch.placed)
         self.last_scores = scores
         rewards = self._shaping.finish(scores.reward)
-        last = self._last_observation()
         infos = [
             {
                 "step_time_s": step_time_s,
                 "status": status,
                 "placement": placement,
                 "episode": {"r": reward, "l": self._batch.num_groups},
-                "terminal_observation": last,
+                "terminal_observation": self._last_observation,
             }
             for step_time_s, status, placement, reward in zip(
                 scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist(), strict=True
             )
         ]
         return self._begin(), rewards.astype(np.float32), np.ones(self.num_envs, dtype=np.bool_), infos
-
-    def _last_observation(self) -> dict[str, Any]:
-        return {"group": np.int64(0), "features": np.zeros_like(self.observation_space["features"].low)}

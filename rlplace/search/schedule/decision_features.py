@@ -102,7 +102,7 @@ def _ends(
     A group of sources has no such op: it gets what the op before it got.
     """
     op, position = f.first_op[group], s.position[episode]
-    is_exact = position >= len(g.order) or g.order[position] == op
+    is_exact: bool = position >= len(g.order) or g.order[position] == op
     for d in range(len(end_s)):
         if op < 0:
             end_s[d] = one.latest_end_s[d]

@@ -17,11 +17,10 @@ from rlplace.search.improve.moves import main_labels
 from rlplace.search.schedule.group_layout import GroupLayout
 from rlplace.search.schedule.units import resident_bytes
 
-
 MEMORY_MASKS = ("resident", "held", "none")
-"""What of a group has to fit on a device: `resident`, the parameters, inputs and optimizer state that are there when a step
-starts, without which no placement runs; `held`, the estimate of the list scheduler: gradients and all forward outputs, too,
-which may bar what would run; or nothing."""
+"""What of a group has to fit on a device: `resident`, the parameters, inputs and optimizer state that are there when a
+step starts, without which no placement runs; `held`, the estimate of the list scheduler: gradients and all forward
+outputs, too, which may bar what would run; or nothing."""
 
 
 class ScheduleBounds(NamedTuple):

@@ -31,8 +31,20 @@ def test_every_feature_by_hand() -> None:
     batch = SequentialBatch(two_ops(), 1)
     unit = 6.5 / 4  # the mean cost of a group, and of the load of a device
     first = rows(batch.observe().features[0])
-    nothing = ("cut_in", "cut_out", "twin", "module", "order", "micro", "wait", "busy", "backward", "micro_batch", "decided")
-    assert {name: first[name] for name in nothing} == dict.fromkeys(nothing, [0.0, 0.0])
+    nothing = (
+        "cut_in",
+        "cut_out",
+        "twin",
+        "module",
+        "order",
+        "micro",
+        "wait",
+        "busy",
+        "backward",
+        "micro_batch",
+        "decided",
+    )
+    assert {name: first[name] for name in nothing} == {name: [0.0, 0.0] for name in nothing}
     assert first["finish"] == pytest.approx([0.0, 1.0 / unit])
     assert first["cost"] == first["load"] == pytest.approx([1.0 / unit, 2.0 / unit])
     # the step takes 2.5 seconds at least: 1 and 1.5

@@ -161,7 +161,6 @@ def test_masks_follow_memory_and_can_leave_it_out() -> None:
         assert env.action_masks().tolist() == [True, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("choose_group", [False, True])
 @pytest.mark.parametrize("agent_class", [PPO, MaskablePPO])
 def test_the_agents_of_others_learn_on_it_as_it_is(agent_class: type[PPO], choose_group: bool) -> None:

@@ -58,7 +58,9 @@ class Stepper:
 
 def coarser(rng: np.random.Generator, problem: Problem) -> Grouping:
     """Groups of random ops, as many as half of them."""
-    return Grouping(np.unique(rng.integers(0, problem.graph.num_ops // 2, problem.graph.num_ops), return_inverse=True)[1])
+    return Grouping(
+        np.unique(rng.integers(0, problem.graph.num_ops // 2, problem.graph.num_ops), return_inverse=True)[1]
+    )
 
 
 def pinned(rng: np.random.Generator, problem: Problem) -> Problem:
@@ -196,7 +198,9 @@ def test_masked_decisions_fit_where_anything_does() -> None:
         stepper.decide(groups, np.array([rng.choice(np.flatnonzero(row)) for row in mask]))
     placements = problem.grouping.expand(stepper.state.placed)
     masked = np.isfinite(Simulator(problem, threads=1).step_times(placements)).mean()
-    free = np.isfinite(Simulator(problem, threads=1).step_times(problem.grouping.expand(problem.draw_groups(rng, 20)))).mean()
+    free = np.isfinite(
+        Simulator(problem, threads=1).step_times(problem.grouping.expand(problem.draw_groups(rng, 20)))
+    ).mean()
     assert masked > free
 
 
@@ -220,7 +224,7 @@ def test_what_is_cleared_is_as_new() -> None:
     problem = random_problem(np.random.default_rng(1), 12)
     stepper = Stepper(problem, num_episodes=2)
     stepper.place(np.zeros(12, dtype=np.int64), np.arange(12))
-    clear(stepper.layout, stepper.bounds, stepper.state)
+    clear(stepper.bounds, stepper.state)
     fresh = new_schedules(stepper.layout, stepper.bounds, 2)
     for name, array in stepper.state._asdict().items():
         assert np.array_equal(array, getattr(fresh, name)), name
