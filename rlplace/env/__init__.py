@@ -6,6 +6,7 @@ from rlplace.env.rewards import REWARD_NAMES, LogSpeedupReward, Reward, SqrtRewa
 from rlplace.env.scoring import Scorer, Scores, single_device_s
 from rlplace.env.sequential import (
     DECISION_FEATURES,
+    MEMORY_MASKS,
     POTENTIALS,
     SequentialBatch,
     SequentialEnv,
@@ -16,6 +17,7 @@ from rlplace.env.vec import PlacementVecEnv
 
 __all__ = [
     "DECISION_FEATURES",
+    "MEMORY_MASKS",
     "POTENTIALS",
     "REWARD_NAMES",
     "GraphFeatures",
