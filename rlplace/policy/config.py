@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.policy.gnn.config import GnnConfig
+from rlplace.policy.improver.config import ImproverConfig
 
 INITS = ("starts", "none")
 
@@ -29,12 +31,12 @@ class PlacerArchitecture:
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Options of `PlacerPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
+    """Options of `GroupPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
 
     learning_rate: float = 3e-3
     """Of Adam."""
     n_steps: int = 1
-    """Steps of all envs a rollout."""
+    """Steps of all envs a rollout, where there are envs (`PlacerPPO`)."""
     batch_size: int | None = None
     """Placements a gradient step; the whole rollout by default."""
     n_epochs: int = 3
@@ -56,7 +58,7 @@ class PPOConfig:
     num_elites: int = 1
     """How many of the best to clone."""
     elite_smoothing: float = 0.02
-    """Label smoothing in cloning."""
+    """Probability that cloning leaves to other devices."""
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_epochs", "num_elites"):
@@ -80,7 +82,7 @@ class CloneConfig:
     num_steps: int = 3
     """Gradient steps an update."""
     smoothing: float = 0.02
-    """Label smoothing."""
+    """Probability that cloning leaves to other devices."""
     flips: float = 2.0
     """Groups in which a sample differs from the mode, on average."""
 
@@ -98,7 +100,7 @@ class LearnConfig:
     """How the method `policy` learns."""
 
     policy: str = "placer"
-    """Which policy proposes placements."""
+    """Which policy proposes placements: placer, gnn or improver."""
     learner: str = "ppo"
     """How it learns: ppo, or clone (of the best placements seen)."""
     reward: str = "log_speedup"
@@ -113,6 +115,10 @@ class LearnConfig:
     """Measured placements an update."""
     placer: PlacerArchitecture = field(default_factory=PlacerArchitecture)
     """Of the policy `placer`."""
+    gnn: GnnConfig = field(default_factory=GnnConfig)
+    """Of the policy `gnn`."""
+    improver: ImproverConfig = field(default_factory=ImproverConfig)
+    """Of the policy `improver`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """Of the learner `ppo`."""
     clone: CloneConfig = field(default_factory=CloneConfig)
