@@ -11,8 +11,11 @@ from rlplace.policy.gnn.policy import GnnPolicy
 from rlplace.policy.improver.policy import ImproverPolicy
 from rlplace.policy.learn.clone import CloneLearner
 from rlplace.policy.learn.ppo import GroupPPO
+from rlplace.policy.learn.reinforce import Reinforce
 from rlplace.policy.placer.policy import make_policy
 from rlplace.policy.protocols import GroupPolicy, Learner, Policy
+from rlplace.policy.seq2seq.inputs import seq2seq_inputs
+from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
 from rlplace.registry import Registry
 
 MakePolicy = Callable[[Problem, LearnConfig, int], Policy]
@@ -36,6 +39,11 @@ def make_improver(problem: Problem, config: LearnConfig, seed: int) -> Policy:
     return ImproverPolicy(problem, config.improver, seed=seed)
 
 
+def make_seq2seq(problem: Problem, config: LearnConfig, seed: int) -> Policy:
+    """The sequence-to-sequence network of Mirhoseini et al. 2017, for one problem."""
+    return Seq2SeqPolicy(seq2seq_inputs(problem), config.seq2seq, seed=seed)
+
+
 def make_ppo(policy: Policy, config: LearnConfig, seed: int) -> Learner:
     """Proximal policy optimisation with a ratio for every group, and self-imitation."""
     return GroupPPO(_by_group(policy, "ppo"), config.ppo, seed=seed)
@@ -46,11 +54,20 @@ def make_clone(policy: Policy, config: LearnConfig, seed: int) -> Learner:
     return CloneLearner(_by_group(policy, "clone"), config.clone)
 
 
+def make_reinforce(policy: Policy, config: LearnConfig, seed: int) -> Learner:
+    """REINFORCE with a moving-average baseline, as in Mirhoseini et al. 2017; it draws nothing, so needs no seed."""
+    return Reinforce(policy, config.reinforce)
+
+
 POLICIES: Registry[MakePolicy] = Registry(
-    "policy", {"placer": make_placer, "gnn": make_gnn, "improver": make_improver}, group="rlplace.policies"
+    "policy",
+    {"placer": make_placer, "gnn": make_gnn, "improver": make_improver, "seq2seq": make_seq2seq},
+    group="rlplace.policies",
 )
 """Policies by name; installed packages bring more as entry points of `rlplace.policies`."""
-LEARNERS: Registry[MakeLearner] = Registry("learner", {"ppo": make_ppo, "clone": make_clone}, group="rlplace.learners")
+LEARNERS: Registry[MakeLearner] = Registry(
+    "learner", {"ppo": make_ppo, "reinforce": make_reinforce, "clone": make_clone}, group="rlplace.learners"
+)
 """Learners by name; installed packages bring more as entry points of `rlplace.learners`."""
 
 
