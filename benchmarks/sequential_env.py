@@ -127,8 +127,8 @@ def markdown(on: dict[str, Any], rows: list[dict[str, Any]], facts: dict[str, An
         as_markdown(facts),
         f"\n{on['problem']}: {on['ops']:,} ops, {on['edges']:,} edges, {on['devices']} devices; CPU time of one\n"
         f"thread. Every decision is observed: {on['features']} features of every device, and a mask.\n"
-        "`SequentialBatch` is arrays alone; the others are what Stable-Baselines3 and Gymnasium step, with rewards and the simulator's\n"
-        "step times (random placements, each simulated).\n\n",
+        "`SequentialBatch` is arrays alone; the others are what Stable-Baselines3 and Gymnasium step, with rewards\n"
+        "and the simulator's step times (random placements, each simulated).\n\n",
         "| what | groups | ops a group, at most | episodes in step | us a decision | decisions a second |\n"
         "|---|---|---|---|---|---|\n",
     ]
