@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ class SearchConfig:
     method: str = "learned"
     """What finds the placement: learned (on a simulated host, where nothing can be measured, policy instead), or any
     method of `rlplace compare`; `portfolio` always stands beside it."""
+    guide: str = "none"
+    """A policy that suggests starts and moves to the searches of `learned` or `guided`; none: `learned` has no guide."""
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
@@ -63,9 +66,14 @@ class TrainConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)
-    """How the method `policy` learns."""
+    """How the methods `policy` and `guided` learn."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """How the method `learned` explores."""
+
+    @property
+    def guide(self) -> LearnConfig | None:
+        """The policy that guides searches, and how it learns; None where none does."""
+        return None if self.search.guide == "none" else dataclasses.replace(self.learn, policy=self.search.guide)
 
     def __post_init__(self) -> None:
         if not 0 < self.budget_s < math.inf:

@@ -49,7 +49,8 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
         others = [(start, start_s)]
         agent.imitate(begin)
         if try_all(task, share=0.5) and task.best_devices is not None:  # few enough: nothing is left to be found
-            agent.imitate(task.best_devices)
+            if config.imitate:
+                agent.imitate(task.best_devices)
             agent.measure()
             return agent.policy
     agent.learn(until=task.spent + config.share * (1.0 - task.spent))
@@ -60,7 +61,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
             others = [*others, (task.best_devices, task.best_s)]
     if begin is not None and config.share < 1.0:
         anneal_finer(task, begin, begin_s, others=others, until=1.0 - agent.imitation_share)
-        if task.best_devices is not None:
+        if config.imitate and task.best_devices is not None:
             agent.imitate(task.best_devices)
     agent.measure()
     return agent.policy

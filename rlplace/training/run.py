@@ -34,7 +34,7 @@ from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.methods import LEARNED, METHODS, POLICY
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
@@ -109,8 +109,9 @@ def train(
     check_names(config)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
     if problem.host.is_simulated and config.search.method == LEARNED:
-        progress.say(f"the host is simulated, nothing can be measured: `{POLICY}` takes the place of `{LEARNED}`")
-        config = dataclasses.replace(config, search=dataclasses.replace(config.search, method=POLICY))
+        instead = POLICY if config.guide is None else GUIDED
+        progress.say(f"the host is simulated, nothing can be measured: `{instead}` takes the place of `{LEARNED}`")
+        config = dataclasses.replace(config, search=dataclasses.replace(config.search, method=instead))
     methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
     progress.say(_forecast(problem, config, methods))
     known, prior = None, prior_of(problem, config.search.priors)
@@ -127,7 +128,11 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
         _compile_kernels(problem, simulator)
-        own = {LEARNED: {"config": config.agent, "known": known, "prior": prior}, POLICY: {"config": config.learn}}
+        own = {
+            LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide},
+            POLICY: {"config": config.learn},
+            GUIDED: {"config": config.guide or config.learn},
+        }
         options = {name: own.get(name, {}) for name in methods}
         keeper = _Keeper(run, evaluator, tracker)
         if evaluator.is_measured:
@@ -207,10 +212,17 @@ def check_names(config: TrainConfig) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
+        InvalidValue: a guide for a method that has none.
         FileProblem: the file of priors cannot be read.
     """
     load_priors(config.search.priors)
     _ = METHODS[config.search.method], POLICIES[config.learn.policy], LEARNERS[config.learn.learner]
+    if config.guide is not None:
+        _ = POLICIES[config.guide.policy]
+        if config.search.method not in (LEARNED, GUIDED):
+            hint = f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`."
+            expected = f"none with method {config.search.method}"
+            raise InvalidValue("guide", config.search.guide, expected, where="train", hint=hint)
     make_reward(config.learn.reward, 1.0)
     GroupingRule.parse(config.grouping)
 
