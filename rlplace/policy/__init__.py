@@ -1,7 +1,7 @@
 """Policies that place groups, and how they learn.
 
-`protocols` says what a policy and a learner are, `registry` has them by name; `placer/` is a policy, `learn/` holds the
-learners and what they share, `checkpoint` the files.
+`protocols` says what a policy and a learner are, `registry` has them by name, `recipes` what goes together; `placer/` and
+`seq2seq/` are policies, `learn/` holds the learners and what they share, `checkpoint` the files.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -12,17 +12,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig
+    from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig, ReinforceConfig
     from rlplace.policy.learn.clone import CloneLearner
     from rlplace.policy.learn.elites import Elites
     from rlplace.policy.learn.imitate import imitate
     from rlplace.policy.learn.ppo import PlacerPPO
+    from rlplace.policy.learn.reinforce import Reinforce
     from rlplace.policy.learn.rollout_buffer import PlacementRolloutBuffer
+    from rlplace.policy.learn.state import resume_learner, save_learner
     from rlplace.policy.placer.distribution import GroupCategorical
     from rlplace.policy.placer.gnn import GraphEncoder
     from rlplace.policy.placer.policy import PlacerPolicy, load_policy, make_policy
     from rlplace.policy.protocols import Learner, Policy
     from rlplace.policy.registry import LEARNERS, POLICIES
+    from rlplace.policy.seq2seq.config import Seq2SeqConfig
+    from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
 
 __all__ = [
     "LEARNERS",
@@ -40,9 +44,15 @@ __all__ = [
     "PlacerPPO",
     "PlacerPolicy",
     "Policy",
+    "Reinforce",
+    "ReinforceConfig",
+    "Seq2SeqConfig",
+    "Seq2SeqPolicy",
     "imitate",
     "load_policy",
     "make_policy",
+    "resume_learner",
+    "save_learner",
 ]
 
 _HOMES = {
@@ -61,9 +71,15 @@ _HOMES = {
     "PlacerPPO": "rlplace.policy.learn.ppo",
     "PlacerPolicy": "rlplace.policy.placer.policy",
     "Policy": "rlplace.policy.protocols",
+    "Reinforce": "rlplace.policy.learn.reinforce",
+    "ReinforceConfig": "rlplace.policy.config",
+    "Seq2SeqConfig": "rlplace.policy.seq2seq.config",
+    "Seq2SeqPolicy": "rlplace.policy.seq2seq.policy",
     "imitate": "rlplace.policy.learn.imitate",
     "load_policy": "rlplace.policy.placer.policy",
     "make_policy": "rlplace.policy.placer.policy",
+    "resume_learner": "rlplace.policy.learn.state",
+    "save_learner": "rlplace.policy.learn.state",
 }
 
 

@@ -44,8 +44,17 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class GroupPolicy(Policy, Protocol):
-    """A policy that decides group by group: what `ppo` and `reinforce` can teach.
+class LearnedPolicy(Policy, Protocol):
+    """A policy with parameters: what `reinforce` can teach."""
+
+    def parameters(self) -> Iterator[Parameter]:
+        """What is learned."""
+        ...
+
+
+@runtime_checkable
+class GroupPolicy(LearnedPolicy, Protocol):
+    """A policy that decides group by group: what `ppo` can teach.
 
     Its log-probability is the sum over groups of `evaluate`'s, each given the groups that were decided before it.
     """
@@ -54,8 +63,18 @@ class GroupPolicy(Policy, Protocol):
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
         ...
 
-    def parameters(self) -> Iterator[Parameter]:
-        """What is learned."""
+
+@runtime_checkable
+class Loadable(Policy, Protocol):
+    """A policy that takes weights from a file: what `--init FILE` needs."""
+
+    @property
+    def kind(self) -> str:
+        """What its checkpoints say they are of."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """Takes the weights that `save` wrote; refuses those that do not fit."""
         ...
 
 
@@ -71,6 +90,8 @@ class Learner(Protocol):
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
         """Learns from placements (B, G) and their rewards (B,); figures of the update by name.
+
+        An `update` with one more keyword, `ran`, is told (B,) bool: which placements ran to their end.
 
         Args:
             group_devices: devices of groups, sampled from the policy or not.

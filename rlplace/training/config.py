@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class SearchConfig:
     """How a budget is spent."""
 
-    method: str = "learned"
-    """What finds the placement: learned (on a simulated host, where nothing can be measured, policy instead), or any
-    method of `rlplace compare`; `portfolio` always stands beside it."""
+    method: str | None = None
+    """What finds the placement: any method of `rlplace compare`; `portfolio` always stands beside it. By default policy
+    where a policy or a learner is named and no guide, else learned (on a simulated host, where nothing can be
+    measured, guided with a guide and policy without)."""
     guide: str = "none"
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; none: `learned` has no guide."""
     simulate_share: float = 0.6

@@ -99,7 +99,7 @@ class PolicyGuide:
         Raises:
             InvalidValue: the policy gave what is no placement of the problem.
         """
-        if isinstance(self.policy, Scheduling) or (self._config.init in UNTAUGHT and self._mode is None):
+        if isinstance(self.policy, Scheduling) or (self._config.recipe.init in UNTAUGHT and self._mode is None):
             return self._none
         groups = np.concatenate((self._policy.mode()[None], self._policy.sample(count)))
         return self._problem.grouping.expand(groups)[:count]

@@ -24,6 +24,15 @@ from rlplace.policy.config import PPOConfig
 from rlplace.policy.learn.elites import Elites
 from rlplace.policy.learn.imitate import cloning_loss, imitate
 from rlplace.policy.learn.rollout_buffer import PlacementRolloutBuffer
+from rlplace.policy.learn.state import (
+    LearnerState,
+    elites_state,
+    load_elites_state,
+    load_optimizer_state,
+    load_policy_state,
+    optimizer_state,
+    policy_state,
+)
 from rlplace.policy.placer.policy import PlacerPolicy
 
 
@@ -176,6 +185,25 @@ class PlacerPPO(PPO):
         figures = self._update(buffer, len(actions_BG) if self._whole_rollout else self.batch_size)
         self.policy.set_flips(self.flips(self._current_progress_remaining))
         return figures
+
+    def state(self) -> LearnerState:
+        """All that it and its policy need to go on with `update`; an env is no part of it."""
+        facts = {"shuffling": self.rollout_buffer.rng.bit_generator.state, "n_updates": self._n_updates}
+        state = LearnerState({}, facts).with_part("policy", policy_state(self.policy))
+        state = state.with_part("optimizer", optimizer_state(self.policy.optimizer))
+        return state.with_part("elites", elites_state(self.elites))
+
+    def load_state(self, state: LearnerState) -> None:
+        """Goes on from the state of another one, made for the same problem with the same options.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: it is of another policy.
+        """
+        load_policy_state(self.policy, state.part("policy"))
+        load_optimizer_state(self.policy.optimizer, state.part("optimizer"))
+        load_elites_state(self.elites, state.part("elites"))
+        self.rollout_buffer.rng.bit_generator.state = state.facts["shuffling"]
+        self._n_updates = state.facts["n_updates"]
 
     def train(self) -> None:
         """Updates the policy from the rollout, and logs."""

@@ -23,7 +23,7 @@ from rlplace.env.features import GraphFeatures, graph_features
 from rlplace.env.one_shot import action_space, observation_space
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
 from rlplace.policy.config import PlacerArchitecture
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
@@ -55,11 +55,13 @@ class PlacerPolicy(ActorCriticPolicy):
     `evaluate_actions` give log-probabilities and entropies by group, (B, G), as `PlacerPPO` clips each group's ratio.
 
     Attributes:
+        kind: what its checkpoints say they are of.
         temperature: what logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
         generator: draws the samples.
         feature_names: names of the F features of a group.
     """
 
+    kind = KIND
     temperature: Tensor
     node_features: Tensor
     edge_features: Tensor
@@ -176,6 +178,15 @@ class PlacerPolicy(ActorCriticPolicy):
             SCHEMA, KIND, self.num_groups, self.num_devices, tuple(self.feature_names), self.architecture
         )
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes the weights that `save` wrote for a problem of as many groups and devices.
+
+        Raises:
+            FileProblem: a file is missing, malformed, of another kind, or of a policy of another size.
+        """
+        _, tensors = load_checkpoint(path, KIND)
+        set_parameters(self, tensors, path)
 
     def set_flips(self, flips: float) -> None:
         """Sets the temperature at which a sample differs from the mode in `flips` groups, on average.
