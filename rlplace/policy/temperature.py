@@ -1,0 +1,29 @@
+"""`temperature_for`: how sharp a distribution over groups must be for its samples to stay near its mode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
+BISECTIONS = 30
+
+
+def temperature_for(logits_GD: Tensor, flips: float) -> float:
+    """What to divide logits by, so that a sample differs from the mode in `flips` groups on average.
+
+    Which groups are flipped, and to what, stays the policy's to say: those it is least sure of. A policy sure of
+    everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
+    placement better.
+
+    Args:
+        logits_GD: (G, D), minus infinity where a group may not be.
+        flips: more than 0; where no temperature gives as many, or as few, the nearest of the range is taken.
+    """
+    logits_GD = logits_GD.double()
+    low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        expected = (1 - torch.softmax(logits_GD / middle, dim=-1).amax(dim=-1)).sum()
+        low, high = (low, middle) if expected > flips else (middle, high)
+    return low
