@@ -1,4 +1,4 @@
-"""The list scheduler with random weights over the groupings of `portfolio`: what a policy that places by it must beat."""
+"""Random weights of the list scheduler, over the groupings of `portfolio`: what policies that place by it must beat."""
 
 from __future__ import annotations
 

@@ -62,8 +62,15 @@ def test_it_goes_on_where_it_was_stopped_and_renders(policies: ModuleType, tmp_p
 
 def row(name: str, problem: str, seed: int, step_time_s: float | None, history: list[list[float]]) -> dict[str, Any]:
     return {
-        **{"problem": problem, "row": name, "budget": 100, "seed": seed, "step_time_s": step_time_s},
-        **{"evaluations": 100, "seconds": 1.0, "cpu_s": 2.0, "history": history},
+        "problem": problem,
+        "row": name,
+        "budget": 100,
+        "seed": seed,
+        "step_time_s": step_time_s,
+        "evaluations": 100,
+        "seconds": 1.0,
+        "cpu_s": 2.0,
+        "history": history,
     }
 
 

@@ -27,7 +27,7 @@ class SearchConfig:
     where a policy or a learner is named and no guide, else learned (on a simulated host, where nothing can be
     measured, guided with a guide and policy without)."""
     guide: str = "none"
-    """A policy that suggests starts and moves to the searches of `learned` or `guided`; none: `learned` has no guide."""
+    """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12

@@ -1,4 +1,4 @@
-"""`PolicyGuide`: a policy that guides a search, and is taught by it; and the method `guided`, which is `portfolio` so."""
+"""`PolicyGuide`: a policy that guides a search and is taught by it; and the method `guided`, `portfolio` with one."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ class Scheduling(Protocol):
 
 
 @one_thread_here()  # as of `policy`: a team of threads slows tiny ops down, and must not decide what is found
-def solve(task: Task, config: LearnConfig | None = None) -> Policy:
+def solve(task: Task, config: LearnConfig | None = None, start: NDArray[np.int32] | None = None) -> Policy:
     """Places by `portfolio`, with placements and moves that a policy suggests; returns the policy.
 
     Args:
         task: scores and counts.
         config: which policy, how it is taught, and how far it is followed.
+        start: (N,) a placement to start from besides those of `portfolio` and of the policy.
     """
     config = config or LearnConfig()
     guide = PolicyGuide(task.problem, config, seed=int(task.generator.integers(2**31)))
-    METHODS[SEARCH].run(task, guide=guide)
+    METHODS[SEARCH].run(task, start=start, guide=guide)
     if task.best_devices is not None:
         guide.imitate(task.best_devices)
     return guide.policy

@@ -21,8 +21,9 @@ __all__ = ["GUIDED", "LEARNED", "METHODS", "POLICY", "method_of"]
 def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
     """The method that `train` runs.
 
-    It is the one that is named; where none is, `policy` if a policy or a learner is named and no guide, else `learned`. On
-    a simulated host, where nothing can be measured, `guided` takes the place of `learned` with a guide, `policy` without.
+    It is the one that is named; where none is, `policy` if a policy or a learner is named and no guide, else `learned`.
+    On a simulated host, where nothing can be measured, `guided` takes the place of `learned` if there is a guide, else
+    `policy`.
     """
     method = config.search.method
     if method is None:

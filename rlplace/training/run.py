@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.grouping.rule import GroupingRule
@@ -82,6 +85,7 @@ def train(
     problem: Problem,
     config: TrainConfig | None = None,
     *,
+    start: NDArray[np.int32] | None = None,
     run: RunFolder | None = None,
     progress: Progress | None = None,
     tracker: Tracker | None = None,
@@ -96,6 +100,7 @@ def train(
     Args:
         problem: what to place where.
         config: how; or give its fields as keywords (`budget_s=60, seed=0`).
+        start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
         progress: told how it goes.
         tracker: told figures.
@@ -129,9 +134,10 @@ def train(
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
         own = {
-            LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide},
-            POLICY: {"config": config.learn},
-            GUIDED: {"config": config.guide or config.learn},
+            LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
+            POLICY: {"config": config.learn, "start": start},
+            GUIDED: {"config": config.guide or config.learn, "start": start},
+            PORTFOLIO: {"start": start},
         }
         options = {name: own.get(name, {}) for name in methods}
         keeper = _Keeper(run, evaluator, tracker)

@@ -122,6 +122,7 @@ class Agent:
         config: how it explores.
         prior: how far the host may be from the problem's figures.
         guide: suggests starts and moves to its searches.
+        start: (N,) a placement that the first search starts from, besides its own starts.
     """
 
     def __init__(
@@ -132,13 +133,14 @@ class Agent:
         config: AgentConfig | None = None,
         prior: Prior | None = None,
         guide: Guide | None = None,
+        start: NDArray[np.int32] | None = None,
     ) -> None:
         self.num_measured = 0
         self._config = config = config or AgentConfig()
         prior = prior or prior_of(problem)
         scales = Scales(problem, prior if config.is_prior else _freed(prior))
         self._generator = np.random.default_rng(seed)
-        self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide)
+        self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
         self._measured: dict[str, tuple[Plan, list[float]]] = {}
         self._history: list[BestSoFar] = []

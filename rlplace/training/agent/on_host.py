@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.measure.host_model import Prior
 from rlplace.measure.measurement import Measurement
@@ -33,6 +34,7 @@ def solve(
     known: Known | None = None,
     prior: Prior | None = None,
     guide: LearnConfig | None = None,
+    start: NDArray[np.int32] | None = None,
 ) -> AgentResult | None:
     """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
 
@@ -45,13 +47,15 @@ def solve(
         known: steps that were measured before, and the problem as it was profiled; the task's by default.
         prior: how far the host may be from the problem's figures.
         guide: the policy that suggests starts and moves to its searches; none by default.
+        start: (N,) a placement that its first search starts from, besides its own starts.
     """
     if task.host is None or not task.budget.measurements:
-        METHODS[WITHOUT_HOST].run(task)
+        METHODS[WITHOUT_HOST].run(task, start=start)
         return None
     config = config or AgentConfig()
     seed, problem = int(task.generator.integers(2**31)), task.problem if known is None else known.problem
-    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=_guide(problem, guide, seed))
+    guided = _guide(problem, guide, seed)
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start)
     if known is not None:
         agent.learn(known.plans, known.outcomes)
     most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan

@@ -51,13 +51,19 @@ class Proposer:
         generator: of every draw.
         config: how much is tried.
         guide: suggests starts and moves to every search.
+        start: (N,) a placement that the first search starts from, besides its own starts.
     """
 
     def __init__(
-        self, problem: Problem, generator: np.random.Generator, config: AgentConfig, guide: Guide | None = None
+        self,
+        problem: Problem,
+        generator: np.random.Generator,
+        config: AgentConfig,
+        guide: Guide | None = None,
+        start: NDArray[np.int32] | None = None,
     ) -> None:
         self.evaluations = 0
-        self._guide = guide
+        self._guide, self._begin = guide, start
         self._problem, self._generator, self._config = problem, generator, config
         self._pool: dict[bytes, NDArray[np.int32]] = {}
 
@@ -77,7 +83,7 @@ class Proposer:
         """
         winners = Winners(WINNERS)
         task = Task(simulator.problem, OwnOrder(simulator), budget, seed=self._seed(), observer=winners)
-        METHODS[SEARCH].run(task, guide=self._guide)
+        METHODS[SEARCH].run(task, start=self._begin, guide=self._guide)
         self.evaluations += task.evaluations
         if task.best_devices is None:
             return []
