@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--suite", choices=sorted(SUITES), default=SUITE)
     parser.add_argument("--evaluations", default=EVALUATIONS, help="budgets, with commas between them")
     parser.add_argument("--seeds", default=SEEDS, help="FIRST-LAST, or with commas")
-    parser.add_argument("--rows", help="only rows that begin with one of these, with semicolons between them")
+    parser.add_argument("--rows", help="only these, with semicolons between them; `*` stands for anything")
     parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
     parser.add_argument("--name", default="policies", help="of the results' files")
     parser.add_argument("--render", action="store_true", help="no run: table and picture of what was finished")
@@ -156,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     by_row = {one.row: one for one in contenders()}
     if options.rows is not None:
-        by_row = {row: one for row, one in by_row.items() if row.startswith(tuple(options.rows.split(";")))}
+        patterns = options.rows.split(";")
+        by_row = {row: one for row, one in by_row.items() if any(fnmatchcase(row, pattern) for pattern in patterns)}
     problems = list(SUITES[options.suite])
     if options.problems is not None:
         problems = [names for names in problems if key_of(*names) in options.problems.split(";")]
