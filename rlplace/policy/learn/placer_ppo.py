@@ -101,7 +101,9 @@ class PlacerPPO(PPO):
         """Updates the policy from the rollout, and logs."""
         rows_BG = self.rollout_buffer.actions.reshape(-1, self.policy.num_groups)
         progress = 1.0 - self._current_progress_remaining
-        for name, value in self._learner.update(rows_BG, self.rollout_buffer.rewards.ravel(), progress=progress).items():
+        for name, value in self._learner.update(
+            rows_BG, self.rollout_buffer.rewards.ravel(), progress=progress
+        ).items():
             self.logger.record(f"train/{name}", value)
 
     def _make_buffer(self) -> DictRolloutBuffer:

@@ -127,7 +127,11 @@ class PlacerPolicy(ActorCriticPolicy):
     def evaluate_actions(self, obs: PyTorchObs, actions_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values (B, 1), log-probabilities and entropies (B,) of given devices (B, G)."""
         distribution = self.distribution(self.logits(), 1)
-        return self.predict_values(obs), distribution.log_prob(actions_BG), distribution.entropy().expand(len(actions_BG))
+        return (
+            self.predict_values(obs),
+            distribution.log_prob(actions_BG),
+            distribution.entropy().expand(len(actions_BG)),
+        )
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
         """(B, 1) zeros: every episode starts in the same state, so nothing is learned from its value."""
@@ -191,10 +195,10 @@ class PlacerPolicy(ActorCriticPolicy):
         _, tensors = load_checkpoint(path, KIND)
         set_parameters(self, tensors, path)
 
-    def set_flips(self, flips: float | None) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups on average; 1 for None."""
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
         with torch.no_grad():
-            self.temperature.fill_(1.0 if flips is None else temperature_for(self.logits(), flips))
+            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         actions_BG: Tensor = self.get_distribution(observation).get_actions(deterministic=deterministic)
