@@ -1,7 +1,7 @@
 """How many groups the sequential env places in a second, observations included: python benchmarks/sequential_env.py.
 
-A training step of `nmt` on eight devices in 256 groups; 64 episodes in step, random devices. CPU time of one thread, the
-median of five times ten episodes each. Observed is every decision: features of every device, and masks.
+A training step of `nmt` on eight devices in 256 groups; 64 episodes in step, random devices. CPU time of one thread,
+the median of five times ten episodes each. Observed is every decision: features of every device, and masks.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def markdown(on: dict[str, Any], rows: list[dict[str, Any]], facts: dict[str, An
     text = [
         "# Groups placed in a second by the sequential env\n",
         as_markdown(facts),
-        f"\n{on['problem']}: {on['ops']:,} ops, {on['edges']:,} edges, {on['devices']} devices; CPU time of one thread.\n"
-        f"Every decision is observed: {on['features']} features of every device, and a mask. `SequentialBatch` is arrays\n"
-        "alone; the others are what Stable-Baselines3 and Gymnasium step, rewards and the simulator's step times included\n"
-        "(random placements, each simulated).\n\n",
+        f"\n{on['problem']}: {on['ops']:,} ops, {on['edges']:,} edges, {on['devices']} devices; CPU time of one\n"
+        f"thread. Every decision is observed: {on['features']} features of every device, and a mask.\n"
+        "`SequentialBatch` is arrays alone; the others are what Stable-Baselines3 and Gymnasium step, with rewards\n"
+        "and the simulator's step times (random placements, each simulated).\n\n",
         "| what | groups | ops a group, at most | episodes in step | us a decision | decisions a second |\n"
         "|---|---|---|---|---|---|\n",
     ]

@@ -7,6 +7,7 @@ from rlplace.env.rewards import REWARD_NAMES, LogSpeedupReward, Reward, SqrtRewa
 from rlplace.env.scoring import Scorer, Scores, single_device_s
 from rlplace.env.sequential import (
     DECISION_FEATURES,
+    MEMORY_MASKS,
     POTENTIALS,
     SequentialBatch,
     SequentialEnv,
@@ -17,6 +18,7 @@ from rlplace.env.vec import PlacementVecEnv
 
 __all__ = [
     "DECISION_FEATURES",
+    "MEMORY_MASKS",
     "POTENTIALS",
     "REWARD_NAMES",
     "GraphFeatures",

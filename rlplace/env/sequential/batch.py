@@ -54,7 +54,7 @@ class SequentialBatch:
         grouping: Grouping | None = None,
         order: NDArray[np.floating] | None = None,
         *,
-        is_memory_masked: bool = True,
+        memory_mask: str = "resident",
     ) -> None:
         """Episodes at their start.
 
@@ -63,9 +63,10 @@ class SequentialBatch:
             num_episodes: B.
             grouping: what is placed together; the problem's own groups by default.
             order: (G,) priorities of groups, higher first, ties by index.
-            is_memory_masked: whether devices without room for a group are masked, by an estimate of what it holds.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
 
         Raises:
+            UnknownName: no mask has that name.
             InvalidValue: `num_episodes` is less than 1, or `order` has not one finite number a group.
         """
         if num_episodes < 1:
@@ -76,7 +77,7 @@ class SequentialBatch:
         self.num_groups, self.num_devices = self.grouping.num_groups, problem.host.num_devices
         self._sequence = None if order is None else self._by_priority(order)
         self._layout = group_layout(problem, self.grouping)
-        self._bounds = schedule_bounds(problem, self.grouping, self._layout, is_memory_limited=is_memory_masked)
+        self._bounds = schedule_bounds(problem, self.grouping, self._layout, memory_mask)
         self._schedules = new_schedules(self._layout, self._bounds, num_episodes)
         self._episodes = np.arange(num_episodes, dtype=np.int64)
         self._group = np.zeros(num_episodes, dtype=np.int64)
@@ -125,7 +126,7 @@ class SequentialBatch:
 
     def reset(self) -> None:
         """All episodes begin anew."""
-        clear(self._layout, self._bounds, self._schedules)
+        clear(self._bounds, self._schedules)
         self._num_steps = 0
         self._turn()
 
@@ -143,9 +144,7 @@ class SequentialBatch:
         else:
             self._turn()
         made = self._observation
-        observe(
-            self._layout, self._bounds, self._schedules, self._episodes, self._group, made.features, made.mask
-        )
+        observe(self._layout, self._bounds, self._schedules, self._episodes, self._group, made.features, made.mask)
         return made
 
     def observe_all(self, episode: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -179,7 +178,11 @@ class SequentialBatch:
         else:
             self._turn()
         decide(
-            self._layout, self._bounds, self._schedules, self._group, self._in_range(devices, self.num_devices, "device")
+            self._layout,
+            self._bounds,
+            self._schedules,
+            self._group,
+            self._in_range(devices, self.num_devices, "device"),
         )
         self._num_steps += 1
 
@@ -194,7 +197,9 @@ class SequentialBatch:
     def _by_priority(self, order: NDArray[np.floating]) -> Longs:
         order = np.asarray(order, dtype=np.float64)
         if order.shape != (self.num_groups,) or not np.all(np.isfinite(order)):
-            raise InvalidValue("order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch")
+            raise InvalidValue(
+                "order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch"
+            )
         return np.argsort(-order, kind="stable").astype(np.int64)
 
     def _undecided(self, groups: NDArray[np.integer]) -> Longs:
@@ -208,7 +213,10 @@ class SequentialBatch:
         found = np.asarray(values)
         if found.shape != (self.num_episodes,) or not np.issubdtype(found.dtype, np.integer):
             raise InvalidValue(
-                f"{one}s", f"{found.dtype} {found.shape}", f"{self.num_episodes} integers, one an episode", where="episode"
+                f"{one}s",
+                f"{found.dtype} {found.shape}",
+                f"{self.num_episodes} integers, one an episode",
+                where="episode",
             )
         if found.min() < 0 or found.max() >= count:
             bad = int(found.min()) if found.min() < 0 else int(found.max())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlplace.env.placement_env import Observation, PlacementEnv, SharedMeasurer
 from rlplace.env.rewards import Reward
 from rlplace.env.sequential.batch import SequentialBatch
-from rlplace.env.sequential.observation import batch_observation, flat_features, observation_space
+from rlplace.env.sequential.observation import batch_observation, flat_features, last_observation, observation_space
 from rlplace.env.sequential.potential import Shaping
 from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurer
@@ -28,16 +28,16 @@ class SequentialEnv(PlacementEnv[np.int64]):
 
     | space | |
     |---|---|
-    | action | `Discrete(D)`: the device of the group that is next; with `choose_group` `Discrete(G * D)`: group * D + device |
+    | action | `Discrete(D)`: the device of the next group; with `choose_group` `Discrete(G * D)`: group * D + device |
     | observation | `Dict`: `group`, the group that is next, and `features` of each device for it |
     | reward | differences of a potential, which add up to what `OneShotEnv` gives for the same placement |
 
-    Groups come in the order of their first ops, or by `order`; a group that is chosen earlier waits in the schedule. The
-    info of the last step is that of a step of `OneShotEnv`; before it is empty.
+    Groups come in the order of their first ops, or by `order`; a group that is chosen earlier waits in the schedule.
+    The info of the last step is that of a step of `OneShotEnv`; before it is empty.
 
-    `action_masks` says where a group may be: where its pins allow it, and its bytes are estimated to fit. An action
-    against a pin does not end the episode: the placement fails in the end, as in `OneShotEnv`. One against memory is for
-    the measurer to judge. A group that is chosen twice ends the episode at once, with the reward of a failure.
+    `action_masks` says where a group may be: where its pins allow it, and it fits into memory. An action against either
+    does not end the episode: in the end the placement is judged as in `OneShotEnv`, where a broken pin fails. A group
+    that is chosen twice ends the episode at once, with the reward of a failure.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         potential: str = "bound",
         choose_group: bool = False,
         order: NDArray[np.floating] | None = None,
-        is_memory_masked: bool = True,
+        memory_mask: str = "resident",
         render_mode: str | None = None,
     ) -> None:
         """An env over the problem of `measurer`.
@@ -62,29 +62,31 @@ class SequentialEnv(PlacementEnv[np.int64]):
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             choose_group: whether an action says which group is placed, too.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
-            is_memory_masked: whether `action_masks` bars devices without room, by an estimate of what a group holds.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
             render_mode: None; there is nothing to see.
 
         Raises:
-            UnknownName: no reward or potential has that name.
+            UnknownName: no reward, potential or mask has that name.
             InvalidValue: `render_mode` is not None, or `order` has not one finite number a group.
         """
         super().__init__(measurer, reward, baseline_s, deterministic, render_mode)
         self._shaping = Shaping(potential, self.scorer.reward, 1)
-        self._batch = SequentialBatch(self.problem, 1, order=order, is_memory_masked=is_memory_masked)
+        self._batch = SequentialBatch(self.problem, 1, order=order, memory_mask=memory_mask)
         self._chooses_group = choose_group
         self._is_over = False
         num_groups, num_devices = self._batch.num_groups, self._batch.num_devices
-        self.observation_space = observation_space(num_groups, num_devices, choose_group=choose_group)
-        self.action_space = spaces.Discrete(num_devices * (num_groups if choose_group else 1))
+        self._num_actions = num_devices * (num_groups if choose_group else 1)
+        space = observation_space(num_groups, num_devices, choose_group=choose_group)
+        self._last_observation = last_observation(space)
+        self.observation_space = space
+        self.action_space = spaces.Discrete(self._num_actions)
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(D,) or (G * D,) bool: whether each action is allowed now; never all False, True everywhere after the end."""
         if self._is_over:
-            return np.ones(int(self.action_space.n), dtype=np.bool_)  # type: ignore[attr-defined]
-        if self._chooses_group:
-            return self._batch.observe_all(0)[1].reshape(-1)
-        return self._batch.observe().mask[0].copy()
+            return np.ones(self._num_actions, dtype=np.bool_)
+        seen = self._batch.observe_all(0)[1] if self._chooses_group else self._batch.observe().mask.copy()
+        return seen.reshape(-1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -128,7 +130,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
 
     def _observe(self) -> Observation:
         if self._is_over:
-            return {"group": np.int64(0), "features": np.zeros_like(self.observation_space["features"].low)}  # type: ignore[index]
+            return self._last_observation | {"features": self._last_observation["features"].copy()}
         seen = batch_observation(self._batch.observe())
         if self._chooses_group:
             seen["features"] = flat_features(self._batch.observe_all(0)[0], is_batch=False)[None]

@@ -26,6 +26,11 @@ def observation_space(num_groups: int, num_devices: int, *, choose_group: bool =
     return spaces.Dict({"group": spaces.Discrete(num_groups), "features": features})
 
 
+def last_observation(space: spaces.Dict) -> dict[str, Any]:
+    """What is seen after the last step: zeros."""
+    return {"group": np.int64(0), "features": np.zeros(space["features"].shape or (), dtype=np.float32)}
+
+
 def flat_features(features: NDArray[np.float32], *, is_batch: bool) -> NDArray[np.float32]:
     """A new array of log(1 + x) of `features`, all axes but that of a batch made one."""
     flat = np.clip(features.reshape(len(features), -1) if is_batch else features.reshape(-1), 0.0, LARGEST)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlplace.env.batched_vec import BatchedVecEnv, Indices
 from rlplace.env.rewards import Reward
 from rlplace.env.sequential.batch import SequentialBatch
-from rlplace.env.sequential.observation import batch_observation, observation_space
+from rlplace.env.sequential.observation import batch_observation, last_observation, observation_space
 from rlplace.env.sequential.potential import Shaping
 from rlplace.measure.measurement import Measurer
 
@@ -35,7 +35,7 @@ class SequentialVecEnv(BatchedVecEnv):
         deterministic: bool = True,
         potential: str = "bound",
         order: NDArray[np.floating] | None = None,
-        is_memory_masked: bool = True,
+        memory_mask: str = "resident",
     ) -> None:
         """Envs over the problem of `measurer`.
 
@@ -47,24 +47,26 @@ class SequentialVecEnv(BatchedVecEnv):
             deterministic: whether the measurer gives a placement the same step time every time.
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
-            is_memory_masked: whether `action_masks` bars devices without room, by an estimate of what a group holds.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
 
         Raises:
-            UnknownName: no reward or potential has that name.
+            UnknownName: no reward, potential or mask has that name.
             InvalidValue: `num_envs` is less than 1, or `order` has not one finite number a group.
         """
         num_groups, num_devices = measurer.problem.grouping.num_groups, measurer.problem.host.num_devices
+        space = observation_space(num_groups, num_devices)
         super().__init__(
             measurer,
             num_envs,
             reward,
-            observation_space(num_groups, num_devices),
+            space,
             spaces.Discrete(num_devices),
             baseline_s=baseline_s,
             deterministic=deterministic,
         )
         self._shaping = Shaping(potential, self.scorer.reward, num_envs)
-        self._batch = SequentialBatch(measurer.problem, num_envs, order=order, is_memory_masked=is_memory_masked)
+        self._batch = SequentialBatch(measurer.problem, num_envs, order=order, memory_mask=memory_mask)
+        self._last_observation = last_observation(space)
         self._seen = self._batch.observe()
 
     def reset(self) -> dict[str, NDArray[Any]]:
@@ -104,20 +106,16 @@ class SequentialVecEnv(BatchedVecEnv):
         scores = self.scorer.score(self._batch.placed)
         self.last_scores = scores
         rewards = self._shaping.finish(scores.reward)
-        last = self._last_observation()
         infos = [
             {
                 "step_time_s": step_time_s,
                 "status": status,
                 "placement": placement,
                 "episode": {"r": reward, "l": self._batch.num_groups},
-                "terminal_observation": last,
+                "terminal_observation": self._last_observation,
             }
             for step_time_s, status, placement, reward in zip(
                 scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist(), strict=True
             )
         ]
         return self._begin(), rewards.astype(np.float32), np.ones(self.num_envs, dtype=np.bool_), infos
-
-    def _last_observation(self) -> dict[str, Any]:
-        return {"group": np.int64(0), "features": np.zeros_like(self.observation_space["features"].low)}

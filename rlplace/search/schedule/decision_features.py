@@ -31,7 +31,7 @@ FEATURE_NOTES = {
     "micro_batch": "k/K for a group of the k-th of K micro-batches, k from 1; 0 where it is shared",
     "decided": "share of groups that are decided",
     "exact": "1 where the group's first op is next; 0 where `finish`, `wait` and `delay` are lower bounds",
-    "allowed": "1 where the group may be: pins allow it, and its bytes fit beside those that are there",
+    "allowed": "1 where the group may be: pins allow it, and it fits into memory beside what is there",
 }
 """What each feature says of a device, in this order. Times are in mean costs of a group.
 
@@ -84,7 +84,7 @@ def _mask(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, episode: int, 
         mask[d] = False
         if g.allowed[group, d]:
             account = f.account[d]
-            shortage = s.filled[episode, account] + g.held[group] - f.account_room[account]
+            shortage = s.filled[episode, account] + f.group_bytes[group] - f.account_room[account]
             mask[d] = shortage <= 0.0
             fits = fits or mask[d]
             if shortage < least:
@@ -102,7 +102,7 @@ def _ends(
     A group of sources has no such op: it gets what the op before it got.
     """
     op, position = f.first_op[group], s.position[episode]
-    is_exact = position >= len(g.order) or g.order[position] == op
+    is_exact: bool = position >= len(g.order) or g.order[position] == op
     for d in range(len(end_s)):
         if op < 0:
             end_s[d] = one.latest_end_s[d]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Floats, Ints, inlined, kernel
+from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.problem import Problem
 from rlplace.search.schedule.decision_features import DECISION_FEATURES
 from rlplace.search.schedule.group_layout import GroupLayout, group_layout
@@ -60,7 +60,7 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
         np.zeros((g.module.max() + 1, 2, num_devices)),
         np.zeros(num_devices),
     )
-    cut = np.zeros((2, num_devices))
+    end, cut = s.latest_end_s, np.zeros((2, num_devices))
     latest = -1
     for position in range(num_jobs + num_groups):
         # after the last op come groups of sources that no op decided for
@@ -72,51 +72,43 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
         if op >= 0:
             for d in range(num_devices):
                 if d == device or (device < 0 and g.allowed[group, d]):
-                    s.latest_end_s[d] = end_on(g, s, op, d)
+                    end[d] = end_on(g, s, op, d)
         if device < 0:
-            device = _best(g, s, weights, group, latest, cut)
+            earliest = np.inf
+            for d in range(num_devices):
+                if g.allowed[group, d]:
+                    earliest = min(earliest, end[d])
+            add_cuts(g, s, group, cut)
+            phase = int(g.is_backward[group])
+            own, twin = s.module_s[g.module[group], phase], s.module_s[g.module[group], 1 - phase]
+            own_s, twin_s = own.sum(), twin.sum()
+            least = np.inf
+            for d in range(num_devices):
+                if not g.allowed[group, d]:
+                    continue
+                there = 0.0
+                for other in range(num_devices):
+                    if g.occupies[d, other]:
+                        there = max(there, s.load_s[other])
+                value = (
+                    weights[0] * (end[d] - earliest) / g.unit_s
+                    + weights[1] * g.group_time_s[group, d] / g.unit_s
+                    + weights[2] * (there + g.group_time_s[group, d]) / g.share_s
+                    + weights[3] * cut[0, d] / g.unit_s
+                    + weights[4] * cut[1, d] / g.unit_s
+                    + weights[5] * (s.used[d] + g.held[group]) / g.room[d]
+                )
+                if twin_s > 0.0:
+                    value += weights[6] * (1.0 - twin[d] / twin_s)
+                if own_s > 0.0:
+                    value += weights[7] * (1.0 - own[d] / own_s)
+                if latest >= 0 and d != latest:
+                    value += weights[8]
+                if value < least:
+                    least, device = value, d
+            if device < 0:  # weights that are no numbers
+                device = int(np.argmax(g.allowed[group]))
             place_group(g, s, group, device)
             latest = device
         if op >= 0:
-            run_op(g, s, op, device, s.latest_end_s[device])
-
-
-@inlined
-def _best(g: GroupLayout, s: Decided, weights: Floats, group: int, latest: int, cut: Floats) -> int:
-    """The device of `group` whose weighted sum of features is least, its first op's ends known."""
-    num_devices = len(s.free_s)
-    earliest = np.inf
-    for d in range(num_devices):
-        if g.allowed[group, d]:
-            earliest = min(earliest, s.latest_end_s[d])
-    add_cuts(g, s, group, cut)
-    phase = int(g.is_backward[group])
-    own, twin = s.module_s[g.module[group], phase], s.module_s[g.module[group], 1 - phase]
-    own_s, twin_s = own.sum(), twin.sum()
-    best, least = -1, np.inf
-    for d in range(num_devices):
-        if not g.allowed[group, d]:
-            continue
-        there = 0.0
-        for other in range(num_devices):
-            if g.occupies[d, other]:
-                there = max(there, s.load_s[other])
-        value = (
-            weights[0] * (s.latest_end_s[d] - earliest) / g.unit_s
-            + weights[1] * g.group_time_s[group, d] / g.unit_s
-            + weights[2] * (there + g.group_time_s[group, d]) / g.share_s
-            + weights[3] * cut[0, d] / g.unit_s
-            + weights[4] * cut[1, d] / g.unit_s
-            + weights[5] * (s.used[d] + g.held[group]) / g.room[d]
-        )
-        if twin_s > 0.0:
-            value += weights[6] * (1.0 - twin[d] / twin_s)
-        if own_s > 0.0:
-            value += weights[7] * (1.0 - own[d] / own_s)
-        if latest >= 0 and d != latest:
-            value += weights[8]
-        if value < least:
-            least, best = value, d
-    if best < 0:  # weights that are no numbers
-        best = int(np.argmax(g.allowed[group]))
-    return best
+            run_op(g, s, op, device, end[device])

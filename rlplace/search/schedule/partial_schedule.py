@@ -29,7 +29,7 @@ class Decided(NamedTuple):
         load_s: (D,) float64, time of the groups decided for a device.
         used: (D,) float64, bytes of the groups decided for a device.
         module_s: (M, 2, D) float64, mean time of decided groups by module, phase and device.
-        latest_end_s: (D,) float64, when the first op of a group that was decided last, or an op that ran after it, would end
+        latest_end_s: (D,) float64, when the first op of the group decided last, or an op that ran after it, would end
             or ended on a device: what is said of groups of sources. Kept where there are any.
     """
 
@@ -167,24 +167,17 @@ def new_schedules(layout: GroupLayout, bounds: ScheduleBounds, num_episodes: int
         finish_s=np.empty(b),
         bound_s=np.empty(b),
     )
-    clear(layout, bounds, schedules)
+    clear(bounds, schedules)
     return schedules
 
 
-def clear(layout: GroupLayout, bounds: ScheduleBounds, schedules: PartialSchedules) -> None:
+def clear(bounds: ScheduleBounds, schedules: PartialSchedules) -> None:
     """Takes every decision back."""
-    for array in (schedules.placed, schedules.home, schedules.latest):
-        array[:] = -1
-    schedules.there_s[:] = -1.0
-    schedules.end_s[:] = bounds.least_end_s
-    schedules.finish_s[:] = 0.0
-    schedules.bound_s[:] = bounds.least_s
-    for array in (schedules.free_s, schedules.load_s, schedules.used, schedules.module_s, schedules.latest_end_s):
-        array[:] = 0.0
-    for array in (schedules.filled, schedules.busy_s, schedules.micro_s):
-        array[:] = 0.0
-    schedules.position[:] = 0
-    schedules.num_decided[:] = 0
+    begin: dict[str, float | Floats] = dict.fromkeys(schedules._fields, 0.0)
+    begin |= {"placed": -1.0, "home": -1.0, "latest": -1.0, "there_s": -1.0}
+    begin |= {"end_s": bounds.least_end_s, "bound_s": bounds.least_s}
+    for name, array in schedules._asdict().items():
+        array[:] = begin[name]
 
 
 @inlined
@@ -224,7 +217,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
                 if g.allowed[group, d]:
                     one.latest_end_s[d] = end_on(g, one, g.order[position], d)
         place_group(g, one, group, device)
-        s.filled[b, f.account[device]] += g.held[group]
+        s.filled[b, f.account[device]] += f.group_bytes[group]
         s.micro_s[b, f.micro_batch[group], device] += g.group_time_s[group].mean()
         s.latest[b] = device
         s.num_decided[b] += 1

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlplace.errors import UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Floats, Longs
@@ -14,6 +15,12 @@ from rlplace.measure.simulate.compiled import account_names
 from rlplace.measure.simulate.ranks import upward_ranks
 from rlplace.search.improve.moves import main_labels
 from rlplace.search.schedule.group_layout import GroupLayout
+from rlplace.search.schedule.units import resident_bytes
+
+MEMORY_MASKS = ("resident", "held", "none")
+"""What of a group has to fit on a device: `resident`, the parameters, inputs and optimizer state that are there when a
+step starts, without which no placement runs; `held`, the estimate of the list scheduler: gradients and all forward
+outputs, too, which may bar what would run; or nothing."""
 
 
 class ScheduleBounds(NamedTuple):
@@ -26,7 +33,8 @@ class ScheduleBounds(NamedTuple):
         least_after_s: (N,) float64, the least time from the end of each op to the end of the step.
         least_s: the longest path of least times.
         account: (D,) int64, the memory of each device.
-        account_room: (A,) float64, bytes.
+        account_room: (A,) float64, bytes beside contexts.
+        group_bytes: (G,) float64, what each group takes of them.
         micro_batch: (G,) int64, 1 + the micro-batch that most of a group's time is in; 0 for what all share.
         num_micro_batches: of the step, 1 where it is not cut.
         rank: (G,) float64, longest path of mean times from a group's first op to the end, over the longest of all.
@@ -40,6 +48,7 @@ class ScheduleBounds(NamedTuple):
     least_s: float
     account: Longs
     account_room: Floats
+    group_bytes: Floats
     micro_batch: Longs
     num_micro_batches: int
     rank: Floats
@@ -47,7 +56,7 @@ class ScheduleBounds(NamedTuple):
 
 
 def schedule_bounds(
-    problem: Problem, grouping: Grouping, layout: GroupLayout, *, is_memory_limited: bool = True
+    problem: Problem, grouping: Grouping, layout: GroupLayout, memory_mask: str = "resident"
 ) -> ScheduleBounds:
     """The bounds of schedules of `grouping`'s groups, whose `layout` it is.
 
@@ -55,8 +64,13 @@ def schedule_bounds(
         problem: what is scheduled.
         grouping: what is placed together.
         layout: both as arrays.
-        is_memory_limited: whether memories have the room that the host says, or all there could be.
+        memory_mask: one of `MEMORY_MASKS`.
+
+    Raises:
+        UnknownName: no mask has that name.
     """
+    if memory_mask not in MEMORY_MASKS:
+        raise UnknownName("memory mask", memory_mask, MEMORY_MASKS)
     graph = problem.graph
     first_op = np.full(grouping.num_groups, -1, dtype=np.int64)
     first_op[layout.op_group[layout.order[::-1]]] = layout.order[::-1]  # the last write is the first op
@@ -75,7 +89,8 @@ def schedule_bounds(
         least_after_s=longest_after(least_op_s, *edges),
         least_s=float(least_end_s.max(initial=0.0)),
         account=account,
-        account_room=room if is_memory_limited else np.full(len(room), np.inf),
+        account_room=room,
+        group_bytes=_group_bytes(problem, grouping, layout, memory_mask),
         micro_batch=main_labels(problem, grouping, graph.micro_batch.astype(np.int64) + 1),
         num_micro_batches=graph.num_micro_batches,
         rank=np.where(first_op >= 0, ranks[first_op], 0.0) / max(float(ranks.max(initial=0.0)), 1e-30),
@@ -83,8 +98,16 @@ def schedule_bounds(
     )
 
 
+def _group_bytes(problem: Problem, grouping: Grouping, layout: GroupLayout, memory_mask: str) -> Floats:
+    if memory_mask == "held":
+        return layout.held
+    if memory_mask == "none":
+        return np.full(grouping.num_groups, -np.inf)  # contexts alone may leave less than no room
+    return np.bincount(grouping.op_group, weights=resident_bytes(problem)).astype(np.float64)
+
+
 def memory_accounts(problem: Problem) -> tuple[Longs, Floats]:
-    """(D,) int64 the memory of each device, and (A,) float64 the bytes that each has beside contexts; at least 1."""
+    """(D,) int64 the memory of each device, and (A,) float64 the bytes that each has beside contexts."""
     devices = problem.host.devices
     names = account_names(problem.host)
     pools = names[len(devices) :]
@@ -97,4 +120,4 @@ def memory_accounts(problem: Problem) -> tuple[Longs, Floats]:
         room[at] = min(room[at], float(device.memory_bytes))
     for at, device in zip(account, devices, strict=True):
         room[at] -= float(device.context_bytes)
-    return np.array(account, dtype=np.int64), np.maximum(room, 1.0)
+    return np.array(account, dtype=np.int64), room

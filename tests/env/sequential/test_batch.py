@@ -31,8 +31,20 @@ def test_every_feature_by_hand() -> None:
     batch = SequentialBatch(two_ops(), 1)
     unit = 6.5 / 4  # the mean cost of a group, and of the load of a device
     first = rows(batch.observe().features[0])
-    nothing = ("cut_in", "cut_out", "twin", "module", "order", "micro", "wait", "busy", "backward", "micro_batch", "decided")
-    assert {name: first[name] for name in nothing} == dict.fromkeys(nothing, [0.0, 0.0])
+    nothing = (
+        "cut_in",
+        "cut_out",
+        "twin",
+        "module",
+        "order",
+        "micro",
+        "wait",
+        "busy",
+        "backward",
+        "micro_batch",
+        "decided",
+    )
+    assert {name: first[name] for name in nothing} == {name: [0.0, 0.0] for name in nothing}
     assert first["finish"] == pytest.approx([0.0, 1.0 / unit])
     assert first["cost"] == first["load"] == pytest.approx([1.0 / unit, 2.0 / unit])
     # the step takes 2.5 seconds at least: 1 and 1.5
@@ -120,8 +132,8 @@ def test_another_grouping_is_scheduled_by_its_own_groups() -> None:
 
 def test_memory_masks_can_be_left_out() -> None:
     masks = []
-    for is_masked in (True, False):
-        batch = SequentialBatch(tight_problem(2, 2), 1, is_memory_masked=is_masked)
+    for memory_mask in ("resident", "none"):
+        batch = SequentialBatch(tight_problem(2, 2), 1, memory_mask=memory_mask)
         batch.step(np.array([0]))
         masks.append(batch.observe().mask[0].tolist())
     assert masks == [[False, True], [True, True]]

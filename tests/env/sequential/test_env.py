@@ -151,8 +151,8 @@ def test_a_group_that_is_chosen_twice_ends_the_episode(measurer: CountingMeasure
 
 def test_masks_follow_memory_and_can_leave_it_out() -> None:
     simulator = Simulator(tight_problem(2, 2), threads=1)
-    for is_masked, then in ((True, [False, True]), (False, [True, True])):
-        env = SequentialEnv(simulator, is_memory_masked=is_masked)
+    for memory_mask, then in (("resident", [False, True]), ("none", [True, True])):
+        env = SequentialEnv(simulator, memory_mask=memory_mask)
         env.reset()
         assert env.action_masks().tolist() == [True, True]
         env.step(np.int64(0))
@@ -161,7 +161,6 @@ def test_masks_follow_memory_and_can_leave_it_out() -> None:
         assert env.action_masks().tolist() == [True, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("choose_group", [False, True])
 @pytest.mark.parametrize("agent_class", [PPO, MaskablePPO])
 def test_the_agents_of_others_learn_on_it_as_it_is(agent_class: type[PPO], choose_group: bool) -> None:

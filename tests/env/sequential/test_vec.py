@@ -37,7 +37,9 @@ def test_what_episodes_place_is_one_call_of_the_measurer() -> None:
     assert [infos for _, _, _, infos in steps[:2]] == [[{}] * 4] * 2
     observations, _, done, infos = steps[-1]
     assert done.all()
-    assert sum(rewards for _, rewards, _, _ in steps).tolist() == pytest.approx([-1, -(3**0.5), -1, -(30**0.5)], rel=1e-5)
+    assert sum(rewards for _, rewards, _, _ in steps).tolist() == pytest.approx(
+        [-1, -(3**0.5), -1, -(30**0.5)], rel=1e-5
+    )
     assert [info["step_time_s"] for info in infos] == [1.0, 3.0, 1.0, np.inf]
     assert [info["episode"]["r"] for info in infos] == pytest.approx([-1, -(3**0.5), -1, -(30**0.5)])
     assert {info["episode"]["l"] for info in infos} == {3}
@@ -95,7 +97,6 @@ def test_masks_are_those_of_each_env() -> None:
     assert env.env_method("get_images", indices=0) == [[None, None]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("agent_class", [PPO, MaskablePPO])
 def test_the_agents_of_others_learn_on_it_as_it_is(agent_class: type[PPO]) -> None:
     env = SequentialVecEnv(Simulator(fork_problem(seed=0), threads=1), 8)

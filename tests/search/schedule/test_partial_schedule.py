@@ -12,23 +12,25 @@ from micrographs import op_graph
 from random_problems import plain_host, random_problem
 from search_problems import barred, tight_problem
 
+from rlplace.errors import UnknownName
 from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.schedule.decision_features import DECISION_FEATURES, observe
 from rlplace.search.schedule.greedy import FEATURES, Greedy
 from rlplace.search.schedule.group_layout import GroupLayout, group_layout
 from rlplace.search.schedule.partial_schedule import PartialSchedules, clear, decide, new_schedules, next_groups
-from rlplace.search.schedule.schedule_bounds import ScheduleBounds, schedule_bounds
+from rlplace.search.schedule.schedule_bounds import MEMORY_MASKS, ScheduleBounds, schedule_bounds
 
 
 class Stepper:
     """B schedules of a problem's groups, with features in float64."""
 
-    def __init__(self, problem: Problem, grouping: Grouping | None = None, num_episodes: int = 1) -> None:
-        grouping = problem.grouping if grouping is None else grouping
+    def __init__(self, problem: Problem, num_episodes: int = 1, memory_mask: str = "resident") -> None:
+        grouping = problem.grouping
         self.layout: GroupLayout = group_layout(problem, grouping)
-        self.bounds: ScheduleBounds = schedule_bounds(problem, grouping, self.layout)
+        self.bounds: ScheduleBounds = schedule_bounds(problem, grouping, self.layout, memory_mask)
         self.state: PartialSchedules = new_schedules(self.layout, self.bounds, num_episodes)
         self.episodes = np.arange(num_episodes)
 
@@ -56,7 +58,9 @@ class Stepper:
 
 def coarser(rng: np.random.Generator, problem: Problem) -> Grouping:
     """Groups of random ops, as many as half of them."""
-    return Grouping(np.unique(rng.integers(0, problem.graph.num_ops // 2, problem.graph.num_ops), return_inverse=True)[1])
+    return Grouping(
+        np.unique(rng.integers(0, problem.graph.num_ops // 2, problem.graph.num_ops), return_inverse=True)[1]
+    )
 
 
 def pinned(rng: np.random.Generator, problem: Problem) -> Problem:
@@ -136,34 +140,53 @@ def test_the_bound_never_shrinks_and_is_the_finish_in_the_end(seed: int) -> None
     assert max(promised_s) <= finish_s * (1 + 1e-9) + 1e-12
 
 
+def resident(problem: Problem) -> np.ndarray:
+    """(N,) bytes that are there before a step, op by op."""
+    graph = problem.graph
+    there = np.where(graph.is_source, np.bincount(graph.tensor_op, graph.tensor_bytes, graph.num_ops), 0)
+    return there + graph.state_bytes
+
+
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 100_000))
-def test_masks_are_pins_and_memory_and_never_empty(seed: int) -> None:
+@given(st.integers(0, 100_000), st.sampled_from(MEMORY_MASKS))
+def test_masks_are_pins_and_memory_and_never_empty(seed: int, memory_mask: str) -> None:
     rng = np.random.default_rng(seed)
     problem = pinned(rng, random_problem(rng, 12))
-    stepper = Stepper(problem)
-    pools = [device.memory_pool or device.name for device in problem.host.devices]
-    members = [[i for i, pool in enumerate(pools) if pool == of] for of in pools]
-    held, allowed = stepper.layout.held, problem.group_allowed
+    stepper = Stepper(problem, memory_mask=memory_mask)
     devices = problem.host.devices
+    pools = [device.memory_pool or device.name for device in devices]
+    members = [[i for i, pool in enumerate(pools) if pool == of] for of in pools]
+    need = {"resident": resident(problem), "held": stepper.layout.held, "none": np.full(12, -np.inf)}[memory_mask]
     used = np.zeros(len(devices))
     for _ in range(problem.grouping.num_groups):
         groups = stepper.next()
         group = int(groups[0])
         features, mask = stepper.look(groups)
+        allowed = problem.group_allowed[group]
         lacking = np.array([
             sum(used[i] for i in row)
-            + held[group]
-            - max(min(devices[i].memory_bytes for i in row) - sum(devices[i].context_bytes for i in row), 1)
+            + need[group]
+            - (min(devices[i].memory_bytes for i in row) - sum(devices[i].context_bytes for i in row))
             for row in members
         ])  # fmt: skip
-        lacking[~allowed[group]] = np.inf
+        lacking[~allowed] = np.inf
         expected = lacking <= 0 if lacking.min() <= 0 else np.arange(len(lacking)) == lacking.argmin()
         assert mask[0].tolist() == expected.tolist()
-        assert features[0, :, DECISION_FEATURES.index("allowed")].tolist() == (expected & allowed[group]).tolist()
+        assert features[0, :, DECISION_FEATURES.index("allowed")].tolist() == expected.tolist()
         device = int(rng.choice(np.flatnonzero(mask[0])))
-        used[device] += held[group]
+        used[device] += need[group]
         stepper.decide(groups, np.array([device]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 100_000))
+def test_what_lacks_room_for_what_is_resident_does_not_run(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, 16)
+    placement = problem.draw_groups(rng, 1)[0]
+    filled = Stepper(problem).place(placement, np.arange(16)).filled[0]
+    if (filled > Stepper(problem).bounds.account_room).any():
+        assert np.isinf(Simulator(problem, threads=1).step_times(placement[None])).all()
 
 
 def test_masked_decisions_fit_where_anything_does() -> None:
@@ -173,10 +196,17 @@ def test_masked_decisions_fit_where_anything_does() -> None:
         groups = stepper.next()
         _, mask = stepper.look(groups)
         stepper.decide(groups, np.array([rng.choice(np.flatnonzero(row)) for row in mask]))
-    free = Stepper(problem)
-    unlimited = schedule_bounds(problem, problem.grouping, free.layout, is_memory_limited=False)
-    assert (stepper.state.filled <= stepper.bounds.account_room).mean() > 0.9
-    assert np.isinf(unlimited.account_room).all()
+    placements = problem.grouping.expand(stepper.state.placed)
+    masked = np.isfinite(Simulator(problem, threads=1).step_times(placements)).mean()
+    free = np.isfinite(
+        Simulator(problem, threads=1).step_times(problem.grouping.expand(problem.draw_groups(rng, 20)))
+    ).mean()
+    assert masked > free
+
+
+def test_a_mistyped_mask_is_named() -> None:
+    with pytest.raises(UnknownName, match="resident"):
+        Stepper(tight_problem(2, 2), memory_mask="residents")
 
 
 def test_micro_batches_are_told_apart() -> None:
@@ -194,7 +224,7 @@ def test_what_is_cleared_is_as_new() -> None:
     problem = random_problem(np.random.default_rng(1), 12)
     stepper = Stepper(problem, num_episodes=2)
     stepper.place(np.zeros(12, dtype=np.int64), np.arange(12))
-    clear(stepper.layout, stepper.bounds, stepper.state)
+    clear(stepper.bounds, stepper.state)
     fresh = new_schedules(stepper.layout, stepper.bounds, 2)
     for name, array in stepper.state._asdict().items():
         assert np.array_equal(array, getattr(fresh, name)), name
