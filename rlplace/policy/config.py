@@ -8,6 +8,7 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.gnn.config import GnnConfig
 from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.recipes import Recipe, complete
+from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.seq2seq.config import Seq2SeqConfig
 
 INITS = ("starts", "none", "pretrained")
@@ -180,6 +181,8 @@ class LearnConfig:
     """Of the policy `improver`."""
     seq2seq: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
     """Of the policy `seq2seq`."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Of the policy `schedule`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """Of the learner `ppo`."""
     clone: CloneConfig = field(default_factory=CloneConfig)

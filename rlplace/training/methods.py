@@ -5,17 +5,18 @@ from __future__ import annotations
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.training.config import TrainConfig
 
-LEARNED, POLICY, GUIDED = "learned", "policy", "guided"
+LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"
 
 for _method in (
     Method(LEARNED, "rlplace.training.agent.on_host:solve", "search", "learns the host from measured steps"),
+    Method(SCHEDULE, "rlplace.training.schedule_search:solve", "search", "a pretrained policy, zero-shot: GO, DOPPLER"),
     Method(POLICY, "rlplace.training.policy_search:solve", "search", "a policy and annealing learn from each other"),
     Method(GUIDED, "rlplace.training.guide:solve", "search", "portfolio, with starts and moves of a policy"),
 ):
     if _method.name not in METHODS:
         register_method(_method)
 
-__all__ = ["GUIDED", "LEARNED", "METHODS", "POLICY", "method_of"]
+__all__ = ["GUIDED", "LEARNED", "METHODS", "POLICY", "SCHEDULE", "method_of"]
 
 
 def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
