@@ -27,8 +27,9 @@ from suites import SUITES, key_of, problem_of
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Simulator
 from rlplace.policy import POLICIES, LearnConfig
+from rlplace.policy.pretrained import pretrained_kinds
 from rlplace.search.task import Budget, Task
-from rlplace.training.methods import GUIDED, METHODS, POLICY
+from rlplace.training.methods import GUIDED, METHODS, POLICY, SCHEDULE
 
 SUITE, EVALUATIONS, SEEDS = "core-dev", "500,3000", "0-9"
 LEARNERS = {"placer": "ppo", "gnn": "ppo", "seq2seq": "reinforce", "improver": "ppo", "schedule": "ppo"}
@@ -44,7 +45,6 @@ PRETRAINED: dict[str, dict[str, Any]] = {
     "pretrained, with annealing": {"init": "pretrained", "share": 0.05},
 }
 """The same for a policy whose weights come with rlplace."""
-WITH_WEIGHTS = ("schedule",)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,17 @@ class Contender:
 def contenders() -> list[Contender]:
     """Every row whose policy there is."""
     found = [Contender("portfolio", METHODS["portfolio"].run), Contender("random weights", solve_random_weights)]
+    trained = pretrained_kinds()
     for policy, learner in LEARNERS.items():
-        modes = MODES | (PRETRAINED if policy in WITH_WEIGHTS else {})
+        modes = MODES | (PRETRAINED if policy in trained else {})
         for mode, options in modes.items():
             config = LearnConfig(policy=policy, learner=learner, **options)
             found.append(Contender(f"{policy}+{learner}, {mode}", partial(METHODS[POLICY].run, config=config), policy))
-        init = "pretrained" if policy in WITH_WEIGHTS else "starts"
+        init = "pretrained" if policy in trained else "starts"
         config = LearnConfig(policy=policy, learner=learner, init=init)
         found.append(Contender(f"portfolio, guided by {policy}", partial(METHODS[GUIDED].run, config=config), policy))
+    if SCHEDULE in trained:
+        found.append(Contender("schedule, zero-shot", METHODS[SCHEDULE].run))
     return [one for one in found if one.policy is None or one.policy in POLICIES]
 
 
