@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.policy.gnn.config import GnnConfig
+from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.recipes import Recipe, complete
 from rlplace.policy.seq2seq.config import Seq2SeqConfig
 
@@ -33,12 +35,12 @@ class PlacerArchitecture:
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Options of `PlacerPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
+    """Options of `GroupPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
 
     learning_rate: float = 3e-3
     """Of Adam."""
     n_steps: int = 1
-    """Steps of all envs a rollout."""
+    """Steps of all envs a rollout, where there are envs (`PlacerPPO`)."""
     batch_size: int | None = None
     """Placements a gradient step; the whole rollout by default."""
     n_epochs: int = 3
@@ -60,7 +62,7 @@ class PPOConfig:
     num_elites: int = 1
     """How many of the best to clone."""
     elite_smoothing: float = 0.02
-    """Label smoothing in cloning."""
+    """Probability that cloning leaves to other devices."""
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_epochs", "num_elites"):
@@ -84,7 +86,7 @@ class CloneConfig:
     num_steps: int = 3
     """Gradient steps an update."""
     smoothing: float = 0.02
-    """Label smoothing."""
+    """Probability that cloning leaves to other devices."""
     flips: float = 2.0
     """Groups in which a sample differs from the mode, on average."""
 
@@ -135,7 +137,7 @@ class LearnConfig:
     """How the method `policy` learns; what is None goes with the policy and the learner (`recipe`)."""
 
     policy: str | None = None
-    """Which policy proposes placements: placer, or seq2seq (of the 2017 paper); placer by default."""
+    """Which policy proposes placements: placer, gnn, improver, or seq2seq (of the 2017 paper); placer by default."""
     learner: str | None = None
     """How it learns: ppo, reinforce, or clone (of the best placements seen); by default reinforce for seq2seq, ppo for
     the others."""
@@ -157,6 +159,10 @@ class LearnConfig:
     come, and nothing else: the default of reinforce, 8 of the others."""
     placer: PlacerArchitecture = field(default_factory=PlacerArchitecture)
     """Of the policy `placer`."""
+    gnn: GnnConfig = field(default_factory=GnnConfig)
+    """Of the policy `gnn`."""
+    improver: ImproverConfig = field(default_factory=ImproverConfig)
+    """Of the policy `improver`."""
     seq2seq: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
     """Of the policy `seq2seq`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)

@@ -79,6 +79,31 @@ class Loadable(Policy, Protocol):
 
 
 @runtime_checkable
+class Straying(Protocol):
+    """A policy that can be told how far its samples stray from its best guess."""
+
+    def set_flips(self, flips: float) -> None:
+        """Lets samples differ from the best guess in about `flips` groups."""
+        ...
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """A policy that divides its logits by a temperature, in samples as in log-probabilities."""
+
+    temperature: Tensor
+
+
+@runtime_checkable
+class StartsSomewhere(Protocol):
+    """A policy that proposes placements around one that is known: its log-probabilities depend on that one."""
+
+    def start_from(self, group_devices: NDArray[np.integer]) -> None:
+        """Proposes from now on around the placement (G,)."""
+        ...
+
+
+@runtime_checkable
 class Learner(Protocol):
     """Makes a policy better, in place."""
 

@@ -11,14 +11,18 @@ from torch import Tensor
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.config import ReinforceConfig
+from rlplace.policy.learn.elites import Elites
+from rlplace.policy.learn.settle import settle
 from rlplace.policy.learn.state import (
     LearnerState,
+    elites_state,
+    load_elites_state,
     load_optimizer_state,
     load_policy_state,
     optimizer_state,
     policy_state,
 )
-from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy
+from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
 
 IMITATION_STEPS, IMITATION_RATE = 100, 1e-2
 """Most gradient steps (Adam) of an imitation, and their learning rate."""
@@ -65,16 +69,20 @@ class Reinforce:
             expected = "0 for a policy without `evaluate`"
             raise InvalidValue("ent_coef", self.config.ent_coef, expected, where="learner reinforce")
         self.baseline: float | None = None
+        self._best = Elites(1)
         self._optimizer = torch.optim.Adam(policy.parameters(), lr=self.config.learning_rate)
         self._set_noise(0.0)
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
-        """Makes placements (G,) or (M, G) likely, by their cross-entropy.
+        """Makes placements (G,) or (M, G) likely, by their cross-entropy; a policy that starts somewhere starts there.
 
         Raises:
             InvalidValue: one that the policy gives no probability, as where pins bar it.
         """
         rows = np.atleast_2d(group_devices)
+        if isinstance(self.policy, StartsSomewhere):
+            self.policy.start_from(rows[0])
+            return
         optimizer = torch.optim.Adam(self.policy.parameters(), lr=IMITATION_RATE)
         for _ in range(IMITATION_STEPS):
             loss = -self.policy.log_prob(rows).mean() / max(rows.shape[1], 1)
@@ -106,6 +114,7 @@ class Reinforce:
         self._set_noise(progress)
         rewards_B = np.asarray(rewards, dtype=np.float64)
         ran_B = np.ones(len(rewards_B), dtype=np.bool_) if ran is None else np.asarray(ran)
+        self._best.add(group_devices, rewards_B)
         figures = {"mean_reward": float(rewards_B.mean()), "failed": float(1.0 - ran_B.mean())}
         if progress >= self.config.failing_until:
             group_devices, rewards_B = np.asarray(group_devices)[ran_B], rewards_B[ran_B]
@@ -118,18 +127,21 @@ class Reinforce:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         self._optimizer.step()
+        settle(self.policy, elites=self._best)
         self.baseline = self.config.baseline_decay * baseline + (1.0 - self.config.baseline_decay) * mean
         return figures | entropy | {"loss": loss.item(), "baseline": self.baseline, "gradient_norm": float(norm)}
 
     def forget(self) -> None:
-        """Forgets the baseline, as when rewards come to mean something else."""
+        """Forgets the baseline and the best placement, as when rewards come to mean something else."""
         self.baseline = None
+        self._best.clear()
 
     def state(self) -> LearnerState:
         """All that it and its policy need to go on."""
         facts = {"baseline": self.baseline, "logit_noise": getattr(self.policy, "logit_noise", None)}
         state = LearnerState({}, facts).with_part("policy", policy_state(self.policy))
-        return state.with_part("optimizer", optimizer_state(self._optimizer))
+        state = state.with_part("optimizer", optimizer_state(self._optimizer))
+        return state.with_part("best", elites_state(self._best))
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from the state of another one, made for the same problem with the same options.
@@ -139,6 +151,7 @@ class Reinforce:
         """
         load_policy_state(self.policy, state.part("policy"))
         load_optimizer_state(self._optimizer, state.part("optimizer"))
+        load_elites_state(self._best, state.part("best"))
         self.baseline = state.facts["baseline"]
         if isinstance(self.policy, Noisy):
             self.policy.logit_noise = state.facts["logit_noise"]

@@ -17,6 +17,8 @@ from rlplace.policy import (
     LEARNERS,
     POLICIES,
     CloneConfig,
+    GnnConfig,
+    ImproverConfig,
     LearnConfig,
     Learner,
     PlacerArchitecture,
@@ -35,12 +37,17 @@ SIMULATOR = Simulator(PROBLEM, threads=1)
 REWARD = make_reward("sqrt", 10.0)
 SMALL = LearnConfig(
     placer=PlacerArchitecture(hidden=8, num_layers=1),
+    gnn=GnnConfig(hidden=8),
+    improver=ImproverConfig(hidden=8),
     seq2seq=Seq2SeqConfig(hidden=8, type_embedding=4, device_embedding=4, attention=4),
     ppo=PPOConfig(batch_size=5, num_elites=3),
     clone=CloneConfig(num_elites=3),
     reinforce=ReinforceConfig(logit_noise=0.3, noise_until=0.3),
 )
-PAIRS = [("placer", "ppo"), ("placer", "clone"), ("placer", "reinforce"), ("seq2seq", "reinforce")]
+PAIRS = [
+    *(("placer", "ppo"), ("placer", "clone"), ("placer", "reinforce"), ("seq2seq", "reinforce")),
+    *(("gnn", "ppo"), ("improver", "ppo"), ("improver", "reinforce")),
+]
 
 
 def make(policy: str, learner: str, seed: int) -> tuple[Policy, Learner]:
@@ -96,7 +103,7 @@ def test_the_state_of_another_learner_or_policy_is_refused(tmp_path: Path) -> No
     save_learner(path, learner)
     _, clone = make("placer", "clone", 0)
     assert isinstance(clone, Resumable)
-    with pytest.raises(FileProblem, match="state of a PlacerPPO, expected of a CloneLearner"):
+    with pytest.raises(FileProblem, match="state of a GroupPPO, expected of a CloneLearner"):
         resume_learner(path, clone)
     _, reinforce = make("placer", "reinforce", 0)
     assert isinstance(reinforce, Resumable)
