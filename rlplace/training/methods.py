@@ -20,8 +20,8 @@ __all__ = ["LEARNED", "METHODS", "POLICY", "method_of"]
 def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
     """The method that `train` runs.
 
-    It is the one that is named; where none is, `policy` if a policy or a learner is named, else `learned`. On a simulated
-    host, where nothing can be measured, `policy` takes the place of `learned`.
+    It is the one that is named; where none is, `policy` if a policy or a learner is named, else `learned`. On a
+    simulated host, where nothing can be measured, `policy` takes the place of `learned`.
     """
     method = config.search.method
     if method is None:
