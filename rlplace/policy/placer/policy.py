@@ -186,7 +186,7 @@ class PlacerPolicy(ActorCriticPolicy):
         )
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
         """Takes the weights that `save` wrote for a problem of as many groups and devices.
 
         Raises:
