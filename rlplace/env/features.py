@@ -123,9 +123,7 @@ def _mean_route(table_DD: FloatArray) -> float:
     return float(table_DD.sum()) / (num_devices * (num_devices - 1)) if num_devices > 1 else 0.0
 
 
-def extreme_over_ops(
-    reduce: np.ufunc, op_group: NDArray[np.int32], values: FloatArray, num_groups: int
-) -> FloatArray:
+def extreme_over_ops(reduce: np.ufunc, op_group: NDArray[np.int32], values: FloatArray, num_groups: int) -> FloatArray:
     """(G,) least or largest of (N,) values of the ops of each group: `reduce` is `np.minimum` or `np.maximum`."""
     result = np.full(num_groups, np.inf if reduce is np.minimum else -np.inf)
     reduce.at(result, op_group, values)

@@ -66,7 +66,7 @@ def op_kind(target: str) -> str:
     namespace, _, rest = target.lower().rpartition("::")[2].partition(".")
     name = (rest or namespace).partition(".")[0].strip("_")
     words = set(name.split("_"))
-    if any(_MATMUL.match(word) for word in words):
+    if "attention" not in name and any(_MATMUL.match(word) for word in words):
         return "matmul"
     for kind, parts in _PARTS:
         if any(part in name for part in parts):

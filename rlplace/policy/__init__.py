@@ -1,7 +1,7 @@
 """Policies that place groups, and how they learn.
 
-`protocols` says what a policy and a learner are, `registry` has them by name, `recipes` what goes together; `placer/`,
-`gnn/`, `improver/` and `seq2seq/` are policies, `learn/` holds the learners and what they share, `checkpoint` the files.
+`protocols` says what a policy and a learner are, `registry` has them by name, `recipes` what goes together. `placer/`,
+`gnn/`, `improver/` and `seq2seq/` are policies, `learn/` holds learners and what they share, `checkpoint` the files.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
 
 __all__ = [
+    "LEARNERS",
+    "POLICIES",
     "CloneConfig",
     "CloneLearner",
     "Elites",
@@ -45,10 +47,8 @@ __all__ = [
     "GroupPolicy",
     "ImproverConfig",
     "ImproverPolicy",
-    "LEARNERS",
     "LearnConfig",
     "Learner",
-    "POLICIES",
     "PPOConfig",
     "PlacerArchitecture",
     "PlacerPPO",

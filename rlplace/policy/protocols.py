@@ -79,12 +79,19 @@ class Loadable(Policy, Protocol):
 
 
 @runtime_checkable
-class Tempered(Protocol):
+class Straying(Protocol):
     """A policy that can be told how far its samples stray from its best guess."""
 
-    def set_flips(self, flips: float | None) -> None:
-        """Lets samples differ from the best guess in `flips` groups on average; None: as much as it has learned."""
+    def set_flips(self, flips: float) -> None:
+        """Lets samples differ from the best guess in about `flips` groups."""
         ...
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """A policy that divides its logits by a temperature, in samples as in log-probabilities."""
+
+    temperature: Tensor
 
 
 @runtime_checkable

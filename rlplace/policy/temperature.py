@@ -1,9 +1,14 @@
-"""`temperature_for`: how sharp a distribution over groups must be for its samples to stay near its mode."""
+"""How sharp a distribution over groups must be for its samples to stay near its mode, and what it is without that."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from rlplace.policy.protocols import Tempered
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
 BISECTIONS = 30
@@ -27,3 +32,17 @@ def temperature_for(logits_GD: Tensor, flips: float) -> float:
         expected = (1 - torch.softmax(logits_GD / middle, dim=-1).amax(dim=-1)).sum()
         low, high = (low, middle) if expected > flips else (middle, high)
     return low
+
+
+@contextlib.contextmanager
+def at_temperature_1(policy: object) -> Iterator[None]:
+    """While active, a policy that has a temperature has that of 1: what it is taught holds however it is sampled."""
+    if not isinstance(policy, Tempered):
+        yield
+        return
+    before = policy.temperature
+    policy.temperature = torch.ones(())
+    try:
+        yield
+    finally:
+        policy.temperature = before

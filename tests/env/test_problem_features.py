@@ -80,7 +80,9 @@ def test_groups_are_ordered_by_their_first_op_that_is_no_source(problem):
 
 def test_units_do_not_matter(problem):
     slower = replace(
-        problem, costs=Costs(problem.costs.op_time_s * 7, "estimated"), host=plain_host(2, bandwidth_bytes_per_s=100 / 7)
+        problem,
+        costs=Costs(problem.costs.op_time_s * 7, "estimated"),
+        host=plain_host(2, bandwidth_bytes_per_s=100 / 7),
     )
     before, after = problem_features(problem), problem_features(slower)
     for name in KINDS_OF_ARRAYS:

@@ -18,16 +18,16 @@ from rlplace.policy.placer.gnn import GraphEncoder, MessageLayer
 from rlplace.policy.problem_tensors import ProblemTensors
 
 FIELD_FEATURES = ("reads", "readers", "load", "fullness")
-"""What a group sees of a device while all groups are likely to be here or there: the shares of what it reads and of what
-reads it that are there, and the device's load and memory."""
+"""What a group sees of a device while all groups are likely to be here or there: which shares of what it reads, and of
+what reads it, are there, and the device's load and memory."""
 
 
 class AssignmentNetwork(nn.Module):
     """A graph network over groups and devices; its weights know nothing of how many there are of either.
 
     Groups first hear from each other (`GraphEncoder`). Then come rounds: each group has a probability for every device,
-    even at first; from it each device learns what is likely to be there, what it adds up to, and what the devices beside
-    it look like; each group learns where its neighbours are likely to be; and new probabilities follow. The last
+    even at first; from it each device learns what is likely to be there, what it adds up to, and what the devices
+    beside it look like; each group learns where its neighbours are likely to be; and new probabilities follow. The last
     round's logits are the answer. Unrolled, this is a mean-field approximation whose updates are learned.
 
     GDP (Zhou et al. 2019) has a transformer over the groups instead, whose attention takes the place of these rounds,

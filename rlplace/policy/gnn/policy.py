@@ -25,7 +25,7 @@ class GnnPolicy(nn.Module):
 
     After GDP (Zhou et al. 2019, arXiv:1910.01578): a graph network over the groups and a placer that fits any graph,
     trained on one graph or, with one network for several policies (`learn_many`), on many. GDP's placer names its
-    devices; this one compares each group with each device by their features, so that the same weights place on any host.
+    devices; this one compares each group with each device by their features: the same weights place on any host.
 
     Devices that look alike would get the same logits, and every group would be as likely on each of them. So the policy
     marks them: the n-th of several equal devices gets the n-th of a list of random vectors, drawn once from the seed
@@ -111,10 +111,10 @@ class GnnPolicy(nn.Module):
         """(B,) log-probabilities of placements (B, G)."""
         return self.evaluate(group_devices)[0].sum(dim=1)
 
-    def set_flips(self, flips: float | None) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups on average; 1 for None."""
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
         with torch.no_grad():
-            self.temperature.fill_(1.0 if flips is None else temperature_for(self.logits(), flips))
+            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the network to `path` (`policy.safetensors`), with its options beside it (`.json`).

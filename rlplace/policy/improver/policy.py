@@ -46,6 +46,7 @@ class ImproverPolicy(nn.Module):
         network: the weights, which several policies may share.
         problem: the features of what is placed.
         start: (G,) int64, the placement that a pass begins with.
+        moves: how many groups a pass moves, about.
         keep: log-odds by which every group is kept where it is, beside what the network says.
         generator: draws the samples.
     """
@@ -53,6 +54,7 @@ class ImproverPolicy(nn.Module):
     kind: Literal["improver"] = "improver"
     start: Tensor
     keep: Tensor
+    moves: Tensor
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class ImproverPolicy(nn.Module):
         start_G = problem.nearest_groups(np.full(features.num_groups, fastest))
         self.register_buffer("start", torch.from_numpy(start_G.astype(np.int64)))
         self.register_buffer("keep", torch.zeros(()))
+        self.register_buffer("moves", torch.zeros(()))
         self.generator = torch.Generator().manual_seed(seed)
         self.set_flips(self.config.moves)
 
@@ -97,8 +100,9 @@ class ImproverPolicy(nn.Module):
         return self.problem.num_devices
 
     def start_from(self, group_devices: NDArray[np.integer]) -> None:
-        """Passes begin from the placement (G,) from now on."""
+        """Passes begin from the placement (G,) from now on, and move as many groups as before."""
         self.start.copy_(torch.from_numpy(np.asarray(group_devices, dtype=np.int64)))
+        self.set_flips(float(self.moves))
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, all drawn in one pass; by `rng` or by the policy's own generator."""
@@ -109,36 +113,35 @@ class ImproverPolicy(nn.Module):
         return self._pass(-(-uniform_GBD.log()).log())
 
     def mode(self) -> NDArray[np.int32]:
-        """(G,) where a pass ends that takes the likeliest device of each group."""
-        return self._pass(torch.zeros(self.num_groups, 1, 1))[0]
+        """(G,) the placement that passes begin with: the best that is known."""
+        return self.start.numpy().astype(np.int32)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of devices (B, G), each given those decided before it, and entropies (B, G)."""
         devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        distribution = GroupCategorical().proba_distribution(self._logits(np.asarray(group_devices)))
+        log_probs_BGD = self._log_probs(self._scores(group_devices), slice(None))
+        distribution = GroupCategorical().proba_distribution(log_probs_BGD)
         return distribution.group_log_prob(devices_BG), distribution.group_entropy()
 
     def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
         """(B,) log-probabilities of placements (B, G)."""
         return self.evaluate(group_devices)[0].sum(dim=1)
 
-    def set_flips(self, flips: float | None) -> None:
-        """Sets `keep` so that about `flips` groups are moved by a pass; None leaves it as it is.
+    def set_flips(self, flips: float) -> None:
+        """Sets `keep` so that a pass moves about `flips` groups, now and whenever it starts elsewhere.
 
         It counts what is moved of a placement that stays as it is until then, so that one look at it will do.
         """
-        if flips is None:
-            return
+        self.moves.fill_(flips)
         with torch.no_grad():
-            start_1G = self.start.numpy()[None]
-            logits_GD = (self._logits(start_1G)[0] - self.keep * self._stays()).double()
-            stays_GD = self._stays().double()
-            flips = min(flips, MOST_MOVED * int((self.problem.allowed.sum(dim=1) > 1).sum()))
+            scores_GD = self._scores(self.start.numpy()[None])[0].double()
+            scores_GD = scores_GD.masked_fill(~self.problem.allowed, -torch.inf)
+            stays_GD, moves = self._stays().double(), float(self._chances().sum())
             low, high = -MOST_KEEP, MOST_KEEP
             for _ in range(BISECTIONS):
                 middle = (low + high) / 2
-                stay_G = (torch.softmax(logits_GD + middle * stays_GD, dim=-1) * stays_GD).sum(dim=-1)
-                low, high = (middle, high) if (1 - stay_G).sum() > flips else (low, middle)
+                stay_G = (torch.softmax(scores_GD + middle * stays_GD, dim=-1) * stays_GD).sum(dim=-1)
+                low, high = (middle, high) if (1 - stay_G).sum() > moves else (low, middle)
             self.keep.fill_(high)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -157,17 +160,35 @@ class ImproverPolicy(nn.Module):
             InvalidValue: the options there are not those of this policy.
         """
         tensors = load_network(path, self.kind, self.config, self)
-        self.keep.copy_(tensors["keep"])
+        for name in ("keep", "moves"):
+            getattr(self, name).copy_(tensors[name])
         start = tensors["start"]
-        if start.shape == self.start.shape and int(start.max()) < self.num_devices:
-            if bool(self.problem.allowed.gather(1, start[:, None]).all()):
-                self.start.copy_(start)
+        fits = start.shape == self.start.shape and int(start.max()) < self.num_devices
+        if fits and bool(self.problem.allowed.gather(1, start[:, None]).all()):
+            self.start.copy_(start)
 
-    def _logits(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B, G, D) logits of each step of the passes that end at placements (B, G); minus infinity where barred."""
+    def _scores(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B, G, D) what the network says in each step of the passes that end at placements (B, G)."""
         state_BGDS = torch.from_numpy(replay(self._arrays, self.start.numpy(), group_devices))
         scores_BGD: Tensor = self.network(self.network.encode(self.problem), state_BGDS)
-        return (scores_BGD + self.keep * self._stays()).masked_fill(~self.problem.allowed, -torch.inf)
+        return scores_BGD
+
+    def _log_probs(self, scores_BGD: Tensor, groups: int | slice) -> Tensor:
+        """(..., D) log-probabilities of some groups, given what the network says; minus infinity where barred."""
+        allowed_GD, stays_GD = self.problem.allowed[groups], self._stays()[groups]
+        logits_BGD = (scores_BGD + self.keep * stays_GD).masked_fill(~allowed_GD, -torch.inf)
+        chance_G1, num_allowed_G1 = self._chances()[groups][..., None], allowed_GD.sum(dim=-1, keepdim=True)
+        random_GD = torch.where(stays_GD > 0, 1 - chance_G1, chance_G1 / (num_allowed_G1 - 1).clamp(min=1))
+        explore = self.config.explore
+        chosen_BGD = torch.softmax(logits_BGD, dim=-1)
+        mixed_BGD = (1 - explore) * chosen_BGD + explore * random_GD
+        # the logarithm of 0 would make gradients NaN, masked or not
+        return mixed_BGD.masked_fill(~allowed_GD, 1.0).log().masked_fill(~allowed_GD, -torch.inf)
+
+    def _chances(self) -> Tensor:
+        """(G,) float32, how likely each group is to be moved at random."""
+        has_choice_G = (self.problem.allowed.sum(dim=1) > 1).float()
+        return has_choice_G * (self.moves / has_choice_G.sum().clamp(min=1)).clamp(max=MOST_MOVED)
 
     def _stays(self) -> Tensor:
         """(G, D) float32, 1 where a group is at the start of a pass."""
@@ -178,9 +199,8 @@ class ImproverPolicy(nn.Module):
         """(B, G) where passes end that take the device of the largest logit with its noise (G, B, D)."""
         state = PassState(self._arrays, self.start.numpy(), noise_GBD.shape[1])
         pairs_GDH = self.network.encode(self.problem)
-        fixed_GD = (self.keep * self._stays()).masked_fill(~self.problem.allowed, -torch.inf)
         for group in self._arrays.order.tolist():
             scores_BD = self.network(pairs_GDH[group], torch.from_numpy(state.look(group)))
-            devices_B = (scores_BD + fixed_GD[group] + noise_GBD[group]).argmax(dim=-1)
+            devices_B = (self._log_probs(scores_BD, group) + noise_GBD[group]).argmax(dim=-1)
             state.move(group, devices_B.numpy())
         return state.placed_BG

@@ -102,11 +102,11 @@ class PassState:
 
 def replay(arrays: PassArrays, start_G: NDArray[np.integer], placed_BG: NDArray[np.integer]) -> Features:
     """(B, G, D, S) float32: what a pass from `start_G` saw of each group before it put it where `placed_BG` has it."""
-    placed_BG = np.ascontiguousarray(placed_BG, dtype=np.int32)
-    shape = (len(placed_BG), *arrays.cost.shape, len(STATE_FEATURES))
+    rows = np.ascontiguousarray(placed_BG, dtype=np.int32)
+    shape = (len(rows), *arrays.cost.shape, len(STATE_FEATURES))
     a, features_BGDS = arrays, np.zeros(shape, dtype=np.float32)
     _replay(
-        features_BGDS, np.asarray(start_G, dtype=np.int32), placed_BG, a.order,
+        features_BGDS, np.asarray(start_G, dtype=np.int32), rows, a.order,
         a.cost, a.share, a.held, a.latency, a.per_byte, a.occupies, a.allowed,
         a.offsets, a.joined, a.joined_bytes, a.is_in,
     )  # fmt: skip

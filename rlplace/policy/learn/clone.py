@@ -47,8 +47,7 @@ class CloneLearner:
         self.elites.add(group_devices, rewards)
         loss = torch.zeros(())
         for _ in range(self.config.num_steps):
-            log_prob_MG, _ = self.policy.evaluate(self.elites.group_devices)
-            loss = cloning_loss(log_prob_MG, self.config.smoothing).mean()
+            loss = cloning_loss(self.policy, self.elites.group_devices, self.config.smoothing).mean()
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.protocols import GroupPolicy, StartsSomewhere, Tempered
+from rlplace.policy.protocols import GroupPolicy, StartsSomewhere
+from rlplace.policy.temperature import at_temperature_1
 
 LEAST_WEIGHT = 0.5
 """Weight of a group without cost against the mean group: it may hold a large parameter all the same."""
+CERTAIN = 1e-6
+"""A device whose log-probability is above minus this is not told from one that is certain."""
 
 
 def imitate(
@@ -44,10 +45,8 @@ def imitate(
         raise InvalidValue("group_devices", teachers_MG.shape, f"{policy.num_groups} devices, one a group")
     if teachers_MG.size and not 0 <= teachers_MG.min() <= teachers_MG.max() < policy.num_devices:
         raise InvalidValue("device", int(teachers_MG.max()), f"0..{policy.num_devices - 1}", where="imitate")
-    if isinstance(policy, Tempered):
-        policy.set_flips(None)
     with torch.no_grad():
-        if not torch.isfinite(policy.evaluate(teachers_MG)[0]).all():
+        if torch.isneginf(policy.evaluate(teachers_MG)[0]).any():
             raise InvalidValue("group_devices", "a group on a device where it may not be", "allowed devices only")
     if isinstance(policy, StartsSomewhere):
         policy.start_from(teachers_MG[0])
@@ -56,20 +55,23 @@ def imitate(
     optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
     loss = torch.zeros(())
     for _ in range(num_steps):
-        loss = (cloning_loss(policy.evaluate(teachers_MG)[0], smoothing) * weight_G).mean()
+        loss = (cloning_loss(policy, teachers_MG, smoothing) * weight_G).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return loss.item()
 
 
-def cloning_loss(log_prob_MG: Tensor, smoothing: float) -> Tensor:
-    """(G,) mean surprise at M placements, of log-probabilities (M, G), beyond that of a probability `1 - smoothing`.
+def cloning_loss(policy: GroupPolicy, group_devices: NDArray[np.integer], smoothing: float) -> Tensor:
+    """(G,) mean cross-entropy, in nats, towards placements (M, G) with a probability of `1 - smoothing`.
 
-    A group that is surer than that learns nothing more: a policy that is certain tries nothing else.
+    It is label smoothing with two labels, the known device and all others: a policy that became certain would try
+    nothing else. It holds at a temperature of 1, however the policy samples.
     """
-    most = math.log(1 - smoothing) if smoothing < 1 else -math.inf
-    return (most - log_prob_MG.clamp(max=most)).mean(dim=0)
+    with at_temperature_1(policy):
+        log_prob_MG, _ = policy.evaluate(group_devices)
+    log_other_MG = torch.log1p(-log_prob_MG.clamp(max=-CERTAIN).exp())
+    return -((1 - smoothing) * log_prob_MG + smoothing * log_other_MG).mean(dim=0)
 
 
 def _weights(policy: GroupPolicy) -> Tensor:

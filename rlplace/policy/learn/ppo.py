@@ -86,6 +86,17 @@ class GroupPPO:
         self.elites.add(rows_BG, rewards)
         advantages_B = relative_advantages(rewards, normalize=self.config.normalize_advantage)
         with torch.no_grad():
+            old_BG = self.policy.evaluate(rows_BG)[0]
+        log: dict[str, list[float]] = defaultdict(list)
+        for _ in range(self.config.n_epochs):
+            self._num_updates += 1
+            parts = self._minibatches(len(rows_BG))
+            if not all(self._step(rows_BG[part], advantages_B[part], old_BG[part], log) for part in parts):
+                break
+        settle(self.policy, self.config.flips, self.elites)
+        figures = {name: float(np.mean(values)) for name, values in log.items()}
+        return figures | {"best_reward": float(self.elites.rewards[0]), "n_updates": float(self._num_updates)}
+
     def state(self) -> LearnerState:
         """All that it and its policy need to go on."""
         facts = {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
@@ -104,16 +115,6 @@ class GroupPPO:
         load_elites_state(self.elites, state.part("elites"))
         self._rng.bit_generator.state = state.facts["shuffling"]
         self._num_updates = state.facts["n_updates"]
-
-        log: dict[str, list[float]] = defaultdict(list)
-        for _ in range(self.config.n_epochs):
-            self._num_updates += 1
-            parts = self._minibatches(len(rows_BG))
-            if not all(self._step(rows_BG[part], advantages_B[part], old_BG[part], log) for part in parts):
-                break
-        settle(self.policy, self.config.flips, self.elites)
-        figures = {name: float(np.mean(values)) for name, values in log.items()}
-        return figures | {"best_reward": float(self.elites.rewards[0]), "n_updates": float(self._num_updates)}
 
     def _minibatches(self, num_rows: int) -> Iterator[NDArray[np.int64]]:
         size = self.config.batch_size
@@ -141,13 +142,12 @@ class GroupPPO:
         self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
     ) -> tuple[Tensor, float]:
         """The loss of a minibatch, and the mean divergence of a group from the policy that it started from."""
-        config, count = self.config, len(rows_BG)
-        rows = np.concatenate((rows_BG, self.elites.group_devices))  # both at once: the graph is encoded once
-        log_prob_BG, entropy_BG = self.policy.evaluate(rows)
-        log_ratio_BG = log_prob_BG[:count] - old_BG
+        config = self.config
+        log_prob_BG, entropy_BG = self.policy.evaluate(rows_BG)
+        log_ratio_BG = log_prob_BG - old_BG
         policy_loss = clipped_group_loss(log_ratio_BG, advantages_B, config.clip_range)
-        entropy = entropy_BG[:count].mean()
-        elite_loss = cloning_loss(log_prob_BG[count:], config.elite_smoothing).mean()
+        entropy = entropy_BG.mean()
+        elite_loss = cloning_loss(self.policy, self.elites.group_devices, config.elite_smoothing).mean()
         loss = policy_loss - config.ent_coef * entropy + config.elite_coef * elite_loss
         with torch.no_grad():
             approx_kl = float((log_ratio_BG.exp() - 1 - log_ratio_BG).mean())

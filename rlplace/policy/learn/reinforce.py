@@ -40,13 +40,13 @@ class Noisy(Protocol):
 class Reinforce:
     """REINFORCE (Williams 1992) as Mirhoseini et al. 2017 (section 3.1) use it.
 
-    The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of rewards
-    for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the failing
-    signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any more,
-    so that luck cannot unlearn what runs.
+    The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of
+    rewards for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the
+    failing signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any
+    more, so that luck cannot unlearn what runs.
 
-    What differs from the paper: the baseline begins with the mean of the first batch, not with the failing signal, which
-    would make the first samples look good, whatever they are; and one process samples, not twenty.
+    What differs from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
+    which would make the first samples look good, whatever they are; and one process samples, not twenty.
 
     Attributes:
         baseline: moving average of the rewards so far; None before the first.
@@ -56,7 +56,7 @@ class Reinforce:
         """A learner for `policy`, which learns in place.
 
         Args:
-            policy: anything with log-probabilities and parameters; one with `logit_noise` is told how much of it to use.
+            policy: anything with log-probabilities and parameters; one with `logit_noise` is told how much to use.
             config: how.
 
         Raises:
@@ -92,7 +92,7 @@ class Reinforce:
             if loss.item() < IMITATED:
                 break
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
 
     def update(

@@ -100,10 +100,9 @@ def policy_state(policy: object) -> LearnerState:
     Raises:
         InvalidValue: it is no `torch.nn.Module` with a `generator`.
     """
-    module = _module(policy)
-    return LearnerState({"generator": module.generator.get_state()}).with_part(
-        "module", LearnerState({name: tensor.detach().clone() for name, tensor in module.state_dict().items()})
-    )
+    module, generator = _parts(policy)
+    weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return LearnerState({"generator": generator.get_state()}).with_part("module", LearnerState(weights))
 
 
 def load_policy_state(policy: object, state: LearnerState) -> None:
@@ -112,9 +111,9 @@ def load_policy_state(policy: object, state: LearnerState) -> None:
     Raises:
         KeyError, RuntimeError: it is of another policy.
     """
-    module = _module(policy)
+    module, generator = _parts(policy)
     module.load_state_dict(dict(state.part("module").tensors))
-    module.generator.set_state(state.tensors["generator"])
+    generator.set_state(state.tensors["generator"])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> LearnerState:
@@ -160,8 +159,9 @@ def load_elites_state(elites: Elites, state: LearnerState) -> None:
     elites.restore(devices, rewards, counts)
 
 
-def _module(policy: object) -> nn.Module:
-    if not isinstance(policy, nn.Module) or not isinstance(getattr(policy, "generator", None), torch.Generator):
+def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
+    generator = getattr(policy, "generator", None)
+    if not isinstance(policy, nn.Module) or not isinstance(generator, torch.Generator):
         expected = "a torch.nn.Module with a torch.Generator called `generator`"
         raise InvalidValue("policy", type(policy).__name__, expected, where="state of a learner")
-    return policy
+    return policy, generator

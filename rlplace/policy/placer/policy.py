@@ -186,7 +186,7 @@ class PlacerPolicy(ActorCriticPolicy):
         )
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
         """Takes the weights that `save` wrote for a problem of as many groups and devices.
 
         Raises:
@@ -195,10 +195,10 @@ class PlacerPolicy(ActorCriticPolicy):
         _, tensors = load_checkpoint(path, KIND)
         set_parameters(self, tensors, path)
 
-    def set_flips(self, flips: float | None) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups on average; 1 for None."""
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
         with torch.no_grad():
-            self.temperature.fill_(1.0 if flips is None else temperature_for(self.logits(), flips))
+            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         actions_BG: Tensor = self.get_distribution(observation).get_actions(deterministic=deterministic)

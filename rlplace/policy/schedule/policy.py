@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlplace.env.list_schedules import GROUPINGS
+from rlplace.env.list_schedules import GROUPINGS, Pair
 from rlplace.env.problem_features import problem_features
 from rlplace.env.sequential import SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
@@ -150,6 +150,10 @@ class SchedulePolicy(nn.Module):
     def propose(self, count: int) -> NDArray[np.int32]:
         """(<= count, N) devices of ops, the best guess first: also over other groupings than the problem's groups."""
         return propose(self.problem, self.network, count).devices
+
+    def schedules(self, count: int) -> tuple[Pair, ...]:
+        """The list schedules behind the first `count` of `propose`: names of groupings, each with weights."""
+        return propose(self.problem, self.network, count).pairs
 
     def set_flips(self, flips: float | None) -> None:
         """Sets the temperature at which a sample differs from the mode in `flips` groups, on average; 1 if None.

@@ -42,7 +42,8 @@ def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
     types = sorted(set(graph.targets))
     index = {target: place for place, target in enumerate(types)}
     counts_GV = np.zeros((num_groups, len(types)))
-    np.add.at(counts_GV, (op_group, [index[target] for target in graph.targets]), 1)
+    op_type = np.array([index[target] for target in graph.targets], dtype=np.int64)
+    np.add.at(counts_GV, (op_group, op_type), 1)
     producer_E, reader_E = op_group[graph.tensor_op[graph.input_tensors]], op_group[graph.edge_op]
     crosses_E = producer_E != reader_E
     reads_GG = np.zeros((num_groups, num_groups), dtype=np.float32)

@@ -19,13 +19,13 @@ class Encoded:
     """A graph as the decoder sees it.
 
     Attributes:
-        states_GH: (G, H) encodings of groups, both directions of the encoder.
-        keys_GA: (G, A) the same, ready for attention.
+        states: (G, H) encodings of groups, both directions of the encoder.
+        keys: (G, A) the same, ready for attention.
         last: the decoder's first state: the encoder's last ones, (1, 1, H) each.
     """
 
-    states_GH: Tensor
-    keys_GA: Tensor
+    states: Tensor
+    keys: Tensor
     last: LstmState
 
 
@@ -80,12 +80,12 @@ class Seq2SeqNetwork(nn.Module):
             state: the decoder's, after the groups before.
         """
         batch_size, length = before_BL.shape
-        aligned_BLH = encoded.states_GH[first : first + length].expand(batch_size, -1, -1)
+        aligned_BLH = encoded.states[first : first + length].expand(batch_size, -1, -1)
         read_BLI = torch.cat((self.device_embedding(before_BL), aligned_BLH), dim=-1)
         states_BLH, state = self.decoder(read_BLI, state)
         # additive attention (Bahdanau et al. 2015, appendix A.1.2)
-        scores_BLG = self.score(torch.tanh(self.query(states_BLH)[:, :, None] + encoded.keys_GA))[..., 0]
-        context_BLH = torch.softmax(scores_BLG, dim=-1) @ encoded.states_GH
+        scores_BLG = self.score(torch.tanh(self.query(states_BLH)[:, :, None] + encoded.keys))[..., 0]
+        context_BLH = torch.softmax(scores_BLG, dim=-1) @ encoded.states
         u_BLD = self.device_net(torch.cat((states_BLH, context_BLH), dim=-1))
         # bounded logits (Bello et al. 2016, section 4 and appendix A.2)
         return self.config.tanh_constant * torch.tanh(u_BLD / self.config.temperature), state

@@ -36,17 +36,17 @@ class Seq2SeqFile:
 
 
 class Seq2SeqPolicy(nn.Module):
-    """Devices for G groups, each drawn given the groups before it (Mirhoseini et al. 2017, arXiv:1706.04972, section 3).
+    """Devices for G groups, each drawn given the groups before it.
 
-    Groups are read in their order, that of their first ops, by a bidirectional LSTM: a group is the embedding of its op
-    types, the shapes of its outputs, and which groups it reads and is read by. A second LSTM with attention over what was
-    read writes one device a step and is fed the last one. The softmax is over the D named devices, so the weights serve
-    one problem.
+    The policy of Mirhoseini et al. 2017 (arXiv:1706.04972, section 3). Groups are read in their order, that of their
+    first ops, by a bidirectional LSTM: a group is the embedding of its op types, the shapes of its outputs, and which
+    groups it reads and is read by. A second LSTM with attention over what was read writes one device a step and is fed
+    the last one. The softmax is over the D named devices, so the weights serve one problem.
 
     What differs from the paper:
 
-    - the paper embeds an op; a group has many, so its type is the mean over its ops, and its outputs are those that leave
-      it, shapes as logarithms;
+    - the paper embeds an op; a group has many, so its type is the mean over its ops, and its outputs are those that
+      leave it, shapes as logarithms;
     - attention does not enter the recurrence, so that all steps of known placements are one call of the LSTM, as in the
       program that the authors released later (TensorFlow's `hierarchical_controller.py`);
     - each step is also fed the encoding of the group that it places: an attention alone would first have to learn to
@@ -106,7 +106,8 @@ class Seq2SeqPolicy(nn.Module):
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the likeliest device of each group given those before it; the lower index where two are equal."""
-        return self._write(1, torch.zeros(1, self.num_groups, self.num_devices))[0]
+        mode_1G = self._write(1, torch.zeros(1, self.num_groups, self.num_devices))
+        return mode_1G.reshape(-1)
 
     def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
         """(B,) log-probabilities of placements (B, G)."""

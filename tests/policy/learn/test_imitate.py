@@ -36,11 +36,17 @@ def test_teachers_that_disagree_are_followed_alike(policy):
     assert probabilities_GD[:, 1].tolist() == pytest.approx([0.5] * 6, abs=0.03)
 
 
-def test_the_loss_ends_where_a_group_is_sure_enough():
-    log_prob_MG = torch.log(torch.tensor([[0.5, 0.8, 0.1], [0.25, 0.9, 0.7]]))
-    loss_G = cloning_loss(log_prob_MG, smoothing=0.3)
-    by_hand = [(np.log(0.7 / 0.5) + np.log(0.7 / 0.25)) / 2, 0.0, np.log(0.7 / 0.1) / 2]
-    assert loss_G.tolist() == pytest.approx(by_hand, rel=1e-5, abs=1e-6)
+def test_the_loss_is_smoothed_cross_entropy():
+    class Known:
+        def evaluate(self, group_devices):
+            return torch.log(torch.tensor([[0.5, 0.7], [0.25, 0.7]])), None
+
+    loss_G = cloning_loss(Known(), np.zeros((2, 2), dtype=int), smoothing=0.3)
+    by_hand = [
+        -(0.7 * np.log(0.5) + 0.3 * np.log(0.5) + 0.7 * np.log(0.25) + 0.3 * np.log(0.75)) / 2,
+        -(0.7 * np.log(0.7) + 0.3 * np.log(0.3)),
+    ]
+    assert loss_G.tolist() == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_what_was_learned_does_not_depend_on_the_temperature_before(policy):

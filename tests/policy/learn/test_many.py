@@ -24,7 +24,7 @@ def test_one_network_learns_the_best_placements_of_two_problems():
     problems = [fork_problem(0), fork_problem(1, num_devices=3)]
     policies = shared(problems)
     simulators = [Simulator(problem, threads=1) for problem in problems]
-    learn_many(policies, [score(simulator) for simulator in simulators], PPOConfig(flips=1.0), num_rounds=60)
+    learn_many(policies, [score(simulator) for simulator in simulators], PPOConfig(flips=1.5), num_rounds=100)
     for problem, simulator, policy in zip(problems, simulators, policies, strict=True):
         assert simulator.step_times(policy.mode()[None])[0] == pytest.approx(brute_force_s(problem), rel=1e-9)
 

@@ -64,7 +64,7 @@ def test_an_update_minimises_the_stated_loss():
             surrogate.append(min(advantage * ratio, advantage * min(max(ratio, 0.8), 1.2)))
     for group, device in enumerate(elite_G):
         p = probabilities_GD[group]
-        elite.append(max(math.log(0.9) - math.log(p[device]), 0.0))
+        elite.append(-(0.9 * math.log(p[device]) + 0.1 * math.log(1 - p[device])))
         entropy.append(-(p * np.log(p)).sum())
     by_hand = -np.mean(surrogate) + 0.5 * np.mean(elite) - 0.01 * np.mean(entropy)
     assert loss.item() == pytest.approx(by_hand, rel=1e-5)

@@ -42,14 +42,14 @@ def log_probs_by_hand(policy: Seq2SeqPolicy, devices: list[int]) -> list[float]:
     state, cell = (part[0, 0] for part in encoded.last)
     decoder, last, found = network.decoder, network.begin, []
     for group, device in enumerate(devices):
-        read = torch.cat((network.device_embedding.weight[last], encoded.states_GH[group]))
+        read = torch.cat((network.device_embedding.weight[last], encoded.states[group]))
         gates = decoder.weight_ih_l0 @ read + decoder.bias_ih_l0 + decoder.weight_hh_l0 @ state + decoder.bias_hh_l0
         enter, keep, new, show = gates.split(hidden)
         cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
         state = torch.sigmoid(show) * torch.tanh(cell)
-        scores = [network.score(torch.tanh(network.query(state) + network.key(h))).item() for h in encoded.states_GH]
+        scores = [network.score(torch.tanh(network.query(state) + network.key(h))).item() for h in encoded.states]
         weights = torch.softmax(torch.tensor(scores), dim=0)
-        context = sum((w * h for w, h in zip(weights, encoded.states_GH, strict=True)), torch.zeros(hidden))
+        context = sum((w * h for w, h in zip(weights, encoded.states, strict=True)), torch.zeros(hidden))
         u = network.device_net(torch.cat((state, context)))
         logits: Tensor = 2.0 * torch.tanh(u / 0.7)
         logits[~policy.allowed[group]] = -math.inf
