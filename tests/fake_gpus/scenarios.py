@@ -19,7 +19,7 @@ from fake_gpus.gpu_plans import Setting, expected_run, gpu_host
 from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
 from rlplace.errors import RunnerError
-from rlplace.export.step import PlacedModel
+from rlplace.export.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph

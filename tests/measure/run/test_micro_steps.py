@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rlplace.errors import InvalidValue
 from rlplace.export.check import check_export
-from rlplace.export.step import PlacedModel
+from rlplace.export.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.plan import Plan
