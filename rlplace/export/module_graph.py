@@ -126,7 +126,7 @@ class ModuleGraph:
     def _placed(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Each tensor on the device of its op and laid out as captured; the caller's own where it is so already."""
         placed = {}
-        with self._residents.settled():  # also what the caller's thread launched
+        with self._residents.settled():  # and so is what was done with parameters and outputs since
             for op, tensor in given.items():
                 place, like = self._residents.place(int(self._plan.devices[op])), self._program.sources[op].value
                 own = tensor.detach()
@@ -144,7 +144,7 @@ class ModuleGraph:
         return [times[base] > 1 or base in late or int(graph.tensor_op[base]) in sources for base in bases]
 
     def _apart(self, tensors: Sequence[torch.Tensor], is_shared: Sequence[bool]) -> list[torch.Tensor]:
-        with torch.no_grad(), self._residents.settled():
+        with torch.no_grad():
             pairs = zip(tensors, is_shared, strict=True)
             return [tensor.clone() if shared else tensor for tensor, shared in pairs]
 

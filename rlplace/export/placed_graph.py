@@ -62,11 +62,11 @@ class PlacedGraph:
             InvalidValue: another shape or dtype.
             RunnerError: an op failed.
         """
-        with self._residents.settled():  # also what the caller's thread launched: an optimizer's step
+        with self._residents.settled():  # and so is what was done with parameters and gradients since the last step
             for op, tensor in self._inputs.by_op(tensors):
                 self._residents.set_tensor(op, self._device(op), tensor.detach())
         self._step.run(number)
-        with torch.no_grad(), self._residents.settled():
+        with torch.no_grad():
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._device(op)))
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)

@@ -72,7 +72,7 @@ def load_state(
         if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
             looks = f"{found[key].dtype} {tuple(found[key].shape)}"
             raise FileProblem(path, f"of another model: {key} is {looks}, here {tensor.dtype} {tuple(tensor.shape)}.")
-    with torch.no_grad(), state.settled():
+    with torch.no_grad():
         for key, tensor in own.items():
             tensor.copy_(found[key])
     if optimizer is not None and spec is not None:

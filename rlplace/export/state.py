@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -22,6 +21,8 @@ from rlplace.measure.run.residents import Residents
 class PlacedState:
     """What every graph of one placed model has in common.
 
+    What the calling thread does with these tensors on a GPU is waited for by the next step.
+
     Args:
         graph: the first of them, with its program.
         plan: where it keeps what.
@@ -37,7 +38,7 @@ class PlacedState:
 
     def __init__(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
         program = require_program(graph)
-        devices, self._residents = plan.devices.tolist(), residents
+        devices = plan.devices.tolist()
         ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
         tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items()}
         model = program.origin.model
@@ -89,7 +90,7 @@ class PlacedState:
             loss_scale: gradients are those of the loss times this.
         """
         wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
-        with torch.no_grad(), self._residents.settled():
+        with torch.no_grad():
             fresh = {name: torch.empty_like(each) for name, each in wanted.items() if each.grad is None}
         into = {name: fresh[name] if each.grad is None else each.grad for name, each in wanted.items()}
         with self.gradients.into(into, fresh, loss_scale=loss_scale):
@@ -97,18 +98,13 @@ class PlacedState:
         for name, gradient in fresh.items():
             wanted[name].grad = gradient
 
-    def settled(self) -> AbstractContextManager[None]:
-        """What the calling thread launches on the devices while active is done afterwards."""
-        return self._residents.settled()
-
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters and buffers, by dotted name."""
-        with self._residents.settled():
-            return {name: self.tensor(name).clone() for name in (*self.parameters, *self.buffers)}
+        return {name: self.tensor(name).clone() for name in (*self.parameters, *self.buffers)}
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names."""
-        with torch.no_grad(), self._residents.settled():
+        with torch.no_grad():
             for name in (*self.parameters, *self.buffers):
                 tensors[name].copy_(self.tensor(name))
 
@@ -124,6 +120,6 @@ class PlacedState:
             if value.shape != own.shape or value.dtype != own.dtype:
                 expected = f"{own.dtype} {tuple(own.shape)}"
                 raise InvalidValue(name, f"{value.dtype} {tuple(value.shape)}", expected, where="state")
-        with torch.no_grad(), self._residents.settled():
+        with torch.no_grad():
             for name, value in tensors.items():
                 self.tensor(name).copy_(value)

@@ -131,7 +131,7 @@ class Residents:
             yield
 
     def set_tensor(self, op: int, device: int, value: torch.Tensor) -> None:
-        """Overwrites the value of source op `op` on `device`, in place.
+        """Overwrites the value of source op `op` on `device`, in place; the caller waits for it (`settled`).
 
         Raises:
             InvalidValue: another shape or dtype than captured.
@@ -145,7 +145,7 @@ class Residents:
                 where="step input",
                 hint="A placed step takes the shapes that it was captured with.",
             )
-        with torch.no_grad(), cuda.settled(self._places[self._homes[device]]):
+        with torch.no_grad():
             resident.copy_(value)
 
     def _original(self, op: int) -> torch.Tensor:

@@ -84,7 +84,7 @@ def test_an_eager_step_in_micro_batches_is_that_of_the_whole(name: str) -> None:
 
 def test_a_placed_step_takes_the_whole_batch() -> None:
     case = joined_case()
-    placed = PlacedModel(captured(case), HOST, apart(captured(case)))
+    placed = PlacedModel(captured(case), HOST, apart(captured(case)), other_shapes="refuse")
     try:
         loss = case.loss_fn(case.model(case.inputs), LABELS).detach()
         torch.testing.assert_close(placed(case.inputs, targets=LABELS), loss)
