@@ -28,7 +28,7 @@ def train(budget_s: float = 5.0, num_steps: int = 100) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     model.load_state_dict(placed.state_dict())
     placed.close()
     return losses
