@@ -90,7 +90,7 @@ class PlacedModel:
         self.num_steps = 0
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_") and name not in _SETTABLE:
+        if not name.startswith("_") and name != "num_steps" and not hasattr(type(self), name):
             raise UnknownName("attribute of a placed step", name, _SETTABLE, hint="Only these may be set.")
         super().__setattr__(name, value)
 
