@@ -106,6 +106,38 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
     return body
 
 
+def gradients_out(setting: Setting) -> Body:
+    """A model on GPUs that leaves gradients, and the caller's own update of its parameters on the caller's streams.
+
+    Args:
+        setting: of plain SGD; its first plan is run.
+    """
+    spec = require_program(setting.graph).optimizer
+    assert spec is not None
+
+    def body(machine: Machine) -> list[str]:
+        with machine.attached():
+            args, kwargs, targets = _on_gpu(_origin(setting))
+        placed = PlacedModel(_from_gpu(setting.graph, machine), setting.host, setting.plans[0])
+        run = Run()
+        try:
+            for _ in range(NUM_STEPS):
+                run.losses.append(placed.backward(*args, targets=targets or None, **kwargs))
+                with machine.attached(), torch.no_grad():
+                    for parameter in placed.parameters():
+                        if parameter.grad is not None:
+                            parameter.sub_(parameter.grad * spec.lr)
+                placed.zero_grad()
+            run.state = placed.state_dict()
+        finally:
+            placed.close()
+        run.losses = [plain(loss).reshape(()) for loss in run.losses]
+        run.state = {name: plain(value) for name, value in run.state.items()}
+        return differences(run, expected_run(setting.model, setting.optimizer))
+
+    return body
+
+
 def inference(machine: Machine) -> list[str]:
     """A model from one GPU whose parameters are on another; nothing there is set or updated."""
     model, x = nn.Linear(4, 2, dtype=torch.float64), random(3, 4)
