@@ -273,3 +273,39 @@ def test_a_backward_that_reads_what_the_forward_changed_is_told() -> None:
     with pytest.raises(CaptureError, match=r"reads scale as it was before `forward` changed it.*`scale\.clone\(\)`"):
         module(torch.ones(3, 4))
     module.close()
+
+
+def test_a_placement_of_micro_batches_is_one_of_the_module_too() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    ((x, labels),) = batches(1, 4)
+    module = module_of(model, capture(model, x, functional.cross_entropy, "sgd", targets=labels, micro_batches=2))
+    functional.cross_entropy(module(x), labels).backward()
+    functional.cross_entropy(model(x), labels).backward()
+    torch.testing.assert_close(module[0].weight.grad, model[0].weight.grad)
+    module.close()
+
+
+def test_autocast_around_a_call_is_followed() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = torch.ones(4, 6)
+    module = module_of(model, capture(model, x, lambda y: y.sum(), "sgd"))
+    for is_enabled in (True, False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_enabled):
+            ours, theirs = module(x), model(x)
+        assert ours.dtype == theirs.dtype == (torch.bfloat16 if is_enabled else torch.float32)
+        torch.testing.assert_close(ours, theirs)
+        for each, output in ((module, ours), (model, theirs)):
+            each.zero_grad()
+            output.float().sum().backward()
+        torch.testing.assert_close(module[0].weight.grad, model[0].weight.grad)
+    assert module.num_graphs == 2
+    module.close()
+
+
+def test_parameters_that_were_moved_elsewhere_are_told() -> None:
+    module = module_of(classifier())
+    ((x, _),) = batches(1)
+    module.first.weight = nn.Parameter(torch.empty(8, 6, device="meta", dtype=torch.float64))
+    with pytest.raises(InvalidValue, match=r"first\.weight is 'on meta', expected on cpu, as placed"):
+        module(x)
+    module.close()

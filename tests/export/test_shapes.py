@@ -201,3 +201,20 @@ def test_a_closed_step_says_so() -> None:
 
     with pytest.raises(RunnerError, match="its threads were ended"):
         step(x, targets=labels)
+
+
+@pytest.mark.parametrize("other_shapes", ["capture", "eager"])
+def test_other_shapes_are_cast_as_the_first(other_shapes: Any) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph = capture(model, torch.ones(5, 6), lambda y: (y.float().sum(), y), "sgd")
+    with PlacedModel(graph, HOST, apart(graph), other_shapes=other_shapes) as step:
+        for size in (5, 2):
+            assert step.backward(torch.ones(size, 6))[1].dtype == torch.bfloat16
+            assert step.evaluate(torch.ones(size, 6)).dtype == torch.bfloat16
+    plain = capture(model, torch.ones(5, 6), lambda y: (y.sum(), y), "sgd")
+    with (
+        PlacedModel(plain, HOST, apart(plain), other_shapes=other_shapes) as step,
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        assert step.backward(torch.ones(2, 6))[1].dtype == torch.float32
