@@ -8,7 +8,7 @@ from fake_gpus.gpu_plans import gpu_host, input_elsewhere, late_copy, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.mutants import Mutant, alive
 from fake_gpus.plan_runs import Body, judged, trained
-from fake_gpus.scenarios import clock_alone, failed_and_run_again, gang, gradients_out, inference, placed_model
+from fake_gpus.scenarios import clock_alone, failed_and_run_again, gang, gradients_out, inference, module, placed_model
 
 
 @functools.cache
@@ -27,6 +27,7 @@ def runs() -> dict[str, Body]:
         "model, copy_to": placed_model(input_elsewhere(), ("copy_to",)),
         "model, gradients out": gradients_out(plain),
         "inference": inference,
+        "module": module,
         "clock": clock_alone,
         "failure": failed_and_run_again(pair, 6),
         "gang": gang(late_copy()),
