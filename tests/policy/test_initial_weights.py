@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fake_measurer import chain_problem
 from search_problems import barred
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.policy import LEARNERS, LearnConfig, PlacerArchitecture, Seq2SeqConfig, load_policy
+from rlplace.policy import LEARNERS, POLICIES, LearnConfig, PlacerArchitecture, Seq2SeqConfig, load_policy
 from rlplace.policy.checks import check_fit, checked_policy
 
 SMALL = {
@@ -74,12 +75,18 @@ def test_there_are_no_pretrained_weights_for_one_problem() -> None:
         check_fit(config("seq2seq", init="pretrained"))
 
 
-@pytest.mark.parametrize(("policy", "learner"), [("seq2seq", "clone")])
-def test_a_learner_that_does_not_fit_is_refused_before_there_is_a_problem(policy: str, learner: str) -> None:
-    with pytest.raises(InvalidValue, match=r"Seq2SeqPolicy.*placer"):
-        check_fit(config(policy, learner))
+def test_what_does_not_fit_is_refused_before_there_is_a_problem() -> None:
+    coin = SimpleNamespace(num_groups=2, num_devices=2, sample=None, log_prob=None, mode=None, save=None)
+    POLICIES.register("coin", lambda problem, config, seed: coin)  # type: ignore[arg-type, return-value]
+    try:
+        for learner in LEARNERS:
+            with pytest.raises(InvalidValue, match=f"learner {learner}: policy is 'SimpleNamespace'"):
+                check_fit(config("coin", learner))
+    finally:
+        POLICIES.unregister("coin")
 
 
-@pytest.mark.parametrize(("policy", "learner"), [("placer", "ppo"), ("placer", "clone"), ("seq2seq", "reinforce")])
+@pytest.mark.parametrize("learner", ["ppo", "reinforce", "clone"])
+@pytest.mark.parametrize("policy", ["placer", "seq2seq", "gnn", "improver"])
 def test_pairs_that_fit_pass(policy: str, learner: str) -> None:
     check_fit(config(policy, learner))
