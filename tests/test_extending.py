@@ -200,7 +200,7 @@ def test_the_learner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_policy_and_its_learner_as_a_package(fork_file: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_it = ("train", fork_file, "--host", "2xK80", "--budget", "2s", "--run", str(run), "--groups", "6")
-    chosen = ("--policy", "table", "--learner", "reinforce")
+    chosen = ("--policy", "table", "--learner", "plain")
     assert "best: " in say_installed(("A policy", "A learner"), tmp_path, *train_it, *chosen)
     assert load_file(run / "policy.safetensors")["table_GD"].shape == (6, 2)
-    assert RunFolder.open(run).read_json("config.json")["train"]["learn"]["learner"] == "reinforce"
+    assert RunFolder.open(run).read_json("config.json")["train"]["learn"]["learner"] == "plain"

@@ -2,6 +2,7 @@
 
 from rlplace.env.features import GraphFeatures, graph_features
 from rlplace.env.one_shot import OneShotEnv
+from rlplace.env.problem_features import ProblemFeatures, problem_features
 from rlplace.env.rewards import REWARD_NAMES, LogSpeedupReward, Reward, SqrtReward, make_reward
 from rlplace.env.scoring import Scorer, Scores, single_device_s
 from rlplace.env.sequential import (
@@ -24,6 +25,7 @@ __all__ = [
     "LogSpeedupReward",
     "OneShotEnv",
     "PlacementVecEnv",
+    "ProblemFeatures",
     "Reward",
     "Scorer",
     "Scores",
@@ -34,5 +36,6 @@ __all__ = [
     "SqrtReward",
     "graph_features",
     "make_reward",
+    "problem_features",
     "single_device_s",
 ]

@@ -50,7 +50,7 @@ def graph_features(problem: Problem) -> GraphFeatures:
     """The static features of a problem's group graph; nothing here depends on a placement."""
     graph, num_groups = problem.graph, problem.grouping.num_groups
     op_group = problem.grouping.op_group
-    source, target, edge_bytes, edge_tensors = _group_edges(problem)
+    source, target, edge_bytes, edge_tensors = group_edges(problem)
     op_time_s = problem.costs.op_time_s
     cost_GD = np.stack([np.bincount(op_group, column, num_groups) for column in op_time_s.T], axis=1).astype(np.float64)
     mean_cost_s = float(cost_GD.mean()) or 1.0
@@ -64,7 +64,7 @@ def graph_features(problem: Problem) -> GraphFeatures:
         return np.bincount(ends, weights, num_groups).astype(np.float64)
 
     num_ops = np.bincount(op_group, minlength=num_groups)
-    before_s, after_s = _path_lengths(graph, op_time_s.mean(axis=1))
+    before_s, after_s = path_lengths(graph, op_time_s.mean(axis=1))
     position = np.arange(graph.num_ops) / max(graph.num_ops, 1)
     columns: dict[str, FloatArray] = {f"log_cost_{d}": _log(cost_GD[:, d]) for d in range(cost_GD.shape[1])}
     columns |= {
@@ -77,11 +77,11 @@ def graph_features(problem: Problem) -> GraphFeatures:
         "log_in_edges": np.log1p(over_edges(target, np.ones(len(target)))),
         "log_out_edges": np.log1p(over_edges(source, np.ones(len(source)))),
         "mean_position": over_ops(position) / num_ops,
-        "first_position": _extreme(np.minimum, op_group, position, num_groups),
-        "last_position": _extreme(np.maximum, op_group, position, num_groups),
-        "path_before": _extreme(np.minimum, op_group, before_s, num_groups),
-        "path_after": _extreme(np.maximum, op_group, after_s, num_groups),
-        "criticality": _extreme(np.maximum, op_group, before_s + after_s, num_groups),
+        "first_position": extreme_over_ops(np.minimum, op_group, position, num_groups),
+        "last_position": extreme_over_ops(np.maximum, op_group, position, num_groups),
+        "path_before": extreme_over_ops(np.minimum, op_group, before_s, num_groups),
+        "path_after": extreme_over_ops(np.maximum, op_group, after_s, num_groups),
+        "criticality": extreme_over_ops(np.maximum, op_group, before_s + after_s, num_groups),
     }
     for index, phase in enumerate(PHASES):
         columns[f"is_{phase}"] = over_ops(graph.phases == index) / num_ops
@@ -96,7 +96,7 @@ def graph_features(problem: Problem) -> GraphFeatures:
     )
 
 
-def _group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], FloatArray, FloatArray]:
+def group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], FloatArray, FloatArray]:
     """Source, target, bytes and number of tensors of each edge between groups; a tensor goes to a group once."""
     graph, num_groups = problem.graph, problem.grouping.num_groups
     op_group = problem.grouping.op_group.astype(np.int64)
@@ -110,7 +110,7 @@ def _group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return pairs // num_groups, pairs % num_groups, edge_bytes, edge_tensors
 
 
-def _path_lengths(graph: OpGraph, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+def path_lengths(graph: OpGraph, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(N,) seconds of the longest path that ends before each op, and of the longest that starts with it."""
     producers = graph.tensor_op[graph.input_tensors]
     edges = graph.input_offsets, producers, np.zeros(len(producers))
@@ -123,7 +123,8 @@ def _mean_route(table_DD: FloatArray) -> float:
     return float(table_DD.sum()) / (num_devices * (num_devices - 1)) if num_devices > 1 else 0.0
 
 
-def _extreme(reduce: np.ufunc, op_group: NDArray[np.int32], values: FloatArray, num_groups: int) -> FloatArray:
+def extreme_over_ops(reduce: np.ufunc, op_group: NDArray[np.int32], values: FloatArray, num_groups: int) -> FloatArray:
+    """(G,) least or largest of (N,) values of the ops of each group: `reduce` is `np.minimum` or `np.maximum`."""
     result = np.full(num_groups, np.inf if reduce is np.minimum else -np.inf)
     reduce.at(result, op_group, values)
     return result

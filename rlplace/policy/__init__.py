@@ -1,7 +1,7 @@
 """Policies that place groups, and how they learn.
 
-`protocols` says what a policy and a learner are, `registry` has them by name; `placer/` is a policy, `learn/` holds the
-learners and what they share, `checkpoint` the files.
+`protocols` says what a policy and a learner are, `registry` has them by name, `recipes` what goes together. `placer/`,
+`gnn/`, `improver/` and `seq2seq/` are policies, `learn/` holds learners and what they share, `checkpoint` the files.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -12,17 +12,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig
+    from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig, ReinforceConfig
+    from rlplace.policy.gnn.config import GnnConfig
+    from rlplace.policy.gnn.policy import GnnPolicy
+    from rlplace.policy.improver.config import ImproverConfig
+    from rlplace.policy.improver.policy import ImproverPolicy
     from rlplace.policy.learn.clone import CloneLearner
     from rlplace.policy.learn.elites import Elites
     from rlplace.policy.learn.imitate import imitate
-    from rlplace.policy.learn.ppo import PlacerPPO
-    from rlplace.policy.learn.rollout_buffer import PlacementRolloutBuffer
+    from rlplace.policy.learn.many import learn_many
+    from rlplace.policy.learn.placer_ppo import PlacerPPO
+    from rlplace.policy.learn.ppo import GroupPPO
+    from rlplace.policy.learn.reinforce import Reinforce
+    from rlplace.policy.learn.state import resume_learner, save_learner
     from rlplace.policy.placer.distribution import GroupCategorical
     from rlplace.policy.placer.gnn import GraphEncoder
     from rlplace.policy.placer.policy import PlacerPolicy, load_policy, make_policy
-    from rlplace.policy.protocols import Learner, Policy
+    from rlplace.policy.protocols import GroupPolicy, Learner, Policy
     from rlplace.policy.registry import LEARNERS, POLICIES
+    from rlplace.policy.seq2seq.config import Seq2SeqConfig
+    from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
 
 __all__ = [
     "LEARNERS",
@@ -30,40 +39,64 @@ __all__ = [
     "CloneConfig",
     "CloneLearner",
     "Elites",
+    "GnnConfig",
+    "GnnPolicy",
     "GraphEncoder",
     "GroupCategorical",
+    "GroupPPO",
+    "GroupPolicy",
+    "ImproverConfig",
+    "ImproverPolicy",
     "LearnConfig",
     "Learner",
     "PPOConfig",
-    "PlacementRolloutBuffer",
     "PlacerArchitecture",
     "PlacerPPO",
     "PlacerPolicy",
     "Policy",
+    "Reinforce",
+    "ReinforceConfig",
+    "Seq2SeqConfig",
+    "Seq2SeqPolicy",
     "imitate",
+    "learn_many",
     "load_policy",
     "make_policy",
+    "resume_learner",
+    "save_learner",
 ]
 
 _HOMES = {
     "CloneConfig": "rlplace.policy.config",
     "CloneLearner": "rlplace.policy.learn.clone",
     "Elites": "rlplace.policy.learn.elites",
+    "GnnConfig": "rlplace.policy.gnn.config",
+    "GnnPolicy": "rlplace.policy.gnn.policy",
     "GraphEncoder": "rlplace.policy.placer.gnn",
     "GroupCategorical": "rlplace.policy.placer.distribution",
+    "GroupPPO": "rlplace.policy.learn.ppo",
+    "GroupPolicy": "rlplace.policy.protocols",
+    "ImproverConfig": "rlplace.policy.improver.config",
+    "ImproverPolicy": "rlplace.policy.improver.policy",
     "LEARNERS": "rlplace.policy.registry",
     "LearnConfig": "rlplace.policy.config",
     "Learner": "rlplace.policy.protocols",
     "POLICIES": "rlplace.policy.registry",
     "PPOConfig": "rlplace.policy.config",
-    "PlacementRolloutBuffer": "rlplace.policy.learn.rollout_buffer",
     "PlacerArchitecture": "rlplace.policy.config",
-    "PlacerPPO": "rlplace.policy.learn.ppo",
+    "PlacerPPO": "rlplace.policy.learn.placer_ppo",
     "PlacerPolicy": "rlplace.policy.placer.policy",
     "Policy": "rlplace.policy.protocols",
+    "Reinforce": "rlplace.policy.learn.reinforce",
+    "ReinforceConfig": "rlplace.policy.config",
+    "Seq2SeqConfig": "rlplace.policy.seq2seq.config",
+    "Seq2SeqPolicy": "rlplace.policy.seq2seq.policy",
     "imitate": "rlplace.policy.learn.imitate",
+    "learn_many": "rlplace.policy.learn.many",
     "load_policy": "rlplace.policy.placer.policy",
     "make_policy": "rlplace.policy.placer.policy",
+    "resume_learner": "rlplace.policy.learn.state",
+    "save_learner": "rlplace.policy.learn.state",
 }
 
 

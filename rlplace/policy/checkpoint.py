@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlplace.errors import FileProblem
 from rlplace.files import read_json, write_bytes_atomic, write_json_atomic
@@ -45,6 +46,28 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
         raise FileProblem(path, f"not the weights of {about_path.name}: {error}.") from error
+
+
+def set_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Sets the parameters of `module` to those of a checkpoint; its buffers, what it knows of its problem, stay.
+
+    Args:
+        module: a policy.
+        tensors: by name, as `load_checkpoint` gave them; others than parameters do not matter.
+        path: where they are from, for messages.
+
+    Raises:
+        FileProblem: one is missing or of another shape.
+    """
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        found = tuple(tensors[name].shape) if name in tensors else "missing"
+        if found != tuple(parameter.shape):
+            expected = f"expected {tuple(parameter.shape)}"
+            raise FileProblem(path, f"weights of a policy of another size: {name} is {found}, {expected}.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
 
 
 def _another(about: object, kind: str) -> str:

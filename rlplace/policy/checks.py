@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.policy.config import LearnConfig
+from rlplace.policy.initial_weights import check_initial_weights, load_initial_weights
 from rlplace.policy.protocols import Learner, Policy
 from rlplace.policy.registry import LEARNERS, POLICIES
 
@@ -84,16 +89,23 @@ class CheckedLearner:
     def __init__(self, learner: Learner, name: str) -> None:
         self._learner, self._name = learner, name
         self.imitate, self.forget = learner.imitate, learner.forget
+        self._is_told_what_ran = "ran" in inspect.signature(learner.update).parameters
 
     def update(
-        self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
+        self,
+        group_devices: NDArray[np.integer],
+        rewards: NDArray[np.floating],
+        *,
+        progress: float = 0.0,
+        ran: NDArray[np.bool_] | None = None,
     ) -> Mapping[str, float]:
-        """Figures of the learner's update.
+        """Figures of the learner's update, which is told `ran`, (B,) which placements ran, if it has such a keyword.
 
         Raises:
             InvalidValue: they are no mapping.
         """
-        figures: object = self._learner.update(group_devices, rewards, progress=progress)
+        more: dict[str, Any] = {"ran": ran} if self._is_told_what_ran else {}
+        figures: object = self._learner.update(group_devices, rewards, progress=progress, **more)
         if not isinstance(figures, Mapping):
             expected = "figures by name, {} where there are none"
             raise InvalidValue("value", figures, expected, where=f"learner {self._name!r}: update")
@@ -101,19 +113,23 @@ class CheckedLearner:
 
 
 def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedPolicy:
-    """The policy that `config` names, made for `problem`.
+    """The policy that `config` names, made for `problem`, with the weights that `config` names.
 
     Raises:
         UnknownName: there is none of that name.
-        InvalidValue: what was made is no policy, or one for another number of groups or devices.
+        InvalidValue: what was made is no policy, or one for another number of groups or devices, or it takes no
+            weights.
+        FileProblem: the file of weights is missing, malformed, or not for this policy.
     """
-    policy = POLICIES[config.policy](problem, config, seed)
-    _check_members(policy, "policy", config.policy, ("num_groups", "num_devices", "sample", "log_prob", "mode", "save"))
+    name = config.recipe.policy
+    policy = POLICIES[name](problem, config, seed)
+    _check_members(policy, "policy", name, ("num_groups", "num_devices", "sample", "log_prob", "mode", "save"))
     sizes = (policy.num_groups, policy.num_devices)
     if sizes != problem.group_allowed.shape:
         expected = f"{problem.group_allowed.shape}, the problem's"
-        raise InvalidValue("(num_groups, num_devices)", sizes, expected, where=f"policy {config.policy!r}")
-    return CheckedPolicy(policy, config.policy, problem)
+        raise InvalidValue("(num_groups, num_devices)", sizes, expected, where=f"policy {name!r}")
+    load_initial_weights(policy, config.recipe.init)
+    return CheckedPolicy(policy, name, problem)
 
 
 def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLearner:
@@ -123,9 +139,25 @@ def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLe
         UnknownName: there is none of that name.
         InvalidValue: it cannot teach this policy, or what was made is no learner.
     """
-    learner = LEARNERS[config.learner](policy, config, seed)
-    _check_members(learner, "learner", config.learner, ("imitate", "update", "forget"))
-    return CheckedLearner(learner, config.learner)
+    name = config.recipe.learner
+    learner = LEARNERS[name](policy, config, seed)
+    _check_members(learner, "learner", name, ("imitate", "update", "forget"))
+    return CheckedLearner(learner, name)
+
+
+def check_fit(config: LearnConfig) -> None:
+    """Makes the policy and its learner for a graph of two ops: what does not fit is refused before a model is built.
+
+    Raises:
+        UnknownName: there is no such policy or learner.
+        InvalidValue: the learner cannot teach the policy, or the policy takes no weights.
+        FileProblem: the file of weights is missing, malformed, or of another kind of policy.
+    """
+    name = config.recipe.policy
+    graph = OpGraph.from_networkx(nx.DiGraph([(0, 1)]))
+    policy = POLICIES[name](Problem.estimate(graph, resolve_host("2xK80"), grouping="none"), config, 0)
+    checked_learner(policy, config, 0)
+    check_initial_weights(policy, config.recipe.init)
 
 
 def _check_members(made: object, kind: str, name: str, members: tuple[str, ...]) -> None:

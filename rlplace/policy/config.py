@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.policy.gnn.config import GnnConfig
+from rlplace.policy.improver.config import ImproverConfig
+from rlplace.policy.recipes import Recipe, complete
+from rlplace.policy.seq2seq.config import Seq2SeqConfig
 
-INITS = ("starts", "none")
+INITS = ("starts", "none", "pretrained")
+WEIGHTS_ENDING = ".safetensors"
+"""How the name of a file of weights ends."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,12 @@ class PlacerArchitecture:
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Options of `PlacerPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
+    """Options of `GroupPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
 
     learning_rate: float = 3e-3
     """Of Adam."""
     n_steps: int = 1
-    """Steps of all envs a rollout."""
+    """Steps of all envs a rollout, where there are envs (`PlacerPPO`)."""
     batch_size: int | None = None
     """Placements a gradient step; the whole rollout by default."""
     n_epochs: int = 3
@@ -56,7 +62,7 @@ class PPOConfig:
     num_elites: int = 1
     """How many of the best to clone."""
     elite_smoothing: float = 0.02
-    """Label smoothing in cloning."""
+    """Probability that cloning leaves to other devices."""
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_epochs", "num_elites"):
@@ -80,7 +86,7 @@ class CloneConfig:
     num_steps: int = 3
     """Gradient steps an update."""
     smoothing: float = 0.02
-    """Label smoothing."""
+    """Probability that cloning leaves to other devices."""
     flips: float = 2.0
     """Groups in which a sample differs from the mode, on average."""
 
@@ -94,38 +100,102 @@ class CloneConfig:
 
 
 @dataclass(frozen=True)
-class LearnConfig:
-    """How the method `policy` learns."""
+class ReinforceConfig:
+    """Options of `Reinforce`."""
 
-    policy: str = "placer"
-    """Which policy proposes placements."""
-    learner: str = "ppo"
-    """How it learns: ppo, or clone (of the best placements seen)."""
-    reward: str = "log_speedup"
-    """log_speedup, or sqrt as in the 2017 paper."""
-    init: str = "starts"
-    """What the policy imitates first: starts (the portfolio's heuristics and tuned list schedules), or none."""
-    share: float = 0.05
-    """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone."""
-    num_samples: int = 64
-    """Simulated placements an update."""
+    learning_rate: float = 1e-2
+    """Of Adam."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    baseline_decay: float = 0.9
+    """Weight of the past in the moving average of rewards that rewards are compared with."""
+    failing_until: float = 0.5
+    """Share of learning after which placements that do not run teach nothing any more."""
+    logit_noise: float = 0.0
+    """Spread of the noise on the logits that samples are drawn with, over the size of these logits."""
+    noise_until: float = 0.5
+    """Share of learning after which there is no such noise."""
+    ent_coef: float = 0.0
+    """Weight of the mean entropy of a group."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise InvalidValue(name, getattr(self, name), "more than 0", where="reinforce")
+        for name in ("failing_until", "noise_until"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidValue(name, getattr(self, name), "0..1", where="reinforce")
+        for name in ("logit_noise", "ent_coef"):
+            if not getattr(self, name) >= 0:
+                raise InvalidValue(name, getattr(self, name), "at least 0", where="reinforce")
+        if not 0.0 <= self.baseline_decay < 1.0:
+            raise InvalidValue("baseline_decay", self.baseline_decay, "at least 0 and less than 1", where="reinforce")
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """How the method `policy` learns; what is None goes with the policy and the learner (`recipe`)."""
+
+    policy: str | None = None
+    """Which policy proposes placements: placer, gnn, improver, or seq2seq (of the 2017 paper); placer by default."""
+    learner: str | None = None
+    """How it learns: ppo, reinforce, or clone (of the best placements seen); by default reinforce for seq2seq, ppo for
+    the others."""
+    reward: str | None = None
+    """log_speedup, or sqrt as in the 2017 paper: the default of reinforce."""
+    init: str | None = None
+    """What the policy begins with: starts (imitates the portfolio's heuristics and tuned list schedules), none,
+    pretrained (the weights that come with rlplace), or FILE.safetensors (kept by a run); by default none for seq2seq,
+    starts for the others."""
+    share: float | None = None
+    """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone: the
+    default of all but placer, which has 0.05."""
+    num_samples: int | None = None
+    """Simulated placements an update; by default 16 for gnn and improver, 64 for the others."""
     num_measured: int = 6
     """Measured placements an update."""
+    screened: int | None = None
+    """Samples simulated for each one that is measured, beside as many of the search's best; 1 measures samples as they
+    come, and nothing else: the default of reinforce, 8 of the others."""
     placer: PlacerArchitecture = field(default_factory=PlacerArchitecture)
     """Of the policy `placer`."""
+    gnn: GnnConfig = field(default_factory=GnnConfig)
+    """Of the policy `gnn`."""
+    improver: ImproverConfig = field(default_factory=ImproverConfig)
+    """Of the policy `improver`."""
+    seq2seq: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
+    """Of the policy `seq2seq`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """Of the learner `ppo`."""
     clone: CloneConfig = field(default_factory=CloneConfig)
     """Of the learner `clone`."""
+    reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
+    """Of the learner `reinforce`."""
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "num_measured"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="learn")
-        if not 0.0 <= self.share <= 1.0:
-            raise InvalidValue("share", self.share, "0..1", where="learn")
-        if self.init not in INITS:
-            raise UnknownName("init", self.init, INITS)
-        if self.init == "none" and not self.share:
+        recipe = self.recipe
+        for name, value in (("num_samples", recipe.num_samples), ("num_measured", self.num_measured)):
+            if value < 1:
+                raise InvalidValue(name, value, "at least 1", where="learn")
+        if not 0.0 <= recipe.share <= 1.0:
+            raise InvalidValue("share", recipe.share, "0..1", where="learn")
+        if recipe.screened < 1:
+            raise InvalidValue("screened", recipe.screened, "at least 1", where="learn")
+        if recipe.init not in INITS and not recipe.init.endswith(WEIGHTS_ENDING):
+            raise UnknownName("init", recipe.init, INITS, hint=f"Or name a file, FILE{WEIGHTS_ENDING}.")
+        if recipe.init == "none" and not recipe.share:
             hint = "Without a start and without samples there is nothing to search from."
-            raise InvalidValue("share", self.share, "more than 0 where init is none", where="learn", hint=hint)
+            raise InvalidValue("share", recipe.share, "more than 0 where init is none", where="learn", hint=hint)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was chosen, completed by what goes with the policy and the learner."""
+        return complete(
+            self.policy,
+            self.learner,
+            reward=self.reward,
+            init=self.init,
+            share=self.share,
+            num_samples=self.num_samples,
+            screened=self.screened,
+        )

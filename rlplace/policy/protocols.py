@@ -44,8 +44,17 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class GroupPolicy(Policy, Protocol):
-    """A policy that decides group by group: what `ppo` and `reinforce` can teach.
+class LearnedPolicy(Policy, Protocol):
+    """A policy with parameters: what `reinforce` can teach."""
+
+    def parameters(self) -> Iterator[Parameter]:
+        """What is learned."""
+        ...
+
+
+@runtime_checkable
+class GroupPolicy(LearnedPolicy, Protocol):
+    """A policy that decides group by group: what `ppo` can teach.
 
     Its log-probability is the sum over groups of `evaluate`'s, each given the groups that were decided before it.
     """
@@ -54,8 +63,43 @@ class GroupPolicy(Policy, Protocol):
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
         ...
 
-    def parameters(self) -> Iterator[Parameter]:
-        """What is learned."""
+
+@runtime_checkable
+class Loadable(Policy, Protocol):
+    """A policy that takes weights from a file: what `--init FILE` needs."""
+
+    @property
+    def kind(self) -> str:
+        """What its checkpoints say they are of."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """Takes the weights that `save` wrote; refuses those that do not fit."""
+        ...
+
+
+@runtime_checkable
+class Straying(Protocol):
+    """A policy that can be told how far its samples stray from its best guess."""
+
+    def set_flips(self, flips: float) -> None:
+        """Lets samples differ from the best guess in about `flips` groups."""
+        ...
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """A policy that divides its logits by a temperature, in samples as in log-probabilities."""
+
+    temperature: Tensor
+
+
+@runtime_checkable
+class StartsSomewhere(Protocol):
+    """A policy that proposes placements around one that is known: its log-probabilities depend on that one."""
+
+    def start_from(self, group_devices: NDArray[np.integer]) -> None:
+        """Proposes from now on around the placement (G,)."""
         ...
 
 
@@ -71,6 +115,8 @@ class Learner(Protocol):
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
         """Learns from placements (B, G) and their rewards (B,); figures of the update by name.
+
+        An `update` with one more keyword, `ran`, is told (B,) bool: which placements ran to their end.
 
         Args:
             group_devices: devices of groups, sampled from the policy or not.

@@ -20,6 +20,7 @@ RUN_FILES = (
     "placement.json",
     "policy.safetensors",
     "policy.json",
+    "learning.json",
     "host_model.json",
     "timeline.json",
     "timeline.png",

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class SearchConfig:
     """How a budget is spent."""
 
-    method: str = "learned"
-    """What finds the placement: learned (on a simulated host, where nothing can be measured, policy instead), or any
-    method of `rlplace compare`; `portfolio` always stands beside it."""
+    method: str | None = None
+    """What finds the placement: any method of `rlplace compare`; `portfolio` always stands beside it. By default policy
+    where a policy or a learner is named, else learned (on a simulated host, where nothing can be measured, policy)."""
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.training.config import TrainConfig
 
 LEARNED, POLICY = "learned", "policy"
 
@@ -13,4 +14,17 @@ for _method in (
     if _method.name not in METHODS:
         register_method(_method)
 
-__all__ = ["LEARNED", "METHODS", "POLICY"]
+__all__ = ["LEARNED", "METHODS", "POLICY", "method_of"]
+
+
+def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
+    """The method that `train` runs.
+
+    It is the one that is named; where none is, `policy` if a policy or a learner is named, else `learned`. On a
+    simulated host, where nothing can be measured, `policy` takes the place of `learned`.
+    """
+    method = config.search.method
+    if method is None:
+        is_policy_named = config.learn.policy is not None or config.learn.learner is not None
+        method = POLICY if is_policy_named else LEARNED
+    return POLICY if is_simulated and method == LEARNED else method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,6 @@ from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.warm_starts import try_all
 from rlplace.search.task import Measuring, Simulating, Task
 
-SCREENED = 8
-"""Samples simulated for each one that is measured."""
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""
 
@@ -41,9 +40,9 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
         config: which policy, which learner, and their options.
     """
     config = config or LearnConfig()
-    agent = PolicySearch(task, config)
+    recipe, agent = config.recipe, PolicySearch(task, config)
     begin, begin_s, others = None, math.inf, []
-    if config.init == "starts":
+    if recipe.init == "starts":
         start, start_s, leaders = best_start_with_greedy(task)
         begin, begin_s = tuned_start(task, start, start_s, leaders, until=1.0)
         others = [(start, start_s)]
@@ -52,13 +51,13 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
             agent.imitate(task.best_devices)
             agent.measure()
             return agent.policy
-    agent.learn(until=task.spent + config.share * (1.0 - task.spent))
+    agent.learn(until=task.spent + recipe.share * (1.0 - task.spent))
     if task.best_devices is not None:
         if begin is None:
             begin, begin_s = task.best_devices, task.best_s
         elif task.best_s < begin_s:  # a branch starts from it; others keep the symmetry that samples break
             others = [*others, (task.best_devices, task.best_s)]
-    if begin is not None and config.share < 1.0:
+    if begin is not None and recipe.share < 1.0:
         anneal_finer(task, begin, begin_s, others=others, until=1.0 - agent.imitation_share)
         if task.best_devices is not None:
             agent.imitate(task.best_devices)
@@ -78,14 +77,14 @@ class PolicySearch:
 
     def __init__(self, task: Task, config: LearnConfig) -> None:
         seed = int(task.generator.integers(2**31))
-        self._task, self._config, problem = task, config, task.problem
+        self._task, self._config, self._recipe, problem = task, config, config.recipe, task.problem
         self._policy = checked_policy(problem, config, seed)
         self.policy = self._policy.policy
         self._learner = checked_learner(self.policy, config, seed)
         self._baseline_s = float(problem.costs.op_time_s.mean(axis=1).sum()) or 1.0
-        reward = make_reward(config.reward, self._baseline_s)
+        reward = make_reward(self._recipe.reward, self._baseline_s)
         self._scorer = Scorer(Simulating(task), reward, deterministic=True)
-        self._imitation_s = 0.0
+        self._imitation_s, self._none = 0.0, np.zeros((0, problem.graph.num_ops), dtype=np.int32)
         self._host_scorer = None
         if task.host is not None:
             self._host_scorer = Scorer(Measuring(task), reward, deterministic=False, reference_s=self._baseline_s)
@@ -112,18 +111,20 @@ class PolicySearch:
         task, idle, begin = self._task, 0, self._task.spent
         while idle < MOST_IDLE and (not task.evaluations or (task.spent < until and not task.is_spent)):
             before = task.evaluations
-            rows = self._policy.sample(int(min(self._config.num_samples, task.evaluations_left)))
+            rows = self._policy.sample(int(min(self._recipe.num_samples, task.evaluations_left)))
             scores = self._scorer.score(rows)
             progress = (task.spent - begin) / max(until - begin, 1e-12)
-            figures = self._learner.update(rows, scores.reward, progress=min(progress, 1.0))
-            task.tell(figures)
+            ran = np.isfinite(scores.step_time_s)
+            figures = self._learner.update(rows, scores.reward, progress=min(progress, 1.0), ran=ran)
+            self._tell(figures, simulated_mean_s=_mean(scores.step_time_s))
             idle = idle + 1 if task.evaluations == before else 0
         self._policy.check_guess()
 
     def measure(self) -> None:
         """Has placements measured and learns from them, until the task's measurements or its host's time end.
 
-        Half of a batch are the best simulated ones that were never run, half the policy proposes.
+        Half of a batch are the best simulated ones that were never run, half the policy proposes, the best of several
+        samples by simulation. Where samples are not screened, a batch is samples as they come.
         """
         task, grouping = self._task, self._task.problem.grouping
         if self._host_scorer is None or task.host is None or not task.measurements_left:
@@ -131,18 +132,35 @@ class PolicySearch:
         self._learner.forget()
         has_choice = bool((task.problem.group_allowed.sum(axis=1) > 1).any())
         while (count := min(self._config.num_measured, task.measurements_left)) > 0:
-            promising = task.host.promising(count - count // 2)
-            proposed = grouping.expand(self._propose(count - len(promising)))
-            batch = np.concatenate((promising.reshape(-1, proposed.shape[1]), proposed))
+            others = self._none
+            if self._recipe.screened > 1:
+                others = task.host.promising(count - count // 2).reshape(-1, self._none.shape[1])
+            proposed = grouping.expand(self._propose(count - len(others)))
+            batch = np.concatenate((others, proposed))
             scores = self._host_scorer.score_placements(batch)
             rows = np.stack([majority_devices(task.problem, devices) for devices in scores.placements])
-            task.tell(self._learner.update(rows, scores.reward, progress=1.0))
+            figures = self._learner.update(rows, scores.reward, progress=1.0, ran=np.isfinite(scores.step_time_s))
+            self._tell(figures, measured_vs_single=_mean(scores.step_time_s[len(others) :]) / self._baseline_s)
             if not has_choice:  # one device, or pins for every group: once is enough
                 break
 
+    def _tell(self, figures: Mapping[str, float], **more: float) -> None:
+        """Tells what an update came to, and what was spent by then."""
+        task = self._task
+        spent = {"placements": task.evaluations, "measured": task.measurements, "seconds": task.elapsed_s}
+        task.tell({**figures, **more, **spent})
+
     def _propose(self, count: int) -> NDArray[np.int32]:
-        """(<= count, G): the mode and samples of the policy, the best of several by simulation."""
-        rows = np.concatenate((self._policy.mode()[None], self._policy.sample(max(count, 1) * SCREENED)))
+        """(<= count, G): samples of the policy, or of its mode and several for each the best by simulation."""
+        if self._recipe.screened == 1:
+            return self._policy.sample(count)
+        rows = np.concatenate((self._policy.mode()[None], self._policy.sample(max(count, 1) * self._recipe.screened)))
         rows = rows[np.sort(np.unique(rows, axis=0, return_index=True)[1])]  # in the order of the draws
         simulated_s = self._task.timer.step_times(self._task.problem.grouping.expand(rows))
         return rows[np.argsort(simulated_s, kind="stable")[:count]]
+
+
+def _mean(step_time_s: NDArray[np.float64]) -> float:
+    """Mean of those that are finite; NaN where none is."""
+    finite = step_time_s[np.isfinite(step_time_s)]
+    return float(finite.mean()) if len(finite) else math.nan

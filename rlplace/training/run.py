@@ -22,6 +22,7 @@ from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
+from rlplace.policy.checks import check_fit
 from rlplace.policy.registry import LEARNERS, POLICIES
 from rlplace.report import Curve, save_best_so_far_png, save_timeline_png, write_chrome_trace
 from rlplace.report.format import format_clock, format_seconds
@@ -34,7 +35,7 @@ from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.methods import LEARNED, METHODS, POLICY
+from rlplace.training.methods import LEARNED, METHODS, POLICY, method_of
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
@@ -106,12 +107,12 @@ def train(
         RunnerError: no placement could be run, or the reference failed.
     """
     config = _config(config, options)
-    check_names(config)
+    check_names(config, is_simulated=problem.host.is_simulated)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
-    if problem.host.is_simulated and config.search.method == LEARNED:
+    method = method_of(config, is_simulated=problem.host.is_simulated)
+    if method != method_of(config, is_simulated=False):
         progress.say(f"the host is simulated, nothing can be measured: `{POLICY}` takes the place of `{LEARNED}`")
-        config = dataclasses.replace(config, search=dataclasses.replace(config.search, method=POLICY))
-    methods = tuple(dict.fromkeys((config.search.method, PORTFOLIO)))
+    methods = tuple(dict.fromkeys((method, PORTFOLIO)))
     progress.say(_forecast(problem, config, methods))
     known, prior = None, prior_of(problem, config.search.priors)
     if config.search.num_calibrated and not problem.host.is_simulated:
@@ -125,7 +126,7 @@ def train(
     try:
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
-        entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != config.search.method]
+        entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
         own = {LEARNED: {"config": config.agent, "known": known, "prior": prior}, POLICY: {"config": config.learn}}
         options = {name: own.get(name, {}) for name in methods}
@@ -158,6 +159,8 @@ def train(
         if run is not None:
             _write(run, problem, result)
             _draw_search(run, problem, found, is_measured=evaluator.is_measured)
+            if learning := {name: result_of.learning for name, result_of in found.items() if result_of.learning}:
+                run.write_json("learning.json", learning)
             for result_of in found.values():
                 if result_of.learned is not None:
                     is_host = isinstance(result_of.learned, AgentResult)
@@ -202,17 +205,25 @@ def _measured(
     return found
 
 
-def check_names(config: TrainConfig) -> None:
-    """Looks up everything that `config` names, so that a mistyped name is refused before anything is measured.
+def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
+    """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
+
+    Args:
+        config: what a run is to be.
+        is_simulated: whether its host is.
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        FileProblem: the file of priors cannot be read.
+        InvalidValue: the learner cannot teach the policy, or the policy takes no weights.
+        FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
-    _ = METHODS[config.search.method], POLICIES[config.learn.policy], LEARNERS[config.learn.learner]
-    make_reward(config.learn.reward, 1.0)
+    recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
+    _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
+    make_reward(recipe.reward, 1.0)
     GroupingRule.parse(config.grouping)
+    if method == POLICY:
+        check_fit(config.learn)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

@@ -54,6 +54,7 @@ class LoopResult:
             one where nothing is measured.
         single_s: step time on the best single device, which those of `history` are to be set against.
         learned: what the method learned, if it learns.
+        learning: what it told of every update, figures by name.
     """
 
     plan: Plan | None
@@ -63,6 +64,7 @@ class LoopResult:
     history: tuple[BestSoFar, ...] = ()
     single_s: float = float("nan")
     learned: Saveable | None = None
+    learning: tuple[Mapping[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,16 @@ def search_and_measure(
             break
         task.measure(batch)
     plan = loop.decide()
-    return LoopResult(plan, task.evaluations, task.measurements, loop.elapsed_s, loop.history(), loop.single_s, learned)
+    return LoopResult(
+        plan,
+        task.evaluations,
+        task.measurements,
+        loop.elapsed_s,
+        loop.history(),
+        loop.single_s,
+        learned,
+        tuple(loop.learning),
+    )
 
 
 class _Loop:
@@ -155,6 +166,7 @@ class _Loop:
     ) -> None:
         self.candidates = Candidates(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)))
         self.single_s = single_s
+        self.learning: list[Mapping[str, float]] = []
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
@@ -191,7 +203,8 @@ class _Loop:
             self.report()
 
     def learned(self, figures: Mapping[str, float]) -> None:
-        """Passes the learner's figures on."""
+        """Keeps the learner's figures, and passes them on."""
+        self.learning.append(figures)
         self._tracker.log({f"train/{name}": value for name, value in figures.items()})
 
     def promising(self, count: int) -> NDArray[np.int32]:

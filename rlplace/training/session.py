@@ -15,6 +15,7 @@ from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size, describe_problem, versions
 from rlplace.training.config import TrainConfig
+from rlplace.training.methods import method_of
 from rlplace.training.run import TrainResult, check_names, train
 from rlplace.workloads import WorkloadSpec
 
@@ -45,7 +46,7 @@ def run_training(
     named = [device.name for device in host.devices], [device.kind for device in host.devices]
     constraints = config.constraints or Constraints()
     constraints.check_devices(*named)
-    check_names(config)
+    check_names(config, is_simulated=host.is_simulated)
     progress = make_progress(is_quiet=is_quiet)
     size = default_size(host)
     resolved = {
@@ -55,7 +56,7 @@ def run_training(
         "host": host_word,
         "gangs": gangs,
         "micro_batches": asked.to_dict(),
-        "train": dataclasses.asdict(config),
+        "train": _resolved(config, host),
         "versions": versions(),
     }
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
@@ -99,6 +100,13 @@ def run_training(
         progress.close()
         tracker.finish(is_complete=is_complete)
         run.close()
+
+
+def _resolved(config: TrainConfig, host: Host) -> dict[str, Any]:
+    """What a run was, with nothing left open."""
+    learn = dataclasses.replace(config.learn, **dataclasses.asdict(config.learn.recipe))
+    search = dataclasses.replace(config.search, method=method_of(config, is_simulated=host.is_simulated))
+    return dataclasses.asdict(dataclasses.replace(config, learn=learn, search=search))
 
 
 def _devices(host: Host) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -51,9 +51,10 @@ def search_side_by_side(
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
     """
     threads = max(len(usable_cores()) // len(methods), 1)
+    figures = {name: _Figures(tracker) for name in methods}
     tasks = {
         name: Task(
-            problem, Simulator(problem, threads=threads), Budget(seconds=seconds), seed=seed, observer=_Figures(tracker)
+            problem, Simulator(problem, threads=threads), Budget(seconds=seconds), seed=seed, observer=figures[name]
         )
         for name in methods
     }
@@ -93,11 +94,29 @@ def search_side_by_side(
             leader = min(tasks, key=lambda name: tasks[name].best_s)
             if (plan := _plan(planner, tasks[leader])) is not None:
                 on_best(leader, plan, tasks[leader].best_s)
-    return {name: _result(planner, tasks[name], single_s, futures[name].result()) for name in methods}
+    return {
+        name: _result(planner, task, single_s, futures[name].result(), figures[name].learning)
+        for name, task in tasks.items()
+    }
 
 
-def _result(planner: Simulator, task: Task, single_s: float, learned: Saveable | None) -> LoopResult:
-    return LoopResult(_plan(planner, task), task.evaluations, 0, task.elapsed_s, tuple(task.history), single_s, learned)
+def _result(
+    planner: Simulator,
+    task: Task,
+    single_s: float,
+    learned: Saveable | None,
+    learning: Sequence[Mapping[str, float]],
+) -> LoopResult:
+    return LoopResult(
+        _plan(planner, task),
+        task.evaluations,
+        0,
+        task.elapsed_s,
+        tuple(task.history),
+        single_s,
+        learned,
+        tuple(learning),
+    )
 
 
 def _plan(planner: Simulator, task: Task) -> Plan | None:
@@ -108,13 +127,15 @@ def _plan(planner: Simulator, task: Task) -> Plan | None:
 
 
 class _Figures:
-    """A task's observer that passes on what is learned."""
+    """A task's observer that keeps and passes on what is learned."""
 
     def __init__(self, tracker: Tracker) -> None:
+        self.learning: list[Mapping[str, float]] = []
         self._tracker = tracker
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         pass
 
     def learned(self, figures: Mapping[str, float]) -> None:
+        self.learning.append(figures)
         self._tracker.log({f"train/{name}": value for name, value in figures.items()})

@@ -11,7 +11,7 @@ import torch
 from fake_measurer import chain_problem
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Learner, PlacerArchitecture, PlacerPPO, Policy, PPOConfig
+from rlplace.policy import LEARNERS, POLICIES, GroupPPO, LearnConfig, Learner, PlacerArchitecture, Policy, PPOConfig
 from rlplace.policy.config import CloneConfig
 
 SMALL = LearnConfig(
@@ -36,9 +36,10 @@ def test_every_policy_keeps_the_protocol(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "policy.safetensors").stat().st_size > 0
 
 
+@pytest.mark.parametrize("policy_name", list(POLICIES))
 @pytest.mark.parametrize("name", list(LEARNERS))
-def test_every_learner_makes_rewarded_placements_likelier(name: str) -> None:
-    policy = POLICIES["placer"](chain_problem(4), SMALL, 0)
+def test_every_learner_makes_rewarded_placements_likelier(name: str, policy_name: str) -> None:
+    policy = POLICIES[policy_name](chain_problem(4), SMALL, 0)
     learner = LEARNERS[name](policy, SMALL, 0)
     assert isinstance(learner, Learner)
     good, bad = np.array([[0, 1, 1, 0]]), np.array([[1, 1, 0, 1]])
@@ -57,16 +58,17 @@ def test_every_learner_makes_rewarded_placements_likelier(name: str) -> None:
 def test_options_reach_the_learner() -> None:
     policy = POLICIES["placer"](chain_problem(3), SMALL, 0)
     learner = LEARNERS["ppo"](policy, SMALL, 0)
-    assert isinstance(learner, PlacerPPO)
-    assert (learner.n_epochs, learner.flips(1.0)) == (7, 0.5)
+    assert isinstance(learner, GroupPPO)
+    assert (learner.config.n_epochs, learner.config.flips) == (7, 0.5)
 
 
-def test_a_learner_that_needs_logits_says_so() -> None:
+@pytest.mark.parametrize("name", ["ppo", "clone"])
+def test_a_learner_that_needs_log_probabilities_by_group_says_so(name: str) -> None:
     class Coin:
         pass
 
-    with pytest.raises(InvalidValue, match=r"Coin.*placer"):
-        LEARNERS["ppo"](Coin(), SMALL, 0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"Coin.*`evaluate`"):
+        LEARNERS[name](Coin(), SMALL, 0)  # type: ignore[arg-type]
 
 
 def test_a_mistyped_name_is_told_the_nearest() -> None:

@@ -10,6 +10,7 @@ import pytest
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.config import LearnConfig, PPOConfig
 from rlplace.training.config import SearchConfig, TrainConfig
+from rlplace.training.methods import method_of
 from rlplace.training.run import check_names
 
 
@@ -53,6 +54,31 @@ def test_learning_that_could_not_begin_is_refused() -> None:
 def test_mistyped_names_are_told_the_nearest(config: TrainConfig, nearest: str) -> None:
     with pytest.raises(UnknownName, match=nearest):
         check_names(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "on_this_machine", "simulated"),
+    [
+        (TrainConfig(), "learned", "policy"),
+        (TrainConfig(learn=LearnConfig(policy="seq2seq")), "policy", "policy"),
+        (TrainConfig(learn=LearnConfig(learner="clone")), "policy", "policy"),
+        (TrainConfig(learn=LearnConfig(share=0.5)), "learned", "policy"),
+        (TrainConfig(search=SearchConfig(method="learned"), learn=LearnConfig(policy="seq2seq")), "learned", "policy"),
+        (TrainConfig(search=SearchConfig(method="anneal"), learn=LearnConfig(policy="seq2seq")), "anneal", "anneal"),
+    ],
+)
+def test_a_policy_or_a_learner_that_is_named_is_what_runs(
+    config: TrainConfig, on_this_machine: str, simulated: str
+) -> None:
+    assert method_of(config, is_simulated=False) == on_this_machine
+    assert method_of(config, is_simulated=True) == simulated
+
+
+def test_what_does_not_fit_is_refused_where_it_would_learn() -> None:
+    unfit = LearnConfig(policy="seq2seq", init="pretrained")  # its weights serve one problem: none come with rlplace
+    with pytest.raises(UnknownName, match="seq2seq"):
+        check_names(TrainConfig(learn=unfit))
+    check_names(TrainConfig(search=SearchConfig(method="anneal"), learn=unfit))
 
 
 def test_the_options_of_a_command_line_import_no_torch() -> None:

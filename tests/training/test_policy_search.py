@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from search_problems import fork_problem, tight_problem
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy import LearnConfig, PlacerPolicy
+from rlplace.policy import LearnConfig, PlacerPolicy, Seq2SeqConfig
 from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.registry import find
@@ -175,3 +176,35 @@ def test_a_placement_without_a_choice_is_measured_once() -> None:
     task = Task(pinned, Indifferent(), Budget(evaluations=32, measurements=60), host=host, seed=0)
     solve(task, LearnConfig(num_samples=8, num_measured=6))
     assert [batch.tolist() for batch in host.batches] == [[[1, 1, 1, 1]]]
+
+
+def test_samples_that_are_not_screened_are_measured_as_they_come() -> None:
+    """As in the 2017 paper: what is measured is what the policy drew, and all of it teaches."""
+    host = Host(chain_problem(4), wanted=[1, 1, 1, 1])
+    asked: list[int] = []
+    host.promising = lambda count: (asked.append(count), np.zeros((0, 4), dtype=np.int32))[1]  # type: ignore[method-assign]
+    told: list[Mapping[str, float]] = []
+    task = Task(host.problem, Indifferent(), Budget(evaluations=16, measurements=240), host=host, seed=0)
+    task.tell = told.append  # type: ignore[method-assign, assignment]
+    seq2seq = Seq2SeqConfig(hidden=16, type_embedding=4, device_embedding=4, attention=4)
+    policy = solve(task, LearnConfig(policy="seq2seq", seq2seq=seq2seq, num_samples=8, num_measured=6))
+    assert asked == []
+    assert policy.mode().tolist() == [1, 1, 1, 1]
+    curve = [figures["measured_vs_single"] for figures in told if "measured_vs_single" in figures]
+    drawn = [(batch, ratio) for batch, ratio in zip(host.batches, curve, strict=True) if len(batch) == 6]
+    baseline_s = 4.0
+    for batch, ratio in drawn:  # in the others some placements came twice
+        assert ratio == pytest.approx(np.mean(1.0 + (batch != 1).sum(axis=1)) / baseline_s)
+    assert drawn
+    assert np.mean(curve[-5:]) < np.mean(curve[:5]) - 0.1
+    assert [figures["measured"] for figures in told][-1] == 240
+
+
+def test_learners_that_ask_are_told_which_placements_ran() -> None:
+    problem = tight_problem(6, 2)
+    told: list[Mapping[str, float]] = []
+    task = Task(problem, Simulator(problem), Budget(evaluations=64), seed=0)
+    task.tell = told.append  # type: ignore[method-assign, assignment]
+    solve(task, LearnConfig(learner="reinforce", init="none", share=1.0, num_samples=32))
+    assert 0.0 < told[0]["failed"] < 1.0
+    assert told[0]["simulated_mean_s"] < float("inf")

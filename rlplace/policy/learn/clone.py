@@ -9,7 +9,17 @@ from numpy.typing import NDArray
 from rlplace.policy.config import CloneConfig
 from rlplace.policy.learn.elites import Elites
 from rlplace.policy.learn.imitate import cloning_loss, imitate
-from rlplace.policy.placer.policy import PlacerPolicy
+from rlplace.policy.learn.settle import settle
+from rlplace.policy.learn.state import (
+    LearnerState,
+    elites_state,
+    load_elites_state,
+    load_optimizer_state,
+    load_policy_state,
+    optimizer_state,
+    policy_state,
+)
+from rlplace.policy.protocols import GroupPolicy
 
 
 class CloneLearner:
@@ -20,7 +30,7 @@ class CloneLearner:
         config: how.
     """
 
-    def __init__(self, policy: PlacerPolicy, config: CloneConfig | None = None) -> None:
+    def __init__(self, policy: GroupPolicy, config: CloneConfig | None = None) -> None:
         self.policy, self.config = policy, config or CloneConfig()
         self.elites = Elites(self.config.num_elites)
         self._optimizer = torch.optim.Adam(policy.parameters(), lr=self.config.learning_rate)
@@ -28,23 +38,38 @@ class CloneLearner:
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
         """Clones placements (G,) or (M, G)."""
         imitate(self.policy, group_devices)
-        self.policy.set_flips(self.config.flips)
+        settle(self.policy, self.config.flips)
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
         """Takes note of placements (B, G) and rewards (B,), and clones the best of all."""
         self.elites.add(group_devices, rewards)
-        elites_MG = torch.from_numpy(self.elites.group_devices.astype(np.int64))
         loss = torch.zeros(())
         for _ in range(self.config.num_steps):
-            loss = cloning_loss(self.policy.logits(), elites_MG, self.config.smoothing).mean()
+            loss = cloning_loss(self.policy, self.elites.group_devices, self.config.smoothing).mean()
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
-        self.policy.set_flips(self.config.flips)
+        settle(self.policy, self.config.flips, self.elites)
         return {"elite_loss": loss.item(), "best_reward": float(self.elites.rewards[0])}
 
     def forget(self) -> None:
         """Forgets the best placements."""
         self.elites.clear()
+
+    def state(self) -> LearnerState:
+        """All that it and its policy need to go on."""
+        state = LearnerState().with_part("policy", policy_state(self.policy))
+        state = state.with_part("optimizer", optimizer_state(self._optimizer))
+        return state.with_part("elites", elites_state(self.elites))
+
+    def load_state(self, state: LearnerState) -> None:
+        """Goes on from the state of another one, made for the same problem with the same options.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: it is of another policy.
+        """
+        load_policy_state(self.policy, state.part("policy"))
+        load_optimizer_state(self._optimizer, state.part("optimizer"))
+        load_elites_state(self.elites, state.part("elites"))

@@ -32,6 +32,19 @@ class Elites:
         self.rewards: NDArray[np.float64] = np.zeros(0)
         self._counts: dict[bytes, int] = {}
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each of the kept placements came, best first."""
+        return np.array([self._counts[row.tobytes()] for row in self.group_devices], dtype=np.int64)
+
+    def restore(
+        self, group_devices: NDArray[np.int32], rewards: NDArray[np.float64], counts: NDArray[np.int64]
+    ) -> None:
+        """Goes on from another one's `group_devices`, `rewards` and `counts`."""
+        self.group_devices, self.rewards = np.array(group_devices, dtype=np.int32), np.array(rewards, dtype=np.float64)
+        keys = (row.tobytes() for row in self.group_devices)
+        self._counts = dict(zip(keys, counts.tolist(), strict=True))
+
     def add(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
         """Takes note of B placements (B, G) and their rewards (B,)."""
         mean = {row.tobytes(): reward for row, reward in zip(self.group_devices, self.rewards.tolist(), strict=True)}

@@ -23,15 +23,14 @@ from rlplace.env.features import GraphFeatures, graph_features
 from rlplace.env.one_shot import action_space, observation_space
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
 from rlplace.policy.config import PlacerArchitecture
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
+from rlplace.policy.temperature import temperature_for
 
 KIND: Literal["placer"] = "placer"
 """What its checkpoints say they are of."""
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
-BISECTIONS = 30
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,16 @@ class PlacerPolicy(ActorCriticPolicy):
     """Devices for G groups, independent given a message-passing encoding of the group graph.
 
     The graph never changes, so its features are buffers of the policy, encoded once per batch and not once per sample,
-    and there is one state, so no value is learned. Unlike those of other policies, `forward` and
-    `evaluate_actions` give log-probabilities and entropies by group, (B, G), as `PlacerPPO` clips each group's ratio.
+    and there is one state, so no value is learned.
 
     Attributes:
+        kind: what its checkpoints say they are of.
         temperature: what logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
         generator: draws the samples.
         feature_names: names of the F features of a group.
     """
 
+    kind = KIND
     temperature: Tensor
     node_features: Tensor
     edge_features: Tensor
@@ -119,16 +119,19 @@ class PlacerPolicy(ActorCriticPolicy):
         return logits_GD.masked_fill(~self.allowed, -torch.inf)
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Devices (B, G), values (B, 1) and log-probabilities by group (B, G)."""
+        """Devices (B, G), values (B, 1) and log-probabilities (B,)."""
         distribution = self.get_distribution(obs)
         actions_BG = distribution.get_actions(deterministic=deterministic)
-        return actions_BG, self.predict_values(obs), distribution.group_log_prob(actions_BG)
+        return actions_BG, self.predict_values(obs), distribution.log_prob(actions_BG)
 
     def evaluate_actions(self, obs: PyTorchObs, actions_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values (B, 1), log-probabilities and entropies by group (B, G) of given devices (B, G)."""
+        """Values (B, 1), log-probabilities and entropies (B,) of given devices (B, G)."""
         distribution = self.distribution(self.logits(), 1)
-        entropy_BG = distribution.group_entropy().expand(len(actions_BG), -1)
-        return self.predict_values(obs), distribution.group_log_prob(actions_BG), entropy_BG
+        return (
+            self.predict_values(obs),
+            distribution.log_prob(actions_BG),
+            distribution.entropy().expand(len(actions_BG)),
+        )
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
         """(B, 1) zeros: every episode starts in the same state, so nothing is learned from its value."""
@@ -166,6 +169,12 @@ class PlacerPolicy(ActorCriticPolicy):
         actions_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
         return self.distribution(self.logits(), 1).log_prob(actions_BG)
 
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies by group (B, G) of placements (B, G), at the policy's temperature."""
+        actions_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
+        distribution = self.distribution(self.logits(), 1)
+        return distribution.group_log_prob(actions_BG), distribution.group_entropy().expand(len(actions_BG), -1)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes weights and graph features to `path` (`policy.safetensors`), the architecture beside it (`.json`).
 
@@ -177,21 +186,19 @@ class PlacerPolicy(ActorCriticPolicy):
         )
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
-    def set_flips(self, flips: float) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average.
+    def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
+        """Takes the weights that `save` wrote for a problem of as many groups and devices.
 
-        Which groups are flipped, and to what, stays the policy's to say: those it is least sure of. A policy sure of
-        everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
-        placement better.
+        Raises:
+            FileProblem: a file is missing, malformed, of another kind, or of a policy of another size.
         """
+        _, tensors = load_checkpoint(path, KIND)
+        set_parameters(self, tensors, path)
+
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
         with torch.no_grad():
-            logits_GD = self.logits().double()
-            low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
-            for _ in range(BISECTIONS):
-                middle = (low * high) ** 0.5
-                expected = (1 - torch.softmax(logits_GD / middle, dim=-1).amax(dim=-1)).sum()
-                low, high = (low, middle) if expected > flips else (middle, high)
-            self.temperature.fill_(low)
+            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         actions_BG: Tensor = self.get_distribution(observation).get_actions(deterministic=deterministic)

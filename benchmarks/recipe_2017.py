@@ -1,0 +1,113 @@
+"""The recipe of Mirhoseini et al. 2017 in its own time: python benchmarks/recipe_2017.py [SECONDS] [SEEDS].
+
+`nmt@small` on four simulated V100: `--policy seq2seq --learner reinforce` from nothing, by itself, on groups as that
+paper made them, beside `portfolio`, one after the other with the same number of seconds each on one thread. What is
+kept: a table, and how both searches went.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from record import RESULTS, as_markdown, record
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rlplace.files import write_json_atomic, write_text_atomic
+from rlplace.graphs import OpGraph, capture
+from rlplace.measure import Problem, Simulator, resolve_host
+from rlplace.policy import LearnConfig
+from rlplace.report import Curve, save_best_so_far_png
+from rlplace.search.registry import SearchResult, find
+from rlplace.search.rules import baselines
+from rlplace.search.task import Budget
+from rlplace.training.methods import METHODS, POLICY
+from rlplace.workloads import build, parse_workload
+
+WORKLOAD, HOST = "nmt@small", "4xV100-pcie"
+GROUPS, RULE = 64, "colocation"
+LEARN = LearnConfig(policy="seq2seq", num_samples=16)
+RECIPE, PORTFOLIO = "seq2seq + reinforce", "portfolio"
+
+
+def graph() -> OpGraph:
+    """The captured training step, never allocated."""
+    with FakeTensorMode():
+        work = build(parse_workload(WORKLOAD), default_size="small")
+    return capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+
+
+def row(name: str, seed: int, found: SearchResult, single_s: float) -> dict[str, Any]:
+    """One run of one method."""
+    return {
+        "method": name,
+        "seed": seed,
+        "step_time_s": found.step_time_s,
+        "vs_single": found.step_time_s / single_s,
+        "evaluations": found.evaluations,
+        "seconds": found.plan_s,
+        "history": [best.to_list() for best in found.history],
+    }
+
+
+def main(seconds: float, seeds: int) -> None:
+    """Runs everything and writes `results/recipe_2017.{json,md,png}`."""
+    assert POLICY in METHODS
+    captured, host = graph(), resolve_host(HOST)
+    paper = Problem.estimate(captured, host, num_groups=GROUPS, grouping=RULE)
+    fine = Problem.estimate(captured, host)
+    simulator = Simulator(fine, threads=1)
+    single_s = float(simulator.step_times(baselines.best_single(fine, simulator)[None])[0])
+    find(fine, PORTFOLIO, simulator, Budget(evaluations=200))  # kernels are compiled before any clock starts
+    rows: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        learned = find(paper, POLICY, Simulator(paper, threads=1), Budget(seconds=seconds), seed=seed, config=LEARN)
+        rows.append(row(RECIPE, seed, learned, single_s))
+        searched = find(fine, PORTFOLIO, simulator, Budget(seconds=seconds), seed=seed)
+        rows.append(row(PORTFOLIO, seed, searched, single_s))
+        print({key: value for key, value in rows[-2].items() if key != "history"})
+        print({key: value for key, value in rows[-1].items() if key != "history"})
+    facts = record()
+    write_json_atomic(
+        RESULTS / "recipe_2017.json", {"record": facts, "workload": WORKLOAD, "host": HOST, "rows": rows}, indent=None
+    )
+    curves = [Curve(one["method"], one["history"], (one["evaluations"], 0, one["seconds"]), single_s) for one in rows]
+    save_best_so_far_png(RESULTS / "recipe_2017.png", curves, title=f"{WORKLOAD} on {HOST}")
+    write_text_atomic(RESULTS / "recipe_2017.md", page(rows, paper, seconds, facts))
+
+
+def page(rows: list[dict[str, Any]], paper: Problem, seconds: float, facts: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [
+        "# The recipe of 2017",
+        "",
+        f"`{WORKLOAD}` on `{HOST}`, {paper.graph.num_ops} ops, {seconds:g} s a run on one thread. `{RECIPE}` learns",
+        f"from nothing, by itself, on the {paper.grouping.num_groups} groups of `{paper.grouping.rule}`; `{PORTFOLIO}`",
+        "searches on the default groups. Step times are simulated, in the last column over the best single device's.",
+        "",
+        "| method | seed | placements | step time, ms | vs single |",
+        "|---|---|---|---|---|",
+    ]
+    for one in rows:
+        step_ms = one["step_time_s"] * 1e3
+        count = f"{one['evaluations']:,}"
+        lines.append(f"| {one['method']} | {one['seed']} | {count} | {step_ms:.3f} | {one['vs_single']:.3f} |")
+    means = {
+        name: np.exp(np.mean([np.log(one["step_time_s"]) for one in rows if one["method"] == name]))
+        for name in (RECIPE, PORTFOLIO)
+    }
+    ratio = means[RECIPE] / means[PORTFOLIO]
+    lines += [
+        "",
+        f"Over the seeds, the step of `{RECIPE}` takes {ratio:.3f} times that of `{PORTFOLIO}` (geometric means).",
+        "",
+        "![best so far](recipe_2017.png)",
+        "",
+        as_markdown(facts),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 300.0, int(sys.argv[2]) if len(sys.argv) > 2 else 3)

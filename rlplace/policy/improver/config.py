@@ -1,0 +1,31 @@
+"""`ImproverConfig`: options of the policy `improver`; importing it imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlplace.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class ImproverConfig:
+    """The size of an `ImproverPolicy`, and how far it goes."""
+
+    hidden: int = 32
+    """Width of the network."""
+    num_layers: int = 2
+    """Rounds of messages between groups."""
+    moves: float = 2.0
+    """Groups that a pass moves on average before a learner says otherwise."""
+    explore: float = 0.5
+    """Share of the moves that are drawn at random, however much was learned: without them the same few moves that do
+    no harm would be tried for ever."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("hidden", 1), ("num_layers", 0)):
+            if getattr(self, name) < least:
+                raise InvalidValue(name, getattr(self, name), f"at least {least}", where="improver")
+        if not 0.0 < self.explore <= 1.0:
+            raise InvalidValue("explore", self.explore, "more than 0, at most 1", where="improver")
+        if not self.moves > 0:
+            raise InvalidValue("moves", self.moves, "more than 0", where="improver")

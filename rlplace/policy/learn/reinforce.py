@@ -1,0 +1,170 @@
+"""`Reinforce`: the learner of Mirhoseini et al. 2017, for any policy with log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlplace.errors import InvalidValue
+from rlplace.policy.config import ReinforceConfig
+from rlplace.policy.learn.elites import Elites
+from rlplace.policy.learn.settle import settle
+from rlplace.policy.learn.state import (
+    LearnerState,
+    elites_state,
+    load_elites_state,
+    load_optimizer_state,
+    load_policy_state,
+    optimizer_state,
+    policy_state,
+)
+from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
+
+IMITATION_STEPS, IMITATION_RATE = 100, 1e-2
+"""Most gradient steps (Adam) of an imitation, and their learning rate."""
+IMITATED = 0.05
+"""Cross-entropy of a group, in nats, at which a placement is known well enough."""
+
+
+@runtime_checkable
+class Noisy(Protocol):
+    """A policy whose samples can be drawn with noise on the logits."""
+
+    logit_noise: float
+
+
+class Reinforce:
+    """REINFORCE (Williams 1992) as Mirhoseini et al. 2017 (section 3.1) use it.
+
+    The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of
+    rewards for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the
+    failing signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any
+    more, so that luck cannot unlearn what runs.
+
+    What differs from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
+    which would make the first samples look good, whatever they are; and one process samples, not twenty.
+
+    Attributes:
+        baseline: moving average of the rewards so far; None before the first.
+    """
+
+    def __init__(self, policy: Policy, config: ReinforceConfig | None = None) -> None:
+        """A learner for `policy`, which learns in place.
+
+        Args:
+            policy: anything with log-probabilities and parameters; one with `logit_noise` is told how much to use.
+            config: how.
+
+        Raises:
+            InvalidValue: the policy has no parameters, or no entropies where `config` asks for them.
+        """
+        if not isinstance(policy, LearnedPolicy):
+            raise InvalidValue("policy", type(policy).__name__, "one with `parameters()`", where="learner reinforce")
+        self.policy, self.config = policy, config or ReinforceConfig()
+        if self.config.ent_coef and not isinstance(policy, GroupPolicy):
+            expected = "0 for a policy without `evaluate`"
+            raise InvalidValue("ent_coef", self.config.ent_coef, expected, where="learner reinforce")
+        self.baseline: float | None = None
+        self._best = Elites(1)
+        self._optimizer = torch.optim.Adam(policy.parameters(), lr=self.config.learning_rate)
+        self._set_noise(0.0)
+
+    def imitate(self, group_devices: NDArray[np.integer]) -> None:
+        """Makes placements (G,) or (M, G) likely, by their cross-entropy; a policy that starts somewhere starts there.
+
+        Raises:
+            InvalidValue: one that the policy gives no probability, as where pins bar it.
+        """
+        rows = np.atleast_2d(group_devices)
+        if isinstance(self.policy, StartsSomewhere):
+            self.policy.start_from(rows[0])
+            return
+        optimizer = torch.optim.Adam(self.policy.parameters(), lr=IMITATION_RATE)
+        for _ in range(IMITATION_STEPS):
+            loss = -self.policy.log_prob(rows).mean() / max(rows.shape[1], 1)
+            if not torch.isfinite(loss):
+                expected = "placements that the policy gives a probability"
+                raise InvalidValue("group_devices", "one that is impossible", expected, where="imitate")
+            if loss.item() < IMITATED:
+                break
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def update(
+        self,
+        group_devices: NDArray[np.integer],
+        rewards: NDArray[np.floating],
+        *,
+        progress: float = 0.0,
+        ran: NDArray[np.bool_] | None = None,
+    ) -> dict[str, float]:
+        """One gradient step on placements (B, G), sampled from the policy, and their rewards (B,).
+
+        Args:
+            group_devices: devices of groups.
+            rewards: of each placement, that of a failed one the failing signal.
+            progress: share of learning that is done, 0 to 1.
+            ran: (B,) which placements did not fail; all by default.
+        """
+        self._set_noise(progress)
+        rewards_B = np.asarray(rewards, dtype=np.float64)
+        ran_B = np.ones(len(rewards_B), dtype=np.bool_) if ran is None else np.asarray(ran)
+        self._best.add(group_devices, rewards_B)
+        figures = {"mean_reward": float(rewards_B.mean()), "failed": float(1.0 - ran_B.mean())}
+        if progress >= self.config.failing_until:
+            group_devices, rewards_B = np.asarray(group_devices)[ran_B], rewards_B[ran_B]
+        if not len(rewards_B):
+            return figures
+        mean = float(rewards_B.mean())
+        baseline = mean if self.baseline is None else self.baseline
+        loss, entropy = self._loss(group_devices, torch.from_numpy(rewards_B - baseline))
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        self._optimizer.step()
+        settle(self.policy, elites=self._best)
+        self.baseline = self.config.baseline_decay * baseline + (1.0 - self.config.baseline_decay) * mean
+        return figures | entropy | {"loss": loss.item(), "baseline": self.baseline, "gradient_norm": float(norm)}
+
+    def forget(self) -> None:
+        """Forgets the baseline and the best placement, as when rewards come to mean something else."""
+        self.baseline = None
+        self._best.clear()
+
+    def state(self) -> LearnerState:
+        """All that it and its policy need to go on."""
+        facts = {"baseline": self.baseline, "logit_noise": getattr(self.policy, "logit_noise", None)}
+        state = LearnerState({}, facts).with_part("policy", policy_state(self.policy))
+        state = state.with_part("optimizer", optimizer_state(self._optimizer))
+        return state.with_part("best", elites_state(self._best))
+
+    def load_state(self, state: LearnerState) -> None:
+        """Goes on from the state of another one, made for the same problem with the same options.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: it is of another policy.
+        """
+        load_policy_state(self.policy, state.part("policy"))
+        load_optimizer_state(self._optimizer, state.part("optimizer"))
+        load_elites_state(self._best, state.part("best"))
+        self.baseline = state.facts["baseline"]
+        if isinstance(self.policy, Noisy):
+            self.policy.logit_noise = state.facts["logit_noise"]
+
+    def _loss(self, group_devices: NDArray[np.integer], advantages_B: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """-(R - b) log p, the mean over the batch, and what the entropy bonus adds."""
+        if not self.config.ent_coef or not isinstance(self.policy, GroupPolicy):
+            return -(advantages_B * self.policy.log_prob(group_devices)).mean(), {}
+        log_prob_BG, entropy_BG = self.policy.evaluate(group_devices)
+        entropy = entropy_BG.mean()
+        loss = -(advantages_B * log_prob_BG.sum(dim=-1)).mean() - self.config.ent_coef * entropy
+        return loss, {"entropy": entropy.item()}
+
+    def _set_noise(self, progress: float) -> None:
+        if isinstance(self.policy, Noisy):
+            self.policy.logit_noise = self.config.logit_noise if progress < self.config.noise_until else 0.0

@@ -1,0 +1,167 @@
+"""`LearnerState`: all that a learner and its policy need to go on to the bit, as tensors and plain data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
+from rlplace.policy.learn.elites import Elites
+
+KIND = "learner"
+"""What its files say they are of."""
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """Tensors by name, and plain data by name, as JSON holds it.
+
+    A learner's state is made of parts, each under a name of its own.
+
+    Example:
+        >>> state = LearnerState({}, {"baseline": -0.5}).with_part("elites", LearnerState({}, {"counts": [2, 1]}))
+        >>> state.facts
+        {'baseline': -0.5, 'elites.counts': [2, 1]}
+        >>> state.part("elites").facts
+        {'counts': [2, 1]}
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_part(self, name: str, part: LearnerState) -> LearnerState:
+        """This state with another one in it, whose names begin with `name`."""
+        return LearnerState(
+            {**self.tensors, **{f"{name}.{key}": tensor for key, tensor in part.tensors.items()}},
+            {**self.facts, **{f"{name}.{key}": value for key, value in part.facts.items()}},
+        )
+
+    def part(self, name: str) -> LearnerState:
+        """The part that `with_part` put under `name`."""
+        begin = f"{name}."
+        return LearnerState(
+            {key.removeprefix(begin): tensor for key, tensor in self.tensors.items() if key.startswith(begin)},
+            {key.removeprefix(begin): value for key, value in self.facts.items() if key.startswith(begin)},
+        )
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A learner that can be stopped, and gone on with to the bit."""
+
+    def state(self) -> LearnerState:
+        """All that it and its policy need to go on: weights, optimizer, baseline, generators, best placements."""
+        ...
+
+    def load_state(self, state: LearnerState) -> None:
+        """Goes on from the state of another one, made for the same problem with the same options."""
+        ...
+
+
+def save_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
+    """Writes a learner's state, its policy's with it, to `path` (safetensors) and beside it (`.json`).
+
+    Raises:
+        FileProblem: a file cannot be written.
+        InvalidValue: its policy is no `torch.nn.Module` with a `generator`.
+    """
+    state = learner.state()
+    about = {"schema": SCHEMA, "kind": KIND, "learner": type(learner).__name__, "facts": dict(state.facts)}
+    save_checkpoint(path, about, state.tensors)
+
+
+def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
+    """Puts a learner, and its policy, where `save_learner` left one made for the same problem with the same options.
+
+    Raises:
+        FileProblem: a file is missing, malformed, or of another learner or policy.
+    """
+    about, tensors = load_checkpoint(path, KIND)
+    about_path = Path(path).with_suffix(".json")
+    if about.get("learner") != type(learner).__name__ or not isinstance(about.get("facts"), dict):
+        raise FileProblem(about_path, f"the state of a {about.get('learner')}, expected of a {type(learner).__name__}.")
+    try:
+        learner.load_state(LearnerState(tensors, about["facts"]))
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise FileProblem(path, f"not the state of this learner and its policy: {error}.") from error
+
+
+def policy_state(policy: object) -> LearnerState:
+    """Weights, buffers and generator of a policy.
+
+    Raises:
+        InvalidValue: it is no `torch.nn.Module` with a `generator`.
+    """
+    module, generator = _parts(policy)
+    weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return LearnerState({"generator": generator.get_state()}).with_part("module", LearnerState(weights))
+
+
+def load_policy_state(policy: object, state: LearnerState) -> None:
+    """Takes what `policy_state` gave.
+
+    Raises:
+        KeyError, RuntimeError: it is of another policy.
+    """
+    module, generator = _parts(policy)
+    module.load_state_dict(dict(state.part("module").tensors))
+    generator.set_state(state.tensors["generator"])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> LearnerState:
+    """Moments and counts of an optimizer, and its learning rates."""
+    state = optimizer.state_dict()
+    tensors = {
+        f"{index}.{name}": torch.as_tensor(value).detach().clone()
+        for index, moments in state["state"].items()
+        for name, value in moments.items()
+    }
+    return LearnerState(tensors, {"learning_rates": [group["lr"] for group in state["param_groups"]]})
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) -> None:
+    """Takes what `optimizer_state` gave of an optimizer of the same kind, over parameters of the same shapes.
+
+    Raises:
+        KeyError, ValueError: it is of another optimizer.
+    """
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in state.tensors.items():
+        index, _, name = key.partition(".")
+        moments.setdefault(int(index), {})[name] = tensor.clone()
+    groups = optimizer.state_dict()["param_groups"]
+    for group, learning_rate in zip(groups, state.facts["learning_rates"], strict=True):
+        group["lr"] = learning_rate
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def elites_state(elites: Elites) -> LearnerState:
+    """The best placements seen, their rewards, and how often each came."""
+    tensors = {"group_devices": elites.group_devices, "rewards": elites.rewards, "counts": elites.counts}
+    return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
+
+
+def load_elites_state(elites: Elites, state: LearnerState) -> None:
+    """Takes what `elites_state` gave.
+
+    Raises:
+        KeyError: it is no such state.
+    """
+    devices, rewards, counts = (state.tensors[name].numpy() for name in ("group_devices", "rewards", "counts"))
+    elites.restore(devices, rewards, counts)
+
+
+def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
+    generator = getattr(policy, "generator", None)
+    if not isinstance(policy, nn.Module) or not isinstance(generator, torch.Generator):
+        expected = "a torch.nn.Module with a torch.Generator called `generator`"
+        raise InvalidValue("policy", type(policy).__name__, expected, where="state of a learner")
+    return policy, generator

@@ -1,0 +1,121 @@
+"""A learner that is stopped, kept in files and gone on with equals one that was never stopped, to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from search_problems import fork_problem
+
+from rlplace.env.rewards import make_reward
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.policy import (
+    LEARNERS,
+    POLICIES,
+    CloneConfig,
+    GnnConfig,
+    ImproverConfig,
+    LearnConfig,
+    Learner,
+    PlacerArchitecture,
+    Policy,
+    PPOConfig,
+    Reinforce,
+    ReinforceConfig,
+    Seq2SeqConfig,
+    resume_learner,
+    save_learner,
+)
+from rlplace.policy.learn.state import Resumable
+
+PROBLEM = fork_problem(0)
+SIMULATOR = Simulator(PROBLEM, threads=1)
+REWARD = make_reward("sqrt", 10.0)
+SMALL = LearnConfig(
+    placer=PlacerArchitecture(hidden=8, num_layers=1),
+    gnn=GnnConfig(hidden=8),
+    improver=ImproverConfig(hidden=8),
+    seq2seq=Seq2SeqConfig(hidden=8, type_embedding=4, device_embedding=4, attention=4),
+    ppo=PPOConfig(batch_size=5, num_elites=3),
+    clone=CloneConfig(num_elites=3),
+    reinforce=ReinforceConfig(logit_noise=0.3, noise_until=0.3),
+)
+PAIRS = [
+    *(("placer", "ppo"), ("placer", "clone"), ("placer", "reinforce"), ("seq2seq", "reinforce")),
+    *(("gnn", "ppo"), ("improver", "ppo"), ("improver", "reinforce")),
+]
+
+
+def make(policy: str, learner: str, seed: int) -> tuple[Policy, Learner]:
+    config = dataclasses.replace(SMALL, policy=policy, learner=learner)
+    made = POLICIES[policy](PROBLEM, config, seed)
+    return made, LEARNERS[learner](made, config, seed)
+
+
+def run(policy: Policy, learner: Learner, *, first: int, last: int) -> list[dict[str, float]]:
+    figures = []
+    for update in range(first, last):
+        rows = policy.sample(16)
+        rewards = REWARD(SIMULATOR.step_times(PROBLEM.grouping.expand(rows)))
+        figures.append(learner.update(rows, rewards, progress=update / 20))
+    return figures
+
+
+@pytest.mark.parametrize(("policy_name", "learner_name"), PAIRS)
+def test_a_resumed_learner_equals_a_straight_one(policy_name: str, learner_name: str, tmp_path: Path) -> None:
+    straight, learner = make(policy_name, learner_name, seed=3)
+    run(straight, learner, first=0, last=4)
+    assert isinstance(learner, Resumable)
+    save_learner(tmp_path / "learner.safetensors", learner)
+    expected = run(straight, learner, first=4, last=8)
+
+    resumed, again = make(policy_name, learner_name, seed=8)
+    assert isinstance(again, Resumable)
+    resume_learner(tmp_path / "learner.safetensors", again)
+    assert run(resumed, again, first=4, last=8) == expected
+    assert np.array_equal(resumed.sample(20), straight.sample(20))
+    assert isinstance(resumed, torch.nn.Module)
+    assert isinstance(straight, torch.nn.Module)
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_keeping_a_state_changes_nothing(tmp_path: Path) -> None:
+    def figures(*, is_kept: bool) -> list[dict[str, float]]:
+        policy, learner = make("seq2seq", "reinforce", seed=1)
+        run(policy, learner, first=0, last=3)
+        if is_kept:
+            assert isinstance(learner, Resumable)
+            save_learner(tmp_path / "learner.safetensors", learner)
+        return run(policy, learner, first=3, last=6)
+
+    assert figures(is_kept=True) == figures(is_kept=False)
+
+
+def test_the_state_of_another_learner_or_policy_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "learner.safetensors"
+    _, learner = make("placer", "ppo", 0)
+    assert isinstance(learner, Resumable)
+    save_learner(path, learner)
+    _, clone = make("placer", "clone", 0)
+    assert isinstance(clone, Resumable)
+    with pytest.raises(FileProblem, match="state of a GroupPPO, expected of a CloneLearner"):
+        resume_learner(path, clone)
+    _, reinforce = make("placer", "reinforce", 0)
+    assert isinstance(reinforce, Resumable)
+    save_learner(path, reinforce)
+    _, other = make("seq2seq", "reinforce", 0)
+    assert isinstance(other, Resumable)
+    with pytest.raises(FileProblem, match="not the state of this learner and its policy"):
+        resume_learner(path, other)
+
+
+def test_a_policy_without_a_generator_cannot_be_kept() -> None:
+    policy, _ = make("seq2seq", "reinforce", 0)
+    del policy.generator  # type: ignore[attr-defined]
+    with pytest.raises(InvalidValue, match="generator"):
+        Reinforce(policy).state()
