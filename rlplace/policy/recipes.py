@@ -23,7 +23,7 @@ _OF_POLICY: Mapping[str, Mapping[str, Any]] = {
     "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0},
     "gnn": {"share": 1.0},
     "improver": {"share": 1.0},
-    "schedule": {"share": 1.0},
+    "schedule": {"init": "pretrained", "share": 1.0},
 }
 _OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", "screened": 1}}
 

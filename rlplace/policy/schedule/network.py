@@ -6,12 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.env.list_schedules import ESTIMATES, FEATURES
+from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.policy.schedule.components import Components
 from rlplace.policy.schedule.group_features import GROUP_FEATURES
 from rlplace.policy.schedule.summary import SUMMARY
 
+ALLOWED = DECISION_FEATURES.index("allowed")
 RELATED = len(ESTIMATES)
 """Estimates of a placement as the ranker sees them, see `related`."""
+
+GAIN = 10.0
+"""What the correction is multiplied by: the smaller weights are for what they do, the faster they learn to do it."""
+TAIL = 2.0
+"""Exponent of the tail of the first distribution: devices that the weights think little of stay possible."""
+MARKS = 4
+"""Numbers that tell equal devices apart."""
 
 
 class ScheduleNetwork(nn.Module):
@@ -22,7 +31,8 @@ class ScheduleNetwork(nn.Module):
     - `ranker`: what the simulator will say of a placement whose list schedule is known, as the log of the step time
       over the schedule's end: queues on links, launches and memory make the difference.
     - `scorer`: the value of a device for the group that is decided: the weights of a component, moved by `hyper` as the
-      problem's summary suggests, times the features of the partial schedule, and a correction that is no linear one.
+      problem's summary suggests, times the features of the partial schedule, and a correction that is no linear one
+      (which tells equal devices apart by random marks: Sato et al. 2021, arXiv:2002.03155).
     - `priority`: how much earlier than by the list order a group is decided.
 
     All but the components are 0 at first: a new network is the list scheduler with known weights.
@@ -34,7 +44,6 @@ class ScheduleNetwork(nn.Module):
 
     Args:
         components: C guesses.
-        num_features: of the partial schedule, for each device; the first are the list scheduler's `FEATURES`.
         hidden: width of the networks.
         seed: of the first weights.
         num_scenarios: S.
@@ -46,18 +55,16 @@ class ScheduleNetwork(nn.Module):
     summary_mean: Tensor
     summary_scale: Tensor
 
-    def __init__(
-        self, components: Components, num_features: int, hidden: int = 32, *, seed: int = 0, num_scenarios: int = 0
-    ) -> None:
+    def __init__(self, components: Components, hidden: int = 32, *, seed: int = 0, num_scenarios: int = 0) -> None:
         super().__init__()
         num_summary, num_components = len(SUMMARY), len(components)
-        self.num_features, self.hidden = num_features, hidden
+        self.hidden = hidden
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
             self.gate = _mlp(num_summary, hidden, num_components)
             self.ranker = _mlp(RELATED + num_summary, hidden, 1)
             self.hyper = _zero(nn.Linear(num_summary, len(FEATURES)))
-            self.correction = _mlp(num_features + len(GROUP_FEATURES) + num_summary, hidden, 1)
+            self.correction = _mlp(len(DECISION_FEATURES) + MARKS + len(GROUP_FEATURES) + num_summary, hidden, 1)
             self.priority = _mlp(len(GROUP_FEATURES) + num_summary, hidden, 1)
         self.register_buffer("grouping", torch.from_numpy(components.grouping.copy()))
         self.register_buffer("weights", torch.from_numpy(components.weights.copy()))
@@ -84,35 +91,51 @@ class ScheduleNetwork(nn.Module):
         correction: Tensor = self.ranker(torch.cat((related(estimates), self.normalised(summary)), dim=-1))
         return correction[..., 0] + estimates[..., 0].clamp(min=1e-12).log().float()
 
-    def device_scores(self, features: Tensor, groups: Tensor, summary: Tensor, component: int, scale: Tensor) -> Tensor:
+    def device_scores(
+        self, features: Tensor, marks: Tensor, groups: Tensor, summary: Tensor, component: int, scale: Tensor
+    ) -> Tensor:
         """(..., D) logits of devices; the same network for every device.
 
         Args:
             features: (..., D, F) of the partial schedule.
+            marks: (D, 4) of the devices.
             groups: (..., 16) `GROUP_FEATURES` of the group that is decided.
             summary: (P,) of the problem.
             component: whose weights are the first guess.
             scale: what the weighted sum of features is divided by.
         """
         seen = self.normalised(summary)
-        linear = self.linear_scores(features, summary, component) / scale
+        linear = heavy_tailed(self.margins(features, summary, component) / scale)
         context = torch.cat((groups, seen.expand(*groups.shape[:-1], -1)), dim=-1)
         context = context[..., None, :].expand(*features.shape[:-1], -1)
         squeezed = features.sign() * features.abs().log1p()
-        correction: Tensor = self.correction(torch.cat((squeezed, context), dim=-1))
-        return linear + correction[..., 0]
+        marks = marks.expand(*features.shape[:-1], -1)
+        correction: Tensor = self.correction(torch.cat((squeezed, marks, context), dim=-1))
+        return linear + GAIN * correction[..., 0]
 
-    def linear_scores(self, features: Tensor, summary: Tensor, component: int) -> Tensor:
-        """(..., D) what a component's weights, moved by `hyper`, make of features (..., D, F); larger is better."""
+    def margins(self, features: Tensor, summary: Tensor, component: int) -> Tensor:
+        """(..., D) by how much a component's weights, moved by `hyper`, think less of devices than of the best one.
+
+        Args:
+            features: (..., D, F) of the partial schedule.
+            summary: (P,) of the problem.
+            component: whose weights.
+        """
         weights = self.weights[component].float() + self.hyper(self.normalised(summary))
-        weighted: Tensor = (features[..., : len(FEATURES)] * weights).sum(dim=-1)
-        return -weighted
+        costs: Tensor = (features[..., : len(FEATURES)] * weights).sum(dim=-1)
+        least = costs.masked_fill(features[..., ALLOWED] == 0, torch.inf).amin(dim=-1, keepdim=True)
+        return (costs - least).clamp(min=0.0)
 
     def priorities(self, groups: Tensor, summary: Tensor) -> Tensor:
         """(G,) how much earlier than by the list order groups of features (G, 16) are decided, in shares of all."""
         seen = self.normalised(summary).expand(len(groups), -1)
         earlier: Tensor = self.priority(torch.cat((groups, seen), dim=-1))
         return earlier[..., 0]
+
+
+def heavy_tailed(margins: Tensor) -> Tensor:
+    """(...,) logits of margins (...,) in units of the scale: the best has 0, and far ones fall as a power."""
+    return -TAIL * (margins / TAIL).log1p()
 
 
 def related(estimates: Tensor) -> Tensor:

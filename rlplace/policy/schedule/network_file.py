@@ -50,7 +50,7 @@ class ScheduleFile:
 def new_network(config: ScheduleConfig | None = None, *, seed: int = 0) -> ScheduleNetwork:
     """A network that knows nothing but the weights that searches begin with."""
     config = config or ScheduleConfig()
-    return ScheduleNetwork(Components.listed(), len(DECISION_FEATURES), config.hidden, seed=seed)
+    return ScheduleNetwork(Components.listed(), config.hidden, seed=seed)
 
 
 def save_network(network: ScheduleNetwork, path: str | os.PathLike[str], about: str = "") -> None:
@@ -78,9 +78,7 @@ def load_network(path: str | os.PathLike[str]) -> ScheduleNetwork:
             raise FileProblem(path, f"its {name} are not those of this version: train it again.")
     count = described.num_components
     components = Components(np.zeros(count, dtype=np.int64), np.zeros((count, len(FEATURES))))
-    network = ScheduleNetwork(
-        components, len(DECISION_FEATURES), described.hidden, num_scenarios=described.num_scenarios
-    )
+    network = ScheduleNetwork(components, described.hidden, num_scenarios=described.num_scenarios)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

@@ -10,18 +10,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplace.env.list_schedules import GROUPINGS, Pair
+from rlplace.env.problem_features import problem_features
 from rlplace.env.sequential import SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
 from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.schedule.group_features import group_features
-from rlplace.policy.schedule.network import ScheduleNetwork
+from rlplace.policy.schedule.network import MARKS, ScheduleNetwork, heavy_tailed
 from rlplace.policy.schedule.network_file import KIND, load_network, save_network
 from rlplace.policy.schedule.proposals import propose
-from rlplace.policy.schedule.rollout import masked_log_probs, replay, roll
+from rlplace.policy.schedule.rollout import Decisions, masked_log_probs, replay, roll
 from rlplace.policy.schedule.summary import problem_summary
+from rlplace.policy.temperature import temperature_for
 
 OWN = GROUPINGS.index("own")
-LEAST_TEMPERATURE, MOST_TEMPERATURE, BISECTIONS = 1e-3, 1e3, 30
+LEAST_SCALE, MOST_SCALE, BISECTIONS = 1e-6, 1e3, 40
 
 
 class SchedulePolicy(nn.Module):
@@ -35,6 +37,7 @@ class SchedulePolicy(nn.Module):
 
     Attributes:
         network: what is learned; several policies may share it.
+        marks: (D, 4) float32, the n-th of several equal devices has the n-th row of a table drawn from the seed.
         component: whose weights the scores begin with: the first, by the gate, over the problem's own groups.
         scale: what the weighted sum of features is divided by; set once, so that about `flips` groups of a first sample
             differ from the mode.
@@ -45,6 +48,7 @@ class SchedulePolicy(nn.Module):
     groups: Tensor
     summary: Tensor
     allowed: Tensor
+    marks: Tensor
     scale: Tensor
     temperature: Tensor
     list_position: Tensor
@@ -57,11 +61,15 @@ class SchedulePolicy(nn.Module):
         self.register_buffer("groups", torch.from_numpy(group_features(problem)))
         self.register_buffer("summary", torch.from_numpy(problem_summary(problem)))
         self.register_buffer("allowed", torch.from_numpy(problem.group_allowed.copy()))
+        twins = problem_features(problem).twins()
+        table = np.random.default_rng(seed).standard_normal((int(twins.max(initial=0)) + 1, MARKS))
+        self.register_buffer("marks", torch.from_numpy(table).float()[torch.from_numpy(twins)])
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("list_position", torch.zeros(self.num_groups))
         self._flips = config.flips
         self._episodes: dict[tuple[int, bytes], SequentialBatch] = {}
+        self._last: tuple[tuple[object, ...], Decisions] | None = None
         self._take(network)
 
     @property
@@ -112,7 +120,7 @@ class SchedulePolicy(nn.Module):
 
         The placements are made again, group by group, and all that was seen goes through the network at once.
         """
-        seen = replay(self._begin(len(group_devices)), group_devices)
+        seen = self._replayed(group_devices)
         logits_GBD = self._scores(seen.features, seen.groups)
         log_probs_GBD = masked_log_probs(logits_GBD, seen.mask, self.allowed[seen.groups])
         chosen_GB = log_probs_GBD.gather(-1, seen.devices[..., None])[..., 0]
@@ -147,12 +155,14 @@ class SchedulePolicy(nn.Module):
         """The list schedules behind the first `count` of `propose`: names of groupings, each with weights."""
         return propose(self.problem, self.network, count).pairs
 
-    def set_flips(self, flips: float) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average.
+    def set_flips(self, flips: float | None) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average; 1 if None.
 
         Counted along the mode: what a flip changes for later groups is left out.
         """
         self.temperature.fill_(1.0)
+        if flips is None:
+            return
         rows: list[Tensor] = []
 
         def best(seen: SequentialObservation) -> NDArray[np.int64]:
@@ -160,7 +170,7 @@ class SchedulePolicy(nn.Module):
             return np.asarray(rows[-1].argmax(-1, keepdim=True).numpy())
 
         roll(self._begin(1), best)
-        self.temperature.fill_(_temperature_for(torch.stack(rows), flips))
+        self.temperature.fill_(temperature_for(torch.stack(rows), flips))
 
     def order(self) -> NDArray[np.float64] | None:
         """(G,) priorities of groups, higher first; None for the list order, where nothing else was learned."""
@@ -180,8 +190,17 @@ class SchedulePolicy(nn.Module):
             self._episodes[key] = SequentialBatch(self.problem, num_episodes, order=order)
         return self._episodes[key]
 
+    def _replayed(self, group_devices: NDArray[np.integer]) -> Decisions:
+        """What is seen on the way to placements (B, G); kept, since learners ask several times for the same ones."""
+        rows, order = np.ascontiguousarray(group_devices, dtype=np.int64), self.order()
+        key = (rows.shape, rows.tobytes(), b"" if order is None else order.tobytes())
+        if self._last is None or self._last[0] != key:
+            self._last = (key, replay(self._begin(len(rows)), rows))
+        return self._last[1]
+
     def _scores(self, features: Tensor, groups: Tensor) -> Tensor:
-        scores = self.network.device_scores(features, self.groups[groups], self.summary, self.component, self.scale)
+        seen = (features, self.marks, self.groups[groups], self.summary)
+        scores = self.network.device_scores(*seen, self.component, self.scale)
         return scores / self.temperature
 
     def _logits_now(self, seen: SequentialObservation) -> Tensor:
@@ -201,28 +220,27 @@ class SchedulePolicy(nn.Module):
         """Goes on with a network: which component comes first, the scale, and the place of groups in the list order."""
         self.network = network
         self.component = self._first_component()
-        scores, sequence = [], []
+        rows, sequence = [], []
 
         def best(seen: SequentialObservation) -> NDArray[np.int64]:
             with torch.no_grad():
-                row = network.linear_scores(torch.from_numpy(seen.features), self.summary, self.component)
-            row = row.masked_fill(~torch.from_numpy(seen.mask), -torch.inf)
-            scores.append(row[0])
+                row = network.margins(torch.from_numpy(seen.features), self.summary, self.component)
+            rows.append(row.masked_fill(~torch.from_numpy(seen.mask), torch.inf)[0])
             sequence.append(int(seen.group[0]))
-            return np.asarray(row.argmax(-1).numpy())
+            return np.asarray(rows[-1].argmin(-1, keepdim=True).numpy())
 
         roll(SequentialBatch(self.problem, 1), best)
         self.list_position[torch.tensor(sequence)] = torch.arange(len(sequence)) / max(len(sequence), 1)
-        self.scale.fill_(_temperature_for(torch.stack(scores), self._flips))
+        self.scale.fill_(_scale_for(torch.stack(rows), self._flips))
         self.temperature.fill_(1.0)
 
 
-def _temperature_for(scores_GD: Tensor, flips: float) -> float:
-    """What to divide scores by, so that a draw differs from the best in `flips` of G rows on average."""
-    scores_GD = scores_GD.double()
-    low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
+def _scale_for(margins_GD: Tensor, flips: float) -> float:
+    """What to divide margins by, so that a draw differs from the best in `flips` of G rows on average."""
+    margins_GD = margins_GD.double()
+    low, high = LEAST_SCALE, MOST_SCALE
     for _ in range(BISECTIONS):
         middle = (low * high) ** 0.5
-        expected = (1.0 - torch.softmax(scores_GD / middle, dim=-1).amax(dim=-1)).sum()
+        expected = (1.0 - torch.softmax(heavy_tailed(margins_GD / middle), dim=-1).amax(dim=-1)).sum()
         low, high = (low, middle) if expected > flips else (middle, high)
     return low

@@ -69,7 +69,8 @@ def propose(
     places = choose(expected, scenarios, max(count, pool_size(problem)) if is_ranked else count)
     pairs = [components.pair(place) for place in places]
     devices = schedules.place(pairs)
-    first = np.sort(np.unique(devices, axis=0, return_index=True)[1])
+    numbered = {row.tobytes(): place for place, row in reversed(list(enumerate(devices)))}
+    first = sorted(numbered.values())  # of equal placements the first
     pairs, devices, places = [pairs[row] for row in first], devices[first], [places[row] for row in first]
     if is_ranked:
         expected = rank(network, summary, schedules, devices)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_json_atomic
 from rlplace.measure.run.threads import one_thread_here
@@ -101,8 +100,7 @@ def _begin(config: PretrainConfig, folder: Path, resume: bool) -> None:
 
 
 def _network(components: list[tuple[str, tuple[float, ...]]], config: PretrainConfig) -> ScheduleNetwork:
-    made = Components.of(components)
-    return ScheduleNetwork(made, len(DECISION_FEATURES), config.hidden, seed=config.seed)
+    return ScheduleNetwork(Components.of(components), config.hidden, seed=config.seed)
 
 
 def _about(config: PretrainConfig, table: Table) -> str:

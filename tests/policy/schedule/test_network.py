@@ -11,7 +11,7 @@ from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.errors import InvalidValue
 from rlplace.policy.schedule.components import Components
 from rlplace.policy.schedule.group_features import GROUP_FEATURES
-from rlplace.policy.schedule.network import ScheduleNetwork, related
+from rlplace.policy.schedule.network import ALLOWED, MARKS, ScheduleNetwork, related
 from rlplace.policy.schedule.network_file import new_network
 from rlplace.policy.schedule.summary import SUMMARY
 
@@ -20,9 +20,11 @@ def test_a_new_network_weighs_features_as_its_component_does() -> None:
     network = new_network()
     features = torch.randn(5, 3, len(DECISION_FEATURES), generator=torch.Generator().manual_seed(0))
     groups, summary = torch.zeros(5, len(GROUP_FEATURES)), torch.zeros(len(SUMMARY))
-    scores = network.device_scores(features, groups, summary, 4, torch.tensor(2.0))
-    weights = torch.tensor(FIRST_WEIGHTS[4][1])
-    assert scores.detach() == pytest.approx(-(features[..., : len(FEATURES)] * weights).sum(-1) / 2.0, abs=1e-4)
+    features[..., ALLOWED] = 1.0
+    scores = network.device_scores(features, torch.zeros(3, MARKS), groups, summary, 4, torch.tensor(2.0))
+    costs = (features[..., : len(FEATURES)] * torch.tensor(FIRST_WEIGHTS[4][1])).sum(-1)
+    margins = costs - costs.amin(-1, keepdim=True)
+    assert scores.detach() == pytest.approx(-2.0 * torch.log(1 + margins / 4.0), abs=1e-4)
     assert not network.priorities(groups, summary).any()
 
 
@@ -35,8 +37,9 @@ def test_permuting_devices_permutes_the_scores() -> None:
     features = torch.randn(2, 4, len(DECISION_FEATURES), generator=draw)
     groups, summary = torch.randn(2, len(GROUP_FEATURES), generator=draw), torch.randn(len(SUMMARY), generator=draw)
     order = torch.tensor([2, 0, 3, 1])
-    scores = network.device_scores(features, groups, summary, 0, torch.tensor(1.0))
-    turned = network.device_scores(features[:, order], groups, summary, 0, torch.tensor(1.0))
+    marks = torch.randn(4, MARKS, generator=draw)
+    scores = network.device_scores(features, marks, groups, summary, 0, torch.tensor(1.0))
+    turned = network.device_scores(features[:, order], marks[order], groups, summary, 0, torch.tensor(1.0))
     assert turned.detach() == pytest.approx(scores[:, order].detach(), abs=1e-5)
 
 
@@ -73,6 +76,6 @@ def test_components_need_a_weight_for_each_feature() -> None:
 
 def test_every_number_of_components_is_a_network() -> None:
     for count in (1, 3):
-        network = ScheduleNetwork(Components.of(FIRST_WEIGHTS[:count]), len(DECISION_FEATURES), 4, num_scenarios=2)
+        network = ScheduleNetwork(Components.of(FIRST_WEIGHTS[:count]), 4, num_scenarios=2)
         assert network.component_scores(torch.zeros(len(SUMMARY))).shape == (count,)
         assert network.scenarios.shape == (2, count)

@@ -8,7 +8,6 @@ import torch
 from search_problems import barred, fork_problem
 
 from rlplace.env.list_schedules import FIRST_WEIGHTS, ListSchedules
-from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.policy.schedule.components import Components
 from rlplace.policy.schedule.network import ScheduleNetwork
 from rlplace.policy.schedule.network_file import new_network
@@ -36,7 +35,7 @@ def test_the_first_guess_is_the_best_of_the_schedules_that_the_ranker_saw() -> N
 
 def test_without_the_ranker_the_gate_decides() -> None:
     problem = fork_problem(2, num_devices=3)
-    network = ScheduleNetwork(Components.of(FIRST_WEIGHTS[:4]), len(DECISION_FEATURES))
+    network = ScheduleNetwork(Components.of(FIRST_WEIGHTS[:4]))
     with torch.no_grad():
         network.gate[2].bias.copy_(torch.tensor([0.3, 0.1, 0.2, 0.0]))
     found = propose(problem, network, 4, is_ranked=False)

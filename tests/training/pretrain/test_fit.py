@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rlplace.env.list_schedules import FIRST_WEIGHTS
-from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.policy.schedule.components import Components
 from rlplace.policy.schedule.network import ScheduleNetwork
 from rlplace.policy.schedule.summary import SUMMARY
@@ -31,7 +30,7 @@ def table_of(seed: int, count: int) -> Table:
 
 
 def network() -> ScheduleNetwork:
-    return ScheduleNetwork(Components.of(FIRST_WEIGHTS[:3]), len(DECISION_FEATURES), 8)
+    return ScheduleNetwork(Components.of(FIRST_WEIGHTS[:3]), 8)
 
 
 def test_what_suits_a_problem_is_learned_from_others() -> None:
