@@ -102,7 +102,7 @@ def markdown(suite: str, rows: Rows, facts: Mapping[str, Any], *, picture: str) 
         "annealing*: it samples for a twentieth, annealing goes on from there. *Guided*: `portfolio` with a tenth of\n"
         "its starts and of its moves from the policy. *Random weights*: the list scheduler of `portfolio` with random\n"
         "weights over the same seven groupings. Ratios are geometric means over problems of the median over seeds,\n"
-        "with 95 % intervals bootstrapped by workload; those over  are paired, a workload counting once,\n"
+        "with 95 % intervals bootstrapped by workload; those over `portfolio` are paired, a workload counting once,\n"
         "with a t-interval over workloads. What it costs is CPU time of one core, capture left out, the mean over all\n"
         "runs.\n"
         "The agent (`learned`) has no row: it learns a host from measured steps, and here nothing is measured;\n"
