@@ -20,11 +20,11 @@ from rlplace.search.improve.warm_starts import check_budget
 from rlplace.search.task import Task
 from rlplace.training.policy_search import PolicySearch
 
-GUESSES = 24
+GUESSES = 16
 """Guesses that come before anything else ..."""
-GUESSES_SHARE = 0.4
+GUESSES_SHARE = 0.25
 """... or this share of the budget, where that is more ..."""
-MOST_GUESSES = 96
+MOST_GUESSES = 64
 """... but no more than these."""
 
 

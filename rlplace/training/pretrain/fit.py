@@ -35,10 +35,12 @@ def fit(network: ScheduleNetwork, table: Table, steps: int) -> ScheduleNetwork:
         steps: gradient steps (Adam with weight decay; Loshchilov and Hutter 2019) of each.
     """
     table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
+    if not len(table.summary):
+        return network
     summary = torch.from_numpy(table.summary)
     with torch.no_grad():
         network.summary_mean.copy_(summary.mean(dim=0))
-        network.summary_scale.copy_(summary.std(dim=0).clamp(min=LEAST_SPREAD))
+        network.summary_scale.copy_(summary.std(dim=0, correction=0).clamp(min=LEAST_SPREAD))
     ratios = torch.from_numpy(table.log_ratios).float()
     _start_at(network.gate, ratios.mean(dim=0))
     _descend(network.gate, steps, lambda: _loss(network.component_scores(summary), ratios))
