@@ -1,4 +1,4 @@
-"""The page about the environment is run from top to bottom, so that it stays true."""
+"""The page about the environments is run from top to bottom, so that it stays true."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "environment.md"
+from rlplace.env.sequential import FEATURE_NOTES
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "environment.md").read_text(encoding="utf-8")
 
 
 def test_the_pages_python_runs() -> None:
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(code) == 2
+    code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(code) == 5
     names: dict[str, Any] = {}
     for block in code:
-        exec(compile(block, PAGE.name, "exec"), names)
+        exec(compile(block, "environment.md", "exec"), names)
     assert names["info"]["status"] == "ok"
     assert names["features"].group_cost.shape == names["problem"].group_allowed.shape
     assert names["same"].action_space == names["env"].action_space
     assert 0 < names["step_time_s"] < np.inf
+    _, return_, *_ = names["env"].step(names["steps"]._batch.placed[0].astype(np.int64))
+    assert names["total"] == pytest.approx(return_)
+    assert names["batch"].placed.min() == 0
+
+
+def test_the_features_are_listed_as_the_code_has_them() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("| feature | |")[1], flags=re.MULTILINE)
+    assert rows[: len(FEATURE_NOTES)] == list(FEATURE_NOTES.items())

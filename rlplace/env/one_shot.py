@@ -6,22 +6,18 @@ and `rlplace/OneShotMeasured-v0`, for a host that runs the placements: `gymnasiu
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
+from rlplace.env.placement_env import Observation, PlacementEnv, SharedMeasurer
 from rlplace.env.rewards import Reward
-from rlplace.env.scoring import make_scorer
-from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurer
 from rlplace.measure.problem import Problem
 
-Observation = dict[str, Any]
 Action = NDArray[np.int64]
 
 
@@ -39,17 +35,7 @@ def action_space(problem: Problem) -> spaces.MultiDiscrete:
     return spaces.MultiDiscrete(np.full(problem.grouping.num_groups, problem.host.num_devices))
 
 
-class SharedMeasurer:
-    """A measurer that copies of an env's spec share: it may hold threads, and a host cannot be copied."""
-
-    def __init__(self, measurer: Measurer) -> None:
-        self.measurer = measurer
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedMeasurer:
-        return self
-
-
-class OneShotEnv(gym.Env[Observation, Action]):
+class OneShotEnv(PlacementEnv[Action]):
     """Places all G groups of a problem at once, as in Mirhoseini et al. 2017.
 
     | space | |
@@ -61,9 +47,6 @@ class OneShotEnv(gym.Env[Observation, Action]):
     The info of a step has `step_time_s` (infinite where the placement failed), `status` and `placement`, (N,) int32. A
     group may be barred from some devices: `action_masks` says from which, and an action that has one there fails.
     """
-
-    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
-    _spec: EnvSpec | None = None
 
     def __init__(
         self,
@@ -86,29 +69,13 @@ class OneShotEnv(gym.Env[Observation, Action]):
             UnknownName: no reward has that name.
             InvalidValue: `render_mode` is not None.
         """
-        if render_mode is not None:
-            raise InvalidValue("render_mode", render_mode, "None", where="OneShotEnv")
-        if isinstance(measurer, SharedMeasurer):
-            measurer = measurer.measurer
-        self.render_mode = render_mode
-        self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
+        super().__init__(measurer, reward, baseline_s, deterministic, render_mode)
         self.observation_space = observation_space()
-        self.action_space = action_space(measurer.problem)
-
-    @property
-    def spec(self) -> EnvSpec | None:
-        """How `gymnasium.make` made this env, and can make another on the same measurer."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        if spec is not None and "measurer" in spec.kwargs:
-            spec = dataclasses.replace(spec, kwargs={**spec.kwargs, "measurer": SharedMeasurer(self.scorer.measurer)})
-        self._spec = spec
+        self.action_space = action_space(self.problem)
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(G * D,) bool: whether each group may be on each device, as sb3-contrib's maskable algorithms ask for it."""
-        return self.scorer.problem.group_allowed.reshape(-1)
+        return self.problem.group_allowed.reshape(-1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv
 
+from rlplace.env.batched_vec import BatchedVecEnv
 from rlplace.env.one_shot import action_space, observation_space
 from rlplace.env.rewards import Reward
-from rlplace.env.scoring import Scores, make_scorer
-from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurer
 
-Indices = int | Iterable[int] | None
 
-
-class PlacementVecEnv(VecEnv):
+class PlacementVecEnv(BatchedVecEnv):
     """A Stable-Baselines3 `VecEnv` of `num_envs` one-shot episodes a step over one problem.
 
     Spaces, rewards and infos are those of `OneShotEnv`; every step ends every episode. The placements of a step go to
@@ -48,13 +42,8 @@ class PlacementVecEnv(VecEnv):
             UnknownName: no reward has that name.
             InvalidValue: `num_envs` is less than 1.
         """
-        if num_envs < 1:
-            raise InvalidValue("num_envs", num_envs, "at least 1", where="PlacementVecEnv")
-        self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
-        self.render_mode: str | None = None
-        self.last_scores: Scores | None = None
-        self._actions: NDArray[np.int64] | None = None
-        super().__init__(num_envs, observation_space(), action_space(measurer.problem))
+        spaces = observation_space(), action_space(measurer.problem)
+        super().__init__(measurer, num_envs, reward, *spaces, baseline_s=baseline_s, deterministic=deterministic)
 
     def reset(self) -> dict[str, NDArray[Any]]:
         """The observations of `num_envs` new episodes."""
@@ -62,16 +51,9 @@ class PlacementVecEnv(VecEnv):
         self._reset_options()
         return self._observe()
 
-    def step_async(self, actions: NDArray[np.int64]) -> None:
-        """Takes the placements (B, G) that the next `step_wait` measures."""
-        self._actions = actions
-
     def step_wait(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Observations of the next episodes, and rewards, ends and infos of these."""
-        if self._actions is None:
-            raise InvalidValue("actions", None, "placements given to step_async first", where="PlacementVecEnv")
-        scores = self.scorer.score(self._actions)
-        self._actions = None
+        """Measures the placements (B, G); observations of the next episodes, and rewards, ends and infos of these."""
+        scores = self.scorer.score(self.take_actions())
         self.last_scores = scores
         infos = [
             {
@@ -90,31 +72,6 @@ class PlacementVecEnv(VecEnv):
     def action_masks(self) -> NDArray[np.bool_]:
         """(G * D,) bool: whether each group may be on each device; the same in every env."""
         return self.scorer.problem.group_allowed.reshape(-1)
-
-    def close(self) -> None:
-        """Nothing to close: the measurer belongs to the caller."""
-
-    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """The attribute, once for each env asked for."""
-        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
-
-    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Sets the attribute, which all envs share."""
-        setattr(self, attr_name, value)
-
-    def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
-        """The method's result for each env asked for."""
-        return [getattr(self, method_name)(*args, **kwargs) for _ in self._get_indices(indices)]
-
-    def env_is_wrapped(
-        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Indices = None
-    ) -> list[bool]:
-        """False for each env asked for: there are no wrappers."""
-        return [False] * len(list(self._get_indices(indices)))
-
-    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """None for each env: there is nothing to see."""
-        return [None] * self.num_envs
 
     def _observe(self) -> dict[str, NDArray[Any]]:
         return {"graph": np.zeros(self.num_envs, dtype=np.int64)}

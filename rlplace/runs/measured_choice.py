@@ -15,6 +15,7 @@ from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.format import format_seconds
 from rlplace.search.registry import find
+from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
@@ -28,7 +29,7 @@ def is_cut_faster(
     """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
 
     A profile does not know how devices slow each other down, which favours whatever keeps all of them busy. So the
-    simulator's choice is raced before it is taken.
+    simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
 
     Args:
         cut: in micro-batches, on a host of this machine.
@@ -44,9 +45,13 @@ def is_cut_faster(
     first, second = Simulator(cut), planner
     runner, other = HostRunner(cut, first), HostRunner(whole, second)
     try:
-        step = other.load(second.plan(found.devices))
-        step.load()
-        outcome, beside = runner.measure_plans([first.plan(devices)], protocol=RACE, others=[step.run])
+        steps = [other.load(second.plan(rivals)) for rivals in (found.devices, _on_one_device(whole, second))]
+        for step in steps:
+            step.load()
+        outcome, *rivals_s = runner.measure_plans(
+            [first.plan(devices)], protocol=RACE, others=[step.run for step in steps]
+        )
+        beside = min(rivals_s, key=lambda rival: rival.step_time_s)
     except RunnerError as error:
         say(f"micro-batches are not raced: {error}")
         return False
@@ -59,3 +64,10 @@ def is_cut_faster(
         f"{format_seconds(beside.step_time_s)} with the whole batch"
     )
     return outcome.ok and outcome.step_time_s <= beside.step_time_s
+
+
+def _on_one_device(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
+    """(N,) int32: everything on the device, or the gang, with the shortest simulated step."""
+    rows = np.stack([single(problem, device) for device in range(problem.host.num_devices)])
+    best: NDArray[np.int32] = nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))]
+    return best

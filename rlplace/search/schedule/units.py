@@ -60,7 +60,7 @@ def op_units(problem: Problem) -> Units:
         is_source=np.asarray(graph.is_source),
         label=label,
         label_allowed=_allowed(problem, label),
-        label_resident_bytes=_sums(label, _resident_bytes(problem)),
+        label_resident_bytes=_sums(label, resident_bytes(problem)),
         label_output_bytes=_sums(label, np.where(graph.is_source, 0, graph.output_bytes)),
         tensor_unit=graph.tensor_op,
         tensor_bytes=graph.tensor_bytes.astype(np.float64),
@@ -106,7 +106,7 @@ def group_units(problem: Problem) -> Units:
         is_source=~has_job,
         label=np.arange(count, dtype=np.int32),
         label_allowed=np.asarray(problem.group_allowed),
-        label_resident_bytes=_sums(group, _resident_bytes(problem)),
+        label_resident_bytes=_sums(group, resident_bytes(problem)),
         label_output_bytes=_sums(group, np.where(graph.is_source, 0, graph.output_bytes)),
         tensor_unit=tensor_unit,
         tensor_bytes=tensor_bytes,
@@ -127,7 +127,8 @@ def next_allowed(units: Units, wanted: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.asarray(turns[np.arange(len(wanted)), step], dtype=np.int32)
 
 
-def _resident_bytes(problem: Problem) -> NDArray[np.int64]:
+def resident_bytes(problem: Problem) -> NDArray[np.int64]:
+    """(N,) int64: bytes that an op keeps where it is when a step starts: its outputs if it is a source, its state."""
     graph = problem.graph
     return np.asarray(np.where(graph.is_source, graph.output_bytes, 0) + graph.state_bytes)
 
