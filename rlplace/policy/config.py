@@ -150,8 +150,8 @@ class LearnConfig:
     share: float | None = None
     """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone: the
     default of all but placer, which has 0.05."""
-    num_samples: int = 64
-    """Simulated placements an update."""
+    num_samples: int | None = None
+    """Simulated placements an update; by default 16 for gnn and improver, 64 for the others."""
     num_measured: int = 6
     """Measured placements an update."""
     screened: int | None = None
@@ -173,10 +173,10 @@ class LearnConfig:
     """Of the learner `reinforce`."""
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "num_measured"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="learn")
         recipe = self.recipe
+        for name, value in (("num_samples", recipe.num_samples), ("num_measured", self.num_measured)):
+            if value < 1:
+                raise InvalidValue(name, value, "at least 1", where="learn")
         if not 0.0 <= recipe.share <= 1.0:
             raise InvalidValue("share", recipe.share, "0..1", where="learn")
         if recipe.screened < 1:
@@ -196,5 +196,6 @@ class LearnConfig:
             reward=self.reward,
             init=self.init,
             share=self.share,
+            num_samples=self.num_samples,
             screened=self.screened,
         )

@@ -17,12 +17,13 @@ class Recipe:
     init: str = "starts"
     share: float = 0.05
     screened: int = 8
+    num_samples: int = 64
 
 
 _OF_POLICY: Mapping[str, Mapping[str, Any]] = {
     "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0},
-    "gnn": {"share": 1.0},
-    "improver": {"share": 1.0},
+    "gnn": {"share": 1.0, "num_samples": 16},
+    "improver": {"share": 1.0, "num_samples": 16},
     "schedule": {"share": 1.0},
 }
 _OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", "screened": 1}}
@@ -31,14 +32,17 @@ _OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", 
 def complete(policy: str | None, learner: str | None, **chosen: Any) -> Recipe:
     """The recipe of a policy and a learner, with what was chosen (what is not None) in the place of its own.
 
-    A policy decides on its learner, its start and its share of the search, a learner on what it takes for rewards and
-    on which samples are measured. Policies and learners of other packages go by the defaults of `Recipe`.
+    A policy decides on its learner, its start, its share of the search and its samples an update, a learner on what it
+    takes for rewards and on which samples are measured. Policies and learners of other packages go by the defaults of
+    `Recipe`.
 
     Example:
-        >>> complete("seq2seq", None)
-        Recipe(policy='seq2seq', learner='reinforce', reward='sqrt', init='none', share=1.0, screened=1)
-        >>> complete(None, None, share=0.5)
-        Recipe(policy='placer', learner='ppo', reward='log_speedup', init='starts', share=0.5, screened=8)
+        >>> paper = complete("seq2seq", None)
+        >>> paper.learner, paper.reward, paper.init, paper.share, paper.screened
+        ('reinforce', 'sqrt', 'none', 1.0, 1)
+        >>> own = complete(None, None, share=0.5)
+        >>> own.policy, own.learner, own.init, own.share, own.num_samples
+        ('placer', 'ppo', 'starts', 0.5, 64)
     """
     recipe = Recipe() if policy is None else Recipe(policy)
     recipe = replace(recipe, **_OF_POLICY.get(recipe.policy, {}))

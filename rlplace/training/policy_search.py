@@ -111,7 +111,7 @@ class PolicySearch:
         task, idle, begin = self._task, 0, self._task.spent
         while idle < MOST_IDLE and (not task.evaluations or (task.spent < until and not task.is_spent)):
             before = task.evaluations
-            rows = self._policy.sample(int(min(self._config.num_samples, task.evaluations_left)))
+            rows = self._policy.sample(int(min(self._recipe.num_samples, task.evaluations_left)))
             scores = self._scorer.score(rows)
             progress = (task.spent - begin) / max(until - begin, 1e-12)
             ran = np.isfinite(scores.step_time_s)

@@ -22,6 +22,12 @@ def test_the_reward_and_what_is_measured_go_with_the_learner() -> None:
     assert LearnConfig(policy="seq2seq", learner="ppo").recipe.reward == "log_speedup"
 
 
+def test_policies_whose_networks_fit_any_problem_learn_from_fewer_samples_at_once() -> None:
+    for name in ("gnn", "improver"):
+        assert LearnConfig(policy=name).recipe == Recipe(name, "ppo", "log_speedup", "starts", 1.0, 8, num_samples=16)
+    assert LearnConfig(policy="gnn", num_samples=5).recipe.num_samples == 5
+
+
 def test_what_is_chosen_stays() -> None:
     chosen = LearnConfig("seq2seq", "reinforce", reward="log_speedup", init="starts", share=0.0, screened=4)
     assert chosen.recipe == Recipe("seq2seq", "reinforce", "log_speedup", "starts", 0.0, 4)

@@ -182,7 +182,8 @@ class ImproverPolicy(nn.Module):
         explore = self.config.explore
         chosen_BGD = torch.softmax(logits_BGD, dim=-1)
         mixed_BGD = (1 - explore) * chosen_BGD + explore * random_GD
-        return mixed_BGD.log().masked_fill(~allowed_GD, -torch.inf)
+        # the logarithm of 0 would make gradients NaN, masked or not
+        return mixed_BGD.masked_fill(~allowed_GD, 1.0).log().masked_fill(~allowed_GD, -torch.inf)
 
     def _chances(self) -> Tensor:
         """(G,) float32, how likely each group is to be moved at random."""
