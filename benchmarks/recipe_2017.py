@@ -1,8 +1,8 @@
 """The recipe of Mirhoseini et al. 2017 in its own time: python benchmarks/recipe_2017.py [SECONDS] [SEEDS].
 
-`nmt@small` on four simulated V100: `--policy seq2seq --learner reinforce` from nothing, by itself, on groups as that
-paper made them, beside `portfolio`, one after the other with the same number of seconds each on one thread. What is
-kept: a table, and how both searches went.
+`nmt@small` on four simulated V100: `--policy seq2seq --learner reinforce` from nothing, by itself, beside `portfolio`,
+on the same groups, one after the other with the same number of seconds each on one thread. What is kept: a table, and
+how both searches went.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from rlplace.training.methods import METHODS, POLICY
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@small", "4xV100-pcie"
-GROUPS, RULE = 64, "colocation"
 LEARN = LearnConfig(policy="seq2seq", num_samples=16)
 RECIPE, PORTFOLIO = "seq2seq + reinforce", "portfolio"
 
@@ -54,17 +53,15 @@ def row(name: str, seed: int, found: SearchResult, single_s: float) -> dict[str,
 def main(seconds: float, seeds: int) -> None:
     """Runs everything and writes `results/recipe_2017.{json,md,png}`."""
     assert POLICY in METHODS
-    captured, host = graph(), resolve_host(HOST)
-    paper = Problem.estimate(captured, host, num_groups=GROUPS, grouping=RULE)
-    fine = Problem.estimate(captured, host)
-    simulator = Simulator(fine, threads=1)
-    single_s = float(simulator.step_times(baselines.best_single(fine, simulator)[None])[0])
-    find(fine, PORTFOLIO, simulator, Budget(evaluations=200))  # kernels are compiled before any clock starts
+    problem = Problem.estimate(graph(), resolve_host(HOST))
+    simulator = Simulator(problem, threads=1)
+    single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
+    find(problem, PORTFOLIO, simulator, Budget(evaluations=200))  # kernels are compiled before any clock starts
     rows: list[dict[str, Any]] = []
     for seed in range(seeds):
-        learned = find(paper, POLICY, Simulator(paper, threads=1), Budget(seconds=seconds), seed=seed, config=LEARN)
+        learned = find(problem, POLICY, simulator, Budget(seconds=seconds), seed=seed, config=LEARN)
         rows.append(row(RECIPE, seed, learned, single_s))
-        searched = find(fine, PORTFOLIO, simulator, Budget(seconds=seconds), seed=seed)
+        searched = find(problem, PORTFOLIO, simulator, Budget(seconds=seconds), seed=seed)
         rows.append(row(PORTFOLIO, seed, searched, single_s))
         print({key: value for key, value in rows[-2].items() if key != "history"})
         print({key: value for key, value in rows[-1].items() if key != "history"})
@@ -74,17 +71,17 @@ def main(seconds: float, seeds: int) -> None:
     )
     curves = [Curve(one["method"], one["history"], (one["evaluations"], 0, one["seconds"]), single_s) for one in rows]
     save_best_so_far_png(RESULTS / "recipe_2017.png", curves, title=f"{WORKLOAD} on {HOST}")
-    write_text_atomic(RESULTS / "recipe_2017.md", page(rows, paper, seconds, facts))
+    write_text_atomic(RESULTS / "recipe_2017.md", page(rows, problem, seconds, facts))
 
 
-def page(rows: list[dict[str, Any]], paper: Problem, seconds: float, facts: dict[str, Any]) -> str:
+def page(rows: list[dict[str, Any]], problem: Problem, seconds: float, facts: dict[str, Any]) -> str:
     """The result for people."""
     lines = [
         "# The recipe of 2017",
         "",
-        f"`{WORKLOAD}` on `{HOST}`, {paper.graph.num_ops} ops, {seconds:g} s a run on one thread. `{RECIPE}` learns",
-        f"from nothing, by itself, on the {paper.grouping.num_groups} groups of `{paper.grouping.rule}`; `{PORTFOLIO}`",
-        "searches on the default groups. Step times are simulated, in the last column over the best single device's.",
+        f"`{WORKLOAD}` on `{HOST}`, {problem.graph.num_ops} ops in {problem.grouping.num_groups} groups of",
+        f"`{problem.grouping.rule}`, at most {seconds:g} s a run on one thread. `{RECIPE}` learns from nothing, by",
+        "itself. Step times are simulated, in the last column over the best single device's.",
         "",
         "| method | seed | placements | step time, ms | vs single |",
         "|---|---|---|---|---|",

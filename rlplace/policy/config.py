@@ -119,7 +119,7 @@ class GuideConfig:
 class ReinforceConfig:
     """Options of `Reinforce`."""
 
-    learning_rate: float = 1e-2
+    learning_rate: float = 3e-3
     """Of Adam."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
@@ -127,7 +127,7 @@ class ReinforceConfig:
     """Weight of the past in the moving average of rewards that rewards are compared with."""
     failing_until: float = 0.5
     """Share of learning after which placements that do not run teach nothing any more."""
-    logit_noise: float = 0.0
+    logit_noise: float = 0.5
     """Spread of the noise on the logits that samples are drawn with, over the size of these logits."""
     noise_until: float = 0.5
     """Share of learning after which there is no such noise."""

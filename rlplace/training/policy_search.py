@@ -44,9 +44,9 @@ def solve(task: Task, config: LearnConfig | None = None, start: NDArray[np.int32
     recipe, agent = config.recipe, PolicySearch(task, config)
     begin, begin_s, others = None, math.inf, []
     if recipe.init == "starts":
+        known = [] if start is None else [(start, float(task.score(start)[0]))]
         found, found_s, leaders = best_start_with_greedy(task)
-        if start is not None and (start_s := float(task.score(start)[0])) < found_s:
-            found, found_s = start, start_s
+        found, found_s = min([(found, found_s), *known], key=lambda one: one[1])
         begin, begin_s = tuned_start(task, found, found_s, leaders, until=1.0)
         others = [(found, found_s)]
         agent.imitate(begin)

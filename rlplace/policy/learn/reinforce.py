@@ -43,7 +43,8 @@ class Reinforce:
     The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of
     rewards for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the
     failing signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any
-    more, so that luck cannot unlearn what runs.
+    more, so that luck cannot unlearn what runs. At first samples are drawn with noise on the logits, of half their size
+    as in the program that the authors released later: without it the policy is soon sure of one device for everything.
 
     What differs from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
     which would make the first samples look good, whatever they are; and one process samples, not twenty.
