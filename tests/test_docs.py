@@ -88,6 +88,22 @@ def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "host_model.json").is_file()
 
 
+def test_the_python_about_policies_runs() -> None:
+    names: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs" / "policies.md", "python"):
+        exec(compile(block, "policies.md", "exec"), names)
+    assert names["guided"].learned.num_groups == names["problem"].grouping.num_groups
+    assert max(names[found].evaluations for found in ("alone", "joint", "guided")) <= 200
+
+
+def test_every_policy_and_learner_has_its_place_in_the_docs() -> None:
+    from rlplace.policy import LEARNERS, POLICIES
+
+    text = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    assert [name for name in (*POLICIES, *LEARNERS) if f"| `{name}` |" not in text] == []
+    assert [name for name in POLICIES if f"\n## `{name}`" not in text] == []
+
+
 def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     from rlplace.cli.main import main
 

@@ -24,6 +24,8 @@ from rlplace.cli.fit_priors import fit_priors
 from rlplace.cli.graph import graph
 from rlplace.cli.hosts import hosts
 from rlplace.cli.measure import measure
+from rlplace.cli.place import place
+from rlplace.cli.pretrain import pretrain
 from rlplace.cli.simulate import simulate
 from rlplace.cli.train import train
 from rlplace.cli.workloads import workloads
@@ -33,12 +35,14 @@ DESCRIPTION = "Finds where each op of a PyTorch model should run so that the mea
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
+    "place": place,
     "export": export,
     "compare": compare,
     "simulate": simulate,
     "measure": measure,
     "fidelity": fidelity,
     "fit-priors": fit_priors,
+    "pretrain": pretrain,
     "bench": bench,
     "hosts": hosts,
     "workloads": workloads,

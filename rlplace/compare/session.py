@@ -102,8 +102,12 @@ def run_compare(
         is_quiet: no progress.
 
     Raises:
+        InvalidValue: the number of micro-batches is to be chosen for throughput.
         UserError: the workload cannot be built or captured, or `save` or `plot` cannot be written to.
     """
+    if asked.is_auto and config.objective == "throughput":
+        hint = "How many there are is chosen by the latency of a step: give a number, --micro-batches K."
+        raise InvalidValue("micro_batches", "auto", "a number with --objective throughput", where="compare", hint=hint)
     check_save(save)
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)

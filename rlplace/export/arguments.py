@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -14,31 +15,49 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 
+MOST_SHOWN = 200
+"""Characters of a call in a message."""
+
 
 class Arguments:
     """The arguments of a captured step: their structure, and the values of those that are no tensors.
 
     Args:
         origin: what was captured.
+
+    Attributes:
+        captured: the tensors among the inputs, and the targets behind them.
     """
 
     def __init__(self, origin: Origin) -> None:
         self._keywords = tuple(origin.kwargs)
         self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
         self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
+        self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
+        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in self._leaves]
 
-    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]:
+        """What `tensors` was given: args, kwargs and targets with these tensors, else as captured."""
+        given = iter(tensors)
+        leaves = [next(given) if is_tensor else leaf for is_tensor, leaf in zip(self._is_tensor, self._leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return args, kwargs, tuple(given)
+
+    def tensors(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, *, has_targets: bool = True
+    ) -> list[torch.Tensor]:
         """The tensors among the inputs, and the targets behind them, in the order of capture.
 
         Args:
             args: positional arguments of the model.
             kwargs: its keyword arguments, in any order.
             targets: what the loss takes besides the model's output.
+            has_targets: whether targets are called for, where there were any.
 
         Raises:
             InvalidValue: another structure or number of them, or another value of an argument that is no tensor.
         """
-        if "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
+        if has_targets and "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
             kwargs, targets = {**kwargs, "targets": targets}, None
         ordered = {name: kwargs[name] for name in self._keywords if name in kwargs}
         leaves, spec = pytree.tree_flatten((args, {**ordered, **kwargs}))
@@ -46,21 +65,28 @@ class Arguments:
             expected = _shown(pytree.tree_unflatten(self._leaves, self._spec))
             more = self._num_targets and targets is None and len(args) > self._num_positional
             hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
+            if any(isinstance(leaf, (int, float)) for leaf in leaves) and len(leaves) > len(self._leaves):
+                hint = "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
             raise InvalidValue(
                 "inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step", hint=hint
             )
         for position, (value, captured) in enumerate(zip(leaves, self._leaves, strict=True)):
             if not _agree(value, captured):
                 paths, _ = pytree.tree_flatten_with_path((args, {**ordered, **kwargs}))
+                name = f"inputs{pytree.keystr(paths[position][0][1:])}"
+                if isinstance(value, np.ndarray):
+                    hint = "Pass `torch.from_numpy(...)` of it."
+                    raise InvalidValue(name, _word(value), "a tensor, as captured", where="placed step", hint=hint)
                 raise InvalidValue(
-                    f"inputs{pytree.keystr(paths[position][0][1:])}",
+                    name,
                     _word(value),
                     f"{_word(captured)!r}, as captured",
                     where="placed step",
                     hint="Only tensors change from step to step: what is none is part of the captured graph. Capture "
                     "the model again with the other value.",
                 )
-        return [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *self._checked_targets(targets)]
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [*found, *self._checked_targets(targets)] if has_targets else found
 
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
         given = as_targets(targets)
@@ -81,6 +107,9 @@ class InputCutter:
 
     Args:
         graph: with its program.
+
+    Attributes:
+        positions: of each source op, which of the tensors it is of.
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -93,6 +122,7 @@ class InputCutter:
             for op, source in sorted(program.sources.items())
             if source.kind in ("input", "target")
         ]
+        self.positions = {op: position for op, _, position in self._sources}
 
     def by_op(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         """Source ops and their values, as views.
@@ -130,12 +160,15 @@ class _Word:
 
 
 def _word(value: object) -> _Word:
+    if isinstance(value, np.ndarray):
+        return _Word(f"a NumPy array ({value.dtype} {value.shape})")
     return _Word("tensor" if isinstance(value, torch.Tensor) else repr(value))
 
 
 def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> _Word:
     args, kwargs = pytree.tree_map(_word, call)
-    return _Word(f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})")
+    shown = f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+    return _Word(shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}...")
 
 
 def _agree(value: object, captured: object) -> bool:

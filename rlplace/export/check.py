@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
-from rlplace.export.step import PlacedModel
+from rlplace.export.placed_model import PlacedModel
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from rlplace.export.step import PlacedModel
+from rlplace.export.placed_model import PlacedModel
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.grouping.constraints import Constraints
@@ -70,8 +70,9 @@ def place(
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         return Problem.profile(check_exact(step(**cut), asked), where, grouping=grouping, constraints=constraints)
 
-    problem, _ = chosen_problem(asked, where, problem_of, seed=seed)
-    result = train(problem, config)
+    prepared = chosen_problem(asked, where, problem_of, seed=seed)
+    problem = prepared.problem
+    result = train(problem, config, start=prepared.start)
     return PlacedModel(
         problem.graph,
         problem.host,

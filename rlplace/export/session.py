@@ -12,6 +12,7 @@ from rlplace.export.check import check_export
 from rlplace.export.registry import FORMATS, ExportRequest
 from rlplace.export.step import matching_host
 from rlplace.files import write_text_atomic
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.placement import load_placement
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
@@ -48,8 +49,11 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         print(line, file=sys.stderr)
     if is_check:
         return _check(request)
+    text = chosen.text(request)
+    if workload is not None:  # it may be another one, or have changed since
+        placement.require_graph(_graph(request))
     path = run.root / chosen.file
-    write_text_atomic(path, chosen.text(request))
+    write_text_atomic(path, text)
     how = f": run it with python {path}" if path.suffix == ".py" else f": {chosen.summary}"
     print(f"wrote {path}{how}", file=sys.stderr)
     return {"schema": 1, "format": format, "path": str(path)}
@@ -73,12 +77,17 @@ def unchecked_loss(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def _check(request: ExportRequest) -> dict[str, Any]:
-    config, placement = request.config, request.placement
-    spec, host = request.spec, matching_host(placement)
+def _graph(request: ExportRequest) -> OpGraph:
+    """The graph of the run's workload, captured now."""
+    config = request.config
     count, asked = read_asked(config.get("micro_batches"))
-    workload = build(spec, default_size=config["default_size"], seed=config["train"]["seed"])
-    graph = capture_workload(workload, count, asked)
+    workload = build(request.spec, default_size=config["default_size"], seed=config["train"]["seed"])
+    return capture_workload(workload, count, asked)
+
+
+def _check(request: ExportRequest) -> dict[str, Any]:
+    placement = request.placement
+    graph, host = _graph(request), matching_host(placement)
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)
     verdict = "agrees with eager" if checked.ok else "DIFFERS from eager"

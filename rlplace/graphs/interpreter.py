@@ -59,6 +59,9 @@ def run_graph(graph: OpGraph) -> StepResult:
                 updater([UpdateState(program.optimizer, parameter)], [parameter])(gradients[name])
                 continue
             _store(call, call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs)), values)
+        for name, gradient in program.gradients.items():
+            if name not in gradients:  # no update takes it
+                gradients[name] = read(gradient).clone()
     state = {
         source.key: values[int(graph.output_offsets[op])]
         for op, source in program.sources.items()

@@ -51,6 +51,7 @@ class UpdateState:
     """One parameter's optimizer state, beside the parameter.
 
     Attributes:
+        spec: options of the next update; another of the same optimizer may be set at any time.
         moments: tensors of the parameter's shape, zero at the start.
         step: Adam's step counter, a float32 scalar, or None.
     """
@@ -82,14 +83,14 @@ def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -
 
 
 def _adam(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
-    spec = states[0].spec
-    fused = torch._fused_adamw_ if spec.name == "adamw" else torch._fused_adam_
+    fused = torch._fused_adamw_ if states[0].spec.name == "adamw" else torch._fused_adam_
     parameters, steps = list(parameters), [state.step for state in states if state.step is not None]
     firsts, seconds = ([state.moments[k] for state in states] for k in (0, 1))
-    beta1, beta2 = spec.betas
     laid_out = _layouts(parameters)
 
     def adam(*gradients: torch.Tensor) -> None:
+        spec = states[0].spec
+        beta1, beta2 = spec.betas
         torch._foreach_add_(steps, 1)
         fused(
             parameters,
@@ -111,11 +112,11 @@ def _adam(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> 
 
 
 def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
-    spec = states[0].spec
     parameters, momenta = list(parameters), [moment for state in states for moment in state.moments]
     laid_out = _layouts(parameters)
 
     def sgd(*gradients: torch.Tensor) -> None:
+        spec = states[0].spec
         torch._fused_sgd_(
             parameters,
             laid_out(gradients),
@@ -138,9 +139,8 @@ def _is_fused_sgd_wrong(parameter: torch.Tensor) -> bool:
 
 
 def _sgd_op_by_op(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
-    spec = states[0].spec
-
     def sgd(*gradients: torch.Tensor) -> None:
+        spec = states[0].spec
         with torch.no_grad():
             for state, parameter, gradient in zip(states, parameters, gradients, strict=True):
                 change = gradient.add(parameter, alpha=spec.weight_decay) if spec.weight_decay else gradient

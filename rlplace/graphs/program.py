@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -210,10 +210,14 @@ class Program:
         calls: by op index, for ops that run.
         views: in topological order; view k has id `num_tensors + k`.
         num_tensors: T of the graph.
-        result: what the step returns, a pytree with `Ref` leaves for tensors (for a training step, the loss).
+        result: what the step returns, a pytree with `Ref` leaves for tensors: the output; for a training step what the
+            loss function returned, the loss or a tuple that begins with it.
         optimizer: of a training step.
         is_training: whether the step has a backward.
         origin: the model, inputs, loss and targets that were captured.
+        gradients: of every parameter that the backward reaches, by dotted name.
+        input_gradients: of the inputs that have one, by position among the input tensors; of a module's step alone.
+        seeds: ops that make the gradient of the loss, where the backward begins: a scale of the loss multiplies it.
     """
 
     sources: dict[int, Source]
@@ -224,6 +228,9 @@ class Program:
     optimizer: OptimizerSpec | None
     is_training: bool
     origin: Origin
+    gradients: Mapping[str, Ref] = field(default_factory=dict)
+    input_gradients: Mapping[int, Ref] = field(default_factory=dict)
+    seeds: frozenset[int] = frozenset()
 
     @property
     def result_refs(self) -> tuple[Ref, ...]:
@@ -233,6 +240,11 @@ class Program:
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
+
+
+def loss_of(returned: Any) -> Any:
+    """The loss among what a loss function returned: itself, or the first of a tuple or list."""
+    return returned[0] if isinstance(returned, (list, tuple)) and returned else returned
 
 
 _LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))

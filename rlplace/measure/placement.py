@@ -112,11 +112,19 @@ class Placement:
         Raises:
             FingerprintMismatch: it was not.
         """
-        if self.graph_fingerprint != graph.fingerprint:
-            raise FingerprintMismatch("graph", self.graph_fingerprint, graph.fingerprint)
+        self.require_graph(graph)
         if self.host_fingerprint != host.fingerprint:
             raise FingerprintMismatch("host", self.host_fingerprint, host.fingerprint)
         return self
+
+    def require_graph(self, graph: OpGraph) -> None:
+        """Checks that this placement was made for `graph`.
+
+        Raises:
+            FingerprintMismatch: it was not.
+        """
+        if self.graph_fingerprint != graph.fingerprint:
+            raise FingerprintMismatch("graph", self.graph_fingerprint, graph.fingerprint)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `placement.json` keeps it."""

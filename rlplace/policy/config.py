@@ -8,6 +8,7 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.gnn.config import GnnConfig
 from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.recipes import Recipe, complete
+from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.seq2seq.config import Seq2SeqConfig
 
 INITS = ("starts", "none", "pretrained")
@@ -100,6 +101,21 @@ class CloneConfig:
 
 
 @dataclass(frozen=True)
+class GuideConfig:
+    """How far a search follows a policy that guides it; all can be reached from `rlplace train` as `--guided.NAME`."""
+
+    starts: float = 0.1
+    """Share of a search's placements that are the policy's, to start from, where it was taught before."""
+    moves: float = 0.1
+    """Share of annealing's moves that the policy proposes."""
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "moves"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidValue(name, getattr(self, name), "0..1", where="guide")
+
+
+@dataclass(frozen=True)
 class ReinforceConfig:
     """Options of `Reinforce`."""
 
@@ -134,7 +150,7 @@ class ReinforceConfig:
 
 @dataclass(frozen=True)
 class LearnConfig:
-    """How the method `policy` learns; what is None goes with the policy and the learner (`recipe`)."""
+    """How the methods `policy` and `guided` learn; what is None goes with the policy and the learner (`recipe`)."""
 
     policy: str | None = None
     """Which policy proposes placements: placer, gnn, improver, or seq2seq (of the 2017 paper); placer by default."""
@@ -165,12 +181,18 @@ class LearnConfig:
     """Of the policy `improver`."""
     seq2seq: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
     """Of the policy `seq2seq`."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Of the policy `schedule`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """Of the learner `ppo`."""
     clone: CloneConfig = field(default_factory=CloneConfig)
     """Of the learner `clone`."""
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
     """Of the learner `reinforce`."""
+    imitate: bool = True
+    """Whether the policy imitates what search finds (expert iteration); otherwise it learns from its samples alone."""
+    guided: GuideConfig = field(default_factory=GuideConfig)
+    """Of a policy that guides a search."""
 
     def __post_init__(self) -> None:
         recipe = self.recipe

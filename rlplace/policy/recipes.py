@@ -24,7 +24,7 @@ _OF_POLICY: Mapping[str, Mapping[str, Any]] = {
     "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0, "num_samples": 16},
     "gnn": {"share": 1.0, "num_samples": 16},
     "improver": {"share": 1.0, "num_samples": 16},
-    "schedule": {"share": 1.0},
+    "schedule": {"init": "pretrained", "share": 1.0, "num_samples": 16},
 }
 _OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", "screened": 1}}
 

@@ -14,6 +14,8 @@ from rlplace.policy.learn.ppo import GroupPPO
 from rlplace.policy.learn.reinforce import Reinforce
 from rlplace.policy.placer.policy import make_policy
 from rlplace.policy.protocols import GroupPolicy, Learner, Policy
+from rlplace.policy.schedule.network_file import new_network
+from rlplace.policy.schedule.policy import SchedulePolicy
 from rlplace.policy.seq2seq.inputs import seq2seq_inputs
 from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
 from rlplace.registry import Registry
@@ -44,6 +46,11 @@ def make_seq2seq(problem: Problem, config: LearnConfig, seed: int) -> Policy:
     return Seq2SeqPolicy(seq2seq_inputs(problem), config.seq2seq, seed=seed)
 
 
+def make_schedule(problem: Problem, config: LearnConfig, seed: int) -> Policy:
+    """A network over the partial schedule, that begins as a list scheduler with known weights."""
+    return SchedulePolicy(problem, new_network(config.schedule, seed=seed), config.schedule, seed=seed)
+
+
 def make_ppo(policy: Policy, config: LearnConfig, seed: int) -> Learner:
     """Proximal policy optimisation with a ratio for every group, and self-imitation."""
     return GroupPPO(_by_group(policy, "ppo"), config.ppo, seed=seed)
@@ -61,7 +68,13 @@ def make_reinforce(policy: Policy, config: LearnConfig, seed: int) -> Learner:
 
 POLICIES: Registry[MakePolicy] = Registry(
     "policy",
-    {"placer": make_placer, "gnn": make_gnn, "improver": make_improver, "seq2seq": make_seq2seq},
+    {
+        "placer": make_placer,
+        "gnn": make_gnn,
+        "improver": make_improver,
+        "schedule": make_schedule,
+        "seq2seq": make_seq2seq,
+    },
     group="rlplace.policies",
 )
 """Policies by name; installed packages bring more as entry points of `rlplace.policies`."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
@@ -34,11 +37,13 @@ class Prepared:
         problem: of the step that was chosen, with its order of ops.
         asked: by the user.
         evaluations: placements that were simulated to choose.
+        start: (N,) int32, the best placement of it found on the way, where a search may go on from; None without one.
     """
 
     problem: Problem
     asked: CutOptions
     evaluations: int = 0
+    start: NDArray[np.int32] | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
@@ -93,10 +98,7 @@ def prepare(
             constraints=constraints,
         )
 
-    problem, evaluations = chosen_problem(
-        steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say
-    )
-    return Prepared(problem, steps.asked, evaluations)
+    return chosen_problem(steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say)
 
 
 def chosen_problem(
@@ -107,8 +109,8 @@ def chosen_problem(
     seed: int,
     evaluations: float | None = None,
     say: Callable[[str], None] | None = None,
-) -> tuple[Problem, int]:
-    """The problem of the number of micro-batches that is asked for, and the placements simulated to choose it.
+) -> Prepared:
+    """The problem of the number of micro-batches that is asked for, and what choosing it came to.
 
     Where the batch is cut, the order of ops is chosen too, by simulation, as the number is. On this machine a batch is
     cut under `auto` only if that is also measured faster.
@@ -125,7 +127,7 @@ def chosen_problem(
         UserError: the batch cannot be cut as asked.
     """
     if asked.count == 1:
-        return problem_of(1), 0
+        return Prepared(problem_of(1), asked)
     from rlplace.search.parallel.choose import choose
 
     say = make_progress(is_quiet=True).say if say is None else say
@@ -142,15 +144,15 @@ def chosen_problem(
         seed=seed,
         say=say,
     )
-    problem = chosen.problem
+    problem, start = chosen.problem, chosen.devices
     if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
         from rlplace.runs.measured_choice import is_cut_faster
 
         if not is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say):
-            problem = made[1]
+            problem, start = made[1], None
     for line in judged(problem.graph):
         say(line)
-    return problem, chosen.spent
+    return Prepared(problem, asked, chosen.spent, start)
 
 
 def candidates(host: Host) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
 `config` says how, `run` does it, `search_loop` gives one method its budget, `agent` is the method that learns the host,
-`policy_search` the one whose policy learns, `methods` registers both, `candidates` and `table` keep what was tried and
-found, `session` is what `rlplace train` runs.
+`policy_search` the one whose policy learns, `guide` lets a policy guide a search, `methods` registers all three,
+`candidates` and `table` keep what was tried and found, `session` is what `rlplace train` runs.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,10 @@ class SearchConfig:
 
     method: str | None = None
     """What finds the placement: any method of `rlplace compare`; `portfolio` always stands beside it. By default policy
-    where a policy or a learner is named, else learned (on a simulated host, where nothing can be measured, policy)."""
+    where a policy or a learner is named and no guide, else learned (on a simulated host, where nothing can be
+    measured, guided with a guide and policy without)."""
+    guide: str = "none"
+    """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
     simulate_share: float = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: int = 12
@@ -63,9 +67,14 @@ class TrainConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)
-    """How the method `policy` learns."""
+    """How the methods `policy` and `guided` learn."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """How the method `learned` explores."""
+
+    @property
+    def guide(self) -> LearnConfig | None:
+        """The policy that guides searches, and how it learns; None where none does."""
+        return None if self.search.guide == "none" else dataclasses.replace(self.learn, policy=self.search.guide)
 
     def __post_init__(self) -> None:
         if not 0 < self.budget_s < math.inf:

@@ -5,26 +5,31 @@ from __future__ import annotations
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.training.config import TrainConfig
 
-LEARNED, POLICY = "learned", "policy"
+LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"
 
 for _method in (
     Method(LEARNED, "rlplace.training.agent.on_host:solve", "search", "learns the host from measured steps"),
+    Method(SCHEDULE, "rlplace.training.schedule_search:solve", "search", "a pretrained policy, zero-shot: GO, DOPPLER"),
     Method(POLICY, "rlplace.training.policy_search:solve", "search", "a policy and annealing learn from each other"),
+    Method(GUIDED, "rlplace.training.guide:solve", "search", "portfolio, with starts and moves of a policy"),
 ):
     if _method.name not in METHODS:
         register_method(_method)
 
-__all__ = ["LEARNED", "METHODS", "POLICY", "method_of"]
+__all__ = ["GUIDED", "LEARNED", "METHODS", "POLICY", "SCHEDULE", "method_of"]
 
 
 def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
     """The method that `train` runs.
 
-    It is the one that is named; where none is, `policy` if a policy or a learner is named, else `learned`. On a
-    simulated host, where nothing can be measured, `policy` takes the place of `learned`.
+    It is the one that is named; where none is, `policy` if a policy or a learner is named and no guide, else `learned`.
+    On a simulated host, where nothing can be measured, `guided` takes the place of `learned` if there is a guide, else
+    `policy`.
     """
     method = config.search.method
     if method is None:
         is_policy_named = config.learn.policy is not None or config.learn.learner is not None
-        method = POLICY if is_policy_named else LEARNED
-    return POLICY if is_simulated and method == LEARNED else method
+        method = POLICY if is_policy_named and config.guide is None else LEARNED
+    if is_simulated and method == LEARNED:
+        return POLICY if config.guide is None else GUIDED
+    return method

@@ -26,7 +26,7 @@ MOST_IDLE = 8
 
 
 @one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
-def solve(task: Task, config: LearnConfig | None = None) -> Policy:
+def solve(task: Task, config: LearnConfig | None = None, start: NDArray[np.int32] | None = None) -> Policy:
     """Places by a policy and by search that learn from each other; returns the policy.
 
     The policy imitates what the portfolio's cheap part finds (heuristics, tuned list schedules), samples for a share of
@@ -38,17 +38,21 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
     Args:
         task: scores and counts.
         config: which policy, which learner, and their options.
+        start: (N,) a placement to start from besides those of the portfolio.
     """
     config = config or LearnConfig()
     recipe, agent = config.recipe, PolicySearch(task, config)
     begin, begin_s, others = None, math.inf, []
     if recipe.init == "starts":
-        start, start_s, leaders = best_start_with_greedy(task)
-        begin, begin_s = tuned_start(task, start, start_s, leaders, until=1.0)
-        others = [(start, start_s)]
+        known = [] if start is None else [(start, float(task.score(start)[0]))]
+        found, found_s, leaders = best_start_with_greedy(task)
+        found, found_s = min([(found, found_s), *known], key=lambda one: one[1])
+        begin, begin_s = tuned_start(task, found, found_s, leaders, until=1.0)
+        others = [(found, found_s)]
         agent.imitate(begin)
         if try_all(task, share=0.5) and task.best_devices is not None:  # few enough: nothing is left to be found
-            agent.imitate(task.best_devices)
+            if config.imitate:
+                agent.imitate(task.best_devices)
             agent.measure()
             return agent.policy
     agent.learn(until=task.spent + recipe.share * (1.0 - task.spent))
@@ -59,7 +63,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy:
             others = [*others, (task.best_devices, task.best_s)]
     if begin is not None and recipe.share < 1.0:
         anneal_finer(task, begin, begin_s, others=others, until=1.0 - agent.imitation_share)
-        if task.best_devices is not None:
+        if config.imitate and task.best_devices is not None:
             agent.imitate(task.best_devices)
     agent.measure()
     return agent.policy

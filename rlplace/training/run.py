@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.grouping.rule import GroupingRule
@@ -35,7 +38,7 @@ from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.methods import LEARNED, METHODS, POLICY, method_of
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
@@ -82,6 +85,7 @@ def train(
     problem: Problem,
     config: TrainConfig | None = None,
     *,
+    start: NDArray[np.int32] | None = None,
     run: RunFolder | None = None,
     progress: Progress | None = None,
     tracker: Tracker | None = None,
@@ -96,6 +100,7 @@ def train(
     Args:
         problem: what to place where.
         config: how; or give its fields as keywords (`budget_s=60, seed=0`).
+        start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
         progress: told how it goes.
         tracker: told figures.
@@ -111,7 +116,7 @@ def train(
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
     method = method_of(config, is_simulated=problem.host.is_simulated)
     if method != method_of(config, is_simulated=False):
-        progress.say(f"the host is simulated, nothing can be measured: `{POLICY}` takes the place of `{LEARNED}`")
+        progress.say(f"the host is simulated, nothing can be measured: `{method}` takes the place of `{LEARNED}`")
     methods = tuple(dict.fromkeys((method, PORTFOLIO)))
     progress.say(_forecast(problem, config, methods))
     known, prior = None, prior_of(problem, config.search.priors)
@@ -128,7 +133,12 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
-        own = {LEARNED: {"config": config.agent, "known": known, "prior": prior}, POLICY: {"config": config.learn}}
+        own = {
+            LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
+            POLICY: {"config": config.learn, "start": start},
+            GUIDED: {"config": config.guide or config.learn, "start": start},
+            PORTFOLIO: {"start": start},
+        }
         options = {name: own.get(name, {}) for name in methods}
         keeper = _Keeper(run, evaluator, tracker)
         if evaluator.is_measured:
@@ -214,7 +224,8 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: the learner cannot teach the policy, or the policy takes no weights.
+        InvalidValue: a guide for a method that takes none, the learner cannot teach the policy, or the policy takes no
+            weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
@@ -222,8 +233,11 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
     make_reward(recipe.reward, 1.0)
     GroupingRule.parse(config.grouping)
-    if method == POLICY:
-        check_fit(config.learn)
+    if config.guide is not None and method not in (LEARNED, GUIDED):
+        hint = f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`."
+        raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
+    if method in (POLICY, GUIDED) or config.guide is not None:
+        check_fit(config.guide or config.learn)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

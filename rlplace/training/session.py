@@ -81,7 +81,7 @@ def run_training(
         problem = prepared.problem
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_problem(problem))
-        result = train(problem, config, run=run, progress=progress, tracker=tracker)
+        result = train(problem, config, start=prepared.start, run=run, progress=progress, tracker=tracker)
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):

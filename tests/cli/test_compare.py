@@ -153,3 +153,10 @@ def test_mistakes_exit_with_2(
     assert "Traceback" not in said.err
     for word in words:
         assert word in said.err
+
+
+def test_micro_batches_are_not_chosen_for_throughput(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are chosen by latency: what is best for that need not be for the other."""
+    asked = [TINY, "--host", "4xV100-pcie", "--objective", "throughput", "--micro-batches", "auto"]
+    assert main(["compare", *asked]) == 2
+    assert "--micro-batches K" in capsys.readouterr().err

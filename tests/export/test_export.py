@@ -89,7 +89,7 @@ def test_check_in_float64_is_exact_to_rounding(
 
 def test_mistakes_with_a_placed_step(placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]) -> None:
     model, x, graph, problem, placement = placed
-    step = rlplace.export.to_step(model, graph, placement, host=problem.host)
+    step = rlplace.export.to_step(model, graph, placement, host=problem.host, other_shapes="refuse")
     with pytest.raises(InvalidValue, match="shapes that it was captured with"):
         step(torch.randn(7, 6))
     with pytest.raises(InvalidValue, match="inputs"):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from placed_steps import single
 from search_problems import chain_problem, fork_problem
+from torch import nn
 
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import FORMATS, ExportFormat, ExportRequest
 from rlplace.export.session import export_run
+from rlplace.graphs import capture
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.placement import save_placement
 from rlplace.runs.folder import RUN_FILES, RunFolder
@@ -130,3 +135,34 @@ def test_csv_says_what_the_run_lacks(run: RunFolder) -> None:
 def test_a_format_writes_no_other_file_of_the_run(file: str) -> None:
     with pytest.raises(InvalidValue, match="export format: file is"):
         ExportFormat(file, "what it is", str)
+
+
+USERS = """
+import torch
+
+def work():
+    return torch.nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), "sgd"
+
+def other():
+    return torch.nn.Linear(4, 5), torch.ones(3, 4), lambda y: y.sum(), "sgd"
+"""
+
+
+def test_another_workload_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_users_work.py").write_text(USERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    graph = capture(nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), "sgd")
+    folder = RunFolder.create(tmp_path / "run")
+    config = {"workload": "a_users_work:work", "default_size": "small", "train": {"seed": 0}}
+    folder.write_json("config.json", config)
+    placement = Placement(single(graph), graph.fingerprint, "of a host", ("cpu:0",))
+    save_placement(placement, folder.path("placement.json"))
+    assert main(["export", str(folder.root), "--workload", "a_users_work:other"]) == 2
+    assert f"its graph fingerprint is {graph.fingerprint}" in capsys.readouterr().err
+    assert not folder.path("step.py").exists()
+    assert main(["export", str(folder.root), "--workload", "a_users_work:work"]) == 0
+    assert folder.path("step.py").is_file()
+    sys.modules.pop("a_users_work", None)

@@ -57,10 +57,10 @@ def batches(count: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
     ]
 
 
-def placed_on_cores(graph: OpGraph) -> tuple[Problem, Plan, PlacedModel]:
+def placed_on_cores(graph: OpGraph, **options: Any) -> tuple[Problem, Plan, PlacedModel]:
     problem = Problem.profile(graph, Host.detect("cores"), num_groups=6)
     plan = Simulator(problem).plan(baselines.random(problem, np.random.default_rng(1))[0])
-    return problem, plan, PlacedModel(graph, problem.host, plan)
+    return problem, plan, PlacedModel(graph, problem.host, plan, **options)
 
 
 def test_every_batch_brings_its_labels() -> None:
@@ -92,7 +92,7 @@ def step() -> Any:
     x, (labels, _) = batches(1)[0]
     inputs = {"x": x, "flag": False, "scale": 0.5}
     graph = capture(Classifier(), inputs, functional.cross_entropy, "sgd", targets=labels)
-    *_, placed = placed_on_cores(graph)
+    *_, placed = placed_on_cores(graph, other_shapes="refuse")
     yield placed
     placed.close()
 
@@ -117,6 +117,14 @@ X, (LABELS, _) = batches(1)[0]
         ({"targets": LABELS, "scale": 0.25}, r"inputs\['scale'\] is 0.25, expected 0.5"),
         ({"targets": LABELS, "scale": torch.tensor(0.5)}, r"inputs\['scale'\] is tensor, expected 0.5"),
         ({"targets": LABELS, "x": 3.0}, r"inputs\['x'\] is 3.0, expected tensor"),
+        (
+            {"targets": LABELS, "x": X.numpy()},
+            r"inputs\['x'\] is a NumPy array \(float32 \(5, 6\)\), expected a tensor, as.*Pass `torch\.from_numpy",
+        ),
+        (
+            {"targets": LABELS, "x": X.tolist()},
+            r"inputs is .{200,220}\.\.\., expected .*pass `torch\.tensor\(\.\.\.\)` of them",
+        ),
         ({"targets": LABELS, "more": 1}, r"inputs is .*more=1\), expected \(x=tensor, flag=False, scale=0.5\), as"),
     ],
 )

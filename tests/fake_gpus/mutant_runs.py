@@ -8,7 +8,7 @@ from fake_gpus.gpu_plans import gpu_host, input_elsewhere, late_copy, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.mutants import Mutant, alive
 from fake_gpus.plan_runs import Body, judged, trained
-from fake_gpus.scenarios import clock_alone, failed_and_run_again, gang, inference, placed_model
+from fake_gpus.scenarios import clock_alone, failed_and_run_again, gang, gradients_out, inference, module, placed_model
 
 
 @functools.cache
@@ -16,6 +16,7 @@ def runs() -> dict[str, Body]:
     """By name; those that catch most come first."""
     parts = setting_of("batch_norm_train", "adam", gpu_host(("cuda:0/0", "cuda:0/1", "cuda:1", "cuda:2", "cpu")), 1)
     pair = setting_of("tied", "momentum", gpu_host(("cuda:0", "cuda:1")), 0)
+    plain = setting_of("linear", "sgd", gpu_host(("cuda:0", "cuda:1")), 0)
     return {
         "parts of GPUs and the CPU": trained(parts),
         "two GPUs": trained(pair),
@@ -24,7 +25,9 @@ def runs() -> dict[str, Body]:
         "model, called": placed_model(input_elsewhere(), ()),
         "model, state_dict": placed_model(input_elsewhere(), ("state_dict",)),
         "model, copy_to": placed_model(input_elsewhere(), ("copy_to",)),
+        "model, gradients out": gradients_out(plain),
         "inference": inference,
+        "module": module,
         "clock": clock_alone,
         "failure": failed_and_run_again(pair, 6),
         "gang": gang(late_copy()),

@@ -15,10 +15,19 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from rlplace.export import step as export_step
+from rlplace.export import module_graph, placed_graph
 from rlplace.measure.run import channels, clocks, codegen, placed_step, residents, streams, workers
 
-MODULES: tuple[ModuleType, ...] = (channels, clocks, placed_step, residents, streams, workers, export_step)
+MODULES: tuple[ModuleType, ...] = (
+    channels,
+    clocks,
+    placed_step,
+    residents,
+    streams,
+    workers,
+    placed_graph,
+    module_graph,
+)
 ORDERING = {"record", "wait", "keep_for", "await_event", "await_stream", "await_all"}
 METHODS = {("self", "_mark"), ("self._ready", "release"), ("self._copied", "release"), ("self._copied", "acquire")}
 METHODS |= {("self.streams", "settle")}

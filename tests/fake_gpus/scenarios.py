@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive_plan import naive_plan
+from naive_plan import naive_plan, random_devices
 from placed_steps import GANG_HOST, NUM_STEPS, Run
 from small_models import random
 from torch import Tensor, nn
@@ -19,8 +20,11 @@ from fake_gpus.gpu_plans import Setting, expected_run, gpu_host
 from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
 from rlplace.errors import RunnerError
-from rlplace.export.step import PlacedModel
+from rlplace.export.carried import carried_plan
+from rlplace.export.module_graph import ModuleGraph, backward_ops
+from rlplace.export.placed_model import PlacedModel
 from rlplace.graphs import capture
+from rlplace.graphs.capturing.module import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.run.channels import CudaChannel
@@ -104,6 +108,78 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
         return differences(run, expected_run(setting.model, setting.optimizer))
 
     return body
+
+
+def gradients_out(setting: Setting) -> Body:
+    """A model on GPUs that leaves gradients, and the caller's own update of its parameters on the caller's streams.
+
+    Args:
+        setting: of plain SGD; its first plan is run.
+    """
+    spec = require_program(setting.graph).optimizer
+    assert spec is not None
+
+    def body(machine: Machine) -> list[str]:
+        with machine.attached():
+            args, kwargs, targets = _on_gpu(_origin(setting))
+        placed = PlacedModel(_from_gpu(setting.graph, machine), setting.host, setting.plans[0])
+        run = Run()
+        try:
+            for _ in range(NUM_STEPS):
+                run.losses.append(placed.backward(*args, targets=targets or None, **kwargs))
+                with machine.attached(), torch.no_grad():
+                    for parameter in placed.parameters():
+                        if parameter.grad is not None:
+                            parameter.sub_(parameter.grad * spec.lr)
+                placed.zero_grad()
+            run.state = placed.state_dict()
+        finally:
+            placed.close()
+        run.losses = [plain(loss).reshape(()) for loss in run.losses]
+        run.state = {name: plain(value) for name, value in run.state.items()}
+        return differences(run, expected_run(setting.model, setting.optimizer))
+
+    return body
+
+
+def module(machine: Machine) -> list[str]:
+    """Forward and backward of a model in two parts, its loss and updates on the caller's streams between them."""
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double(), random(3, 4)
+    host, eager = gpu_host(("cuda:0", "cuda:1")), copy.deepcopy(model)
+    captured = capture_module(model, (x,), {}, has_backward=True)
+    graph, generator = captured.graph, np.random.default_rng(3)
+    start = naive_plan(graph, random_devices(graph, 2, generator))
+    plan = carried_plan(graph, start, graph, last=backward_ops(graph))
+    program = require_program(graph)
+    state = {}
+    for op, source in program.sources.items():
+        if source.kind == "parameter":
+            with machine.attached():
+                state[source.key] = source.value.detach().to(torch.device("cuda", int(plan.devices[op])))
+    crew = Crew(host.devices)
+    wrong = []
+    try:
+        placed = ModuleGraph(captured, host, plan, crew, state, seed=0)
+        with machine.attached():
+            given = x.to(FIRST_GPU)
+        for step in range(NUM_STEPS):
+            output = eager(x)
+            expected = torch.autograd.grad((output**2).sum(), list(eager.parameters()))
+            (ours,), kept = placed.forward([given], step)
+            with machine.attached():
+                seed = ours * 2
+            found = placed.backward([seed], kept, step)
+            with machine.attached(), torch.no_grad():
+                for name, gradient in zip(program.gradients, found, strict=True):
+                    state[name].sub_(gradient * 0.1)
+                for parameter, gradient in zip(eager.parameters(), expected, strict=True):
+                    parameter.sub_(gradient * 0.1)
+            if not torch.allclose(plain(ours), output.detach()):
+                wrong.append(f"output {step}")
+    finally:
+        crew.stop()
+    named = dict(eager.named_parameters())
+    return [*wrong, *(name for name, value in state.items() if not torch.allclose(plain(value), named[name].detach()))]
 
 
 def inference(machine: Machine) -> list[str]:

@@ -49,8 +49,13 @@ def test_running_twice_starts_from_the_same_values() -> None:
     assert int(first.state["count"]) == 1
 
 
-def test_without_updates_there_are_no_gradients_to_report() -> None:
-    assert run_graph(capture(linear([[1.0, 1.0]]), random(3, 2), mean_square)).gradients == {}
+def test_gradients_are_reported_without_updates_and_none_without_a_loss() -> None:
+    model, x = linear([[1.0, 1.0]]), random(3, 2)
+    expected = run_graph(capture(model, x, mean_square, "sgd")).gradients
+    found = run_graph(capture(model, x, mean_square)).gradients
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert run_graph(capture(model, x)).gradients == {}
 
 
 def test_a_graph_without_a_program_cannot_run() -> None:

@@ -45,8 +45,10 @@ def test_the_race_decides(is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(choose, "choose", choosing)
     monkeypatch.setattr(measured_choice, "is_cut_faster", lambda *_, **__: is_faster)
-    problem, spent = chosen_problem(CutOptions("auto"), Host.detect("cores"), problem_of, seed=0)
+    prepared = chosen_problem(CutOptions("auto"), Host.detect("cores"), problem_of, seed=0)
+    problem, spent = prepared.problem, prepared.evaluations
     assert problem.graph.num_micro_batches == (2 if is_faster else 1)
+    assert (prepared.start is not None) == is_faster  # it is a placement of the problem that was chosen
     assert spent == 5
 
 
@@ -55,5 +57,5 @@ def test_a_number_that_is_asked_for_is_not_raced(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("raced")
 
     monkeypatch.setattr(measured_choice, "is_cut_faster", never)
-    problem, _ = chosen_problem(CutOptions(2), Host.detect("cores"), problem_of, seed=0, evaluations=10)
+    problem = chosen_problem(CutOptions(2), Host.detect("cores"), problem_of, seed=0, evaluations=10).problem
     assert problem.graph.num_micro_batches == 2

@@ -108,7 +108,8 @@ def test_counts_that_cannot_be_had_are_left_out_and_said() -> None:
         column = [-1, -1] if count == 1 else [0, 1]
         return Problem.estimate(dataclasses.replace(graph, micro_batch=torch.tensor(column).numpy()), HOST)
 
-    problem, spent = chosen_problem(CutOptions("auto"), HOST, problem_of, seed=0, evaluations=40, say=lines.append)
+    prepared = chosen_problem(CutOptions("auto"), HOST, problem_of, seed=0, evaluations=40, say=lines.append)
+    problem, spent = prepared.problem, prepared.evaluations
     assert {1, 2, 4} <= set(asked_for)
     assert problem.graph.num_micro_batches in (1, 2)
     assert 0 < spent <= 40

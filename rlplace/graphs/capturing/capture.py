@@ -51,7 +51,8 @@ def capture(
     Args:
         model: in the mode (`train` or `eval`) that the step is to run in.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`; returns a scalar tensor.
+        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`; returns a scalar tensor, or a
+            tuple that begins with one: the step then returns all of it, and trains on the first.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
         targets: a tensor or a tuple of tensors, e.g. labels: what the loss needs of a batch. Every step takes new ones.
         micro_batches: K, into how many slices the batch is cut: forward and backward run once for each, gradients are

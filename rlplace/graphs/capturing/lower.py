@@ -30,6 +30,7 @@ class LoweredStep:
         ops: what runs; its first tensors are the placeholders of the trace, in their order.
         results: what the trace's `Output`s stand for.
         gradients: of each trainable parameter; None for one that the step does not reach.
+        input_gradients: of the inputs that have one, likewise.
         statistics: of batch norms that hand out theirs, in the order of the trace.
         trace: what was lowered.
     """
@@ -37,6 +38,7 @@ class LoweredStep:
     ops: Lowered
     results: list[Ref]
     gradients: list[Ref | None]
+    input_gradients: list[Ref | None]
     statistics: list[Ref]
     trace: Trace
 
@@ -52,13 +54,30 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
     """
     step = lower_step(trace)
     ops = step.ops
-    if is_training and optimizer is not None:
-        for position, (name, gradient) in enumerate(zip(trace.trainable, step.gradients, strict=True)):
-            if gradient is not None:
+    found = zip(trace.trainable, step.gradients, strict=True)
+    gradients = {name: gradient for name, gradient in found if gradient is not None} if is_training else {}
+    for position, name in enumerate(trace.trainable):
+        if name in gradients:
+            gradient = gradients[name]
+            if optimizer is None:
+                ops.keep_together(Ref(position), gradient)
+            else:
                 ops.add_update(name, Ref(position), gradient, optimizer, (ops.producer(gradient),))
     ops.check_apart()
     result = pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result)
-    return ops.graph(result, step.results, optimizer, origin, is_training=is_training)
+    return ops.graph(
+        result,
+        step.results,
+        optimizer,
+        origin,
+        is_training=is_training,
+        gradients=gradients,
+        input_gradients={
+            position: gradient
+            for position, gradient in zip(trace.input_gradients, step.input_gradients, strict=True)
+            if gradient is not None
+        },
+    )
 
 
 def lower_step(trace: Trace) -> LoweredStep:
@@ -85,15 +104,17 @@ class _Lowering:
         (output,) = (node for node in self.trace.module.graph.nodes if node.op == "output")
         flat: Any = output.args[0]
         num_results, num_trainable = self.trace.num_results, len(self.trace.trainable)
-        gradients = [None if node is None else self._ref(node) for node in flat[num_results:][:num_trainable]]
-        for position, gradient in enumerate(gradients):  # of the first placeholders, in their order
+        end = num_results + num_trainable + len(self.trace.input_gradients)
+        gradients = [None if node is None else self._ref(node) for node in flat[num_results:end]]
+        for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
             if gradient is not None:
                 self.built.gradient_bytes[position] = facts.tensor_bytes(self.ops.value(gradient))
         return LoweredStep(
             ops=self.ops,
             results=[self._ref(node) for node in flat[:num_results]],
-            gradients=gradients,
-            statistics=[self._ref(node) for node in flat[num_results + num_trainable :]],
+            gradients=gradients[:num_trainable],
+            input_gradients=gradients[num_trainable:],
+            statistics=[self._ref(node) for node in flat[end:]],
             trace=self.trace,
         )
 
@@ -206,6 +227,8 @@ class _Lowering:
                 f"that is computed on the way (`.item()`, `.size()` of a data-dependent shape).",
                 op=str(target),
             )
+        if custom.get("seed"):
+            self.ops.seeds.add(op)
         schema = getattr(target, "_schema", None)
         self.calls[op] = Call(
             target=target,  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ class Lowered:
         calls: by op, how the others run.
         views: in topological order.
         view_values: what each view is, as a fake tensor (or several).
+        seeds: ops that make the gradient of the loss.
     """
 
     built: GraphBuilder = field(default_factory=GraphBuilder)
@@ -34,6 +36,7 @@ class Lowered:
     calls: dict[int, Call | Update] = field(default_factory=dict)
     views: list[View] = field(default_factory=list)
     view_values: list[Any] = field(default_factory=list)
+    seeds: set[int] = field(default_factory=set)
 
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
@@ -77,6 +80,10 @@ class Lowered:
         self.built.mutations.append((op, parameter.id))
         self.built.colocated.append((op, self.built.tensor_op[parameter.id], *together))
 
+    def keep_together(self, parameter: Ref, gradient: Ref) -> None:
+        """Has a gradient that no update takes made where its parameter lives."""
+        self.built.colocated.append((self.producer(parameter), self.producer(gradient)))
+
     def check_apart(self) -> None:
         """Refuses sources that share memory with one that is written.
 
@@ -90,7 +97,15 @@ class Lowered:
         )
 
     def graph(
-        self, result: Any, results: list[Ref], optimizer: OptimizerSpec | None, origin: Origin, *, is_training: bool
+        self,
+        result: Any,
+        results: list[Ref],
+        optimizer: OptimizerSpec | None,
+        origin: Origin,
+        *,
+        is_training: bool,
+        gradients: Mapping[str, Ref],
+        input_gradients: Mapping[int, Ref] | None = None,
     ) -> OpGraph:
         """All of it as a graph with its program.
 
@@ -100,6 +115,8 @@ class Lowered:
             optimizer: of a training step.
             origin: what was captured.
             is_training: whether the step has a backward.
+            gradients: of parameters, by dotted name.
+            input_gradients: of inputs, by position.
         """
         num_tensors = len(self.built.tensor_op)
 
@@ -115,6 +132,9 @@ class Lowered:
             optimizer=optimizer,
             is_training=is_training,
             origin=origin,
+            gradients={name: final(gradient) for name, gradient in gradients.items()},
+            input_gradients={position: final(gradient) for position, gradient in (input_gradients or {}).items()},
+            seeds=frozenset(self.seeds),
         )
         return self.built.graph(program, sorted({self.base(ref) for ref in results}))
 

@@ -64,7 +64,8 @@ def spread_origins(module: torch.fx.GraphModule) -> None:
             phase = "backward"
             found = None if node.meta.get("is_gradient_acc") else owner.get(number)
             path = own if own is not None else found if found is not None else _of_inputs(node, owner.get(number, ""))
-        node.meta["custom"] = {"phase": phase, "module": path}
+        seed = {"seed": True} if custom.get("seed") else {}
+        node.meta["custom"] = {"phase": phase, "module": path, **seed}
     for node in nodes:
         if node.op == "get_attr":
             reader = next(iter(node.users), None)

@@ -31,7 +31,7 @@ from rlplace.graphs.capturing.refusals import (
     explained,
     no_numbers_drawn,
 )
-from rlplace.graphs.program import Autocast
+from rlplace.graphs.program import Autocast, loss_of
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -52,6 +52,7 @@ class Trace:
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
         autocast: what was active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
+        input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
     """
 
     module: torch.fx.GraphModule
@@ -64,6 +65,20 @@ class Trace:
     num_results: int
     autocast: Autocast | None
     norms: tuple[str, ...] = ()
+    input_gradients: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class AsModule:
+    """How the step of a module differs from one with a loss: the gradients of its outputs are given, as targets.
+
+    Attributes:
+        outputs: positions, among the tensors that the model returns, of those whose gradients are given.
+        inputs: positions, among the input tensors, of those whose gradients are wanted.
+    """
+
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,7 @@ def trace_step(
     targets: tuple[torch.Tensor, ...] = (),
     *,
     is_training: bool,
-    part: AsSlice | None = None,
+    part: AsSlice | AsModule | None = None,
 ) -> Trace:
     """The step of `model` as an fx graph; every node knows its module path and phase.
 
@@ -107,7 +122,7 @@ def trace_step(
         loss_fn: of the output and the targets.
         targets: what the loss needs besides the output.
         is_training: whether there are gradients.
-        part: given for the step of one micro-batch of several.
+        part: given for the step of one micro-batch of several, and for that of a module whose loss is elsewhere.
 
     Raises:
         CaptureError: control flow or an op that depends on the data; names the op and the user's line. Or a tensor
@@ -123,12 +138,16 @@ def trace_step(
     captured: dict[str, Any] = {}
     handed_out: list[Statistics] = []
     constants = ConstantCheck(model, loss_fn, (*tensors, *targets), trainable)
+    differentiated = part.inputs if isinstance(part, AsModule) else ()
 
     def step(*flat: torch.Tensor) -> list[torch.Tensor | None]:
         handed_out.clear()
         state = dict(zip(names, flat, strict=False))
         inputs = iter(flat[len(names) :])  # targets follow, if there are any
         leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
+        wanted = [*flat[: len(trainable)], *(flat[len(names) + position] for position in differentiated)]
+        for value in wanted[len(trainable) :]:
+            value.requires_grad_(True)
         call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
         if is_training:
             for name, parameter in trainable.items():
@@ -145,9 +164,9 @@ def trace_step(
         ends, seeds = _ends(result, list(inputs), part)
         for end in ends:
             constants.check_gradients(end)
-        setup_stacktrace_preservation_hooks([end.grad_fn for end in ends])  # type: ignore[misc]
-        gradients = torch.autograd.grad(ends, flat[: len(trainable)], seeds, allow_unused=True)
-        check_dense(tuple(trainable), gradients)
+        setup_stacktrace_preservation_hooks([end.grad_fn for end in ends if end.grad_fn is not None])
+        gradients = torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
+        check_dense(tuple(trainable), gradients[: len(trainable)])
         statistics = _statistics(handed_out, captured)  # a recomputed forward, in the backward, hands out more
         return [*_flatten_result(result, captured), *gradients, *statistics, *replaced.values()]
 
@@ -162,7 +181,7 @@ def trace_step(
     autocast = active_autocast(values)
     # lazy: nobody runs the code of the graph modules made on the way
     with contextlib.ExitStack() as around:
-        if part is not None:
+        if isinstance(part, AsSlice):
             handed_out = around.enter_context(statistics_handed_out(model))
         for each in (untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode):
             around.enter_context(each)
@@ -182,6 +201,7 @@ def trace_step(
         num_results=captured["num_results"],
         autocast=autocast,
         norms=captured["norms"],
+        input_gradients=differentiated,
     )
 
 
@@ -227,22 +247,43 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
 
 
 def _ends(
-    result: Any, given: list[torch.Tensor], part: AsSlice | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-    """Where the backward begins, and with which gradients; None stands for ones."""
+    result: Any, given: list[torch.Tensor], part: AsSlice | AsModule | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Where the backward begins, and with which gradients."""
     if part is None:
-        return [_check_loss(result)], None
-    if part.weight is not None:
-        loss = _check_loss(result)
-        return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
+        loss = _check_loss(loss_of(result))
+        with fx_traceback.annotate({"seed": True}):
+            return [loss], [torch.ones_like(loss, memory_format=torch.preserve_format)]
+    if isinstance(part, AsSlice) and part.weight is not None:
+        loss = _check_loss(check_alone(result))
+        with fx_traceback.annotate({"seed": True}):
+            return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
     tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     return [tensors[position] for position in part.outputs], given
+
+
+def check_alone(returned: Any) -> Any:
+    """What a loss function returned for micro-batches, if it is not more than the loss.
+
+    Raises:
+        CaptureError: it is.
+    """
+    if isinstance(returned, (list, tuple)):
+        raise CaptureError(
+            f"the loss function returned a {type(returned).__name__}, expected the loss alone: what else it returns "
+            f"belongs to the whole batch, which micro-batches do not see. Return the loss alone, or capture with "
+            f"micro_batches=1."
+        )
+    return returned
 
 
 def _check_loss(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise CaptureError(f"the loss is {shape}, expected a scalar tensor; reduce it (`.mean()`) in `loss_fn`.")
+        raise CaptureError(
+            f"the loss is {shape}, expected a scalar tensor, or a tuple that begins with one; reduce it (`.mean()`) in "
+            f"`loss_fn`."
+        )
     if loss.grad_fn is None:
         raise CaptureError(
             "the loss does not depend on any parameter that requires a gradient; unfreeze one, or capture inference "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,12 @@ class StepCode:
 
     In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
     constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`), `s6` signal 6
-    (`s6_set`, `s6_wait`), `O` the results; in traced code `clock`, `B` and `E` record when each item began and ended,
+    (`s6_set`, `s6_wait`), `O` the results, `a8` takes gradient 8 out, `S` keeps what the second part of a step in two
+    parts needs of the first; in traced code `clock`, `B` and `E` record when each item began and ended,
     and `hold` holds a GPU back.
 
     Attributes:
-        sources: by device: a module that defines `run(step)`.
+        sources: by device: a module that defines `run(step)`, and `second(step)` for a step in two parts.
         line_items: by device: for each line of its source, the item that it belongs to, -1 for none.
         constants: values of `c...`.
         items: by device: items of the plan's sequence (op i, or N + k), in program order.
@@ -36,6 +37,7 @@ class StepCode:
         is_handover: by transfer: the tensor itself goes over, no copy.
         update_runs: by device: updates that one call does, where the last of them stands.
         num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
+        num_results: entries of `O`: what the step returns, then, of a step in two parts, the gradients.
     """
 
     sources: tuple[str, ...]
@@ -48,9 +50,19 @@ class StepCode:
     is_handover: tuple[bool, ...]
     update_runs: tuple[tuple[Run, ...], ...]
     num_signals: int
+    num_results: int
 
 
-def generate(graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool = False, hold_every: int = 0) -> StepCode:
+def generate(
+    graph: OpGraph,
+    host: Host,
+    plan: Plan,
+    *,
+    is_traced: bool = False,
+    hold_every: int = 0,
+    hands_out: bool = False,
+    second: Collection[int] | None = None,
+) -> StepCode:
     """The code that executes `plan`.
 
     Args:
@@ -59,15 +71,27 @@ def generate(graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool = False,
         plan: what is to run.
         is_traced: record the times of every op and transfer.
         hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
+        hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
+        second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
+            then results of the second part.
 
     Raises:
         InvalidValue: the graph has no program.
     """
-    return _Generator(graph, host, plan, is_traced=is_traced, hold_every=hold_every).run()
+    return _Generator(graph, host, plan, is_traced, hold_every, hands_out, second).run()
 
 
 class _Generator:
-    def __init__(self, graph: OpGraph, host: Host, plan: Plan, *, is_traced: bool, hold_every: int) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        is_traced: bool,
+        hold_every: int,
+        hands_out: bool,
+        second: Collection[int] | None,
+    ) -> None:
         self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
         self.hold_every = hold_every
         self.program: Program = require_program(graph)
@@ -95,7 +119,14 @@ class _Generator:
                 plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
             )
         )
-        self.result_refs = self.program.result_refs
+        self.is_split, self.second = second is not None, frozenset(second or ())
+        gradients = [*self.program.gradients.values(), *self.program.input_gradients.values()]
+        self.results = [(ref, False) for ref in self.program.result_refs]  # and whether the second part makes it
+        if self.is_split:
+            self.results += [(ref, True) for ref in gradients]
+        self.handed_out: dict[int, list[tuple[int, Ref]]] = defaultdict(list)  # op -> gradients that it makes
+        for index, ref in enumerate(gradients if hands_out and self.program.optimizer is None else ()):
+            self.handed_out[int(graph.tensor_op[self.program.base(ref)])].append((index, ref))
         offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
         self.reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
 
@@ -122,6 +153,7 @@ class _Generator:
             is_handover=self.is_handover,
             update_runs=tuple(runs),
             num_signals=self.num_signals,
+            num_results=len(self.results),
         )
 
     def _add_signals(self) -> None:
@@ -129,9 +161,13 @@ class _Generator:
         n, indices = self.graph.num_ops, self.host.device_index
         cores = [[indices[name] for name in device.members] or [d] for d, device in enumerate(self.host.devices)]
         last: dict[int, tuple[int, int]] = {}  # core -> (device, item)
+        is_first = True
         for item in self.plan.sequence.tolist():
             if item in self.program.sources or (item >= n and self.is_handover[item - n]):
                 continue
+            if is_first and item in self.second:  # it begins when all devices are done with the first part
+                is_first = False
+                last.clear()
             device = int(self.plan.devices[item] if item < n else self.plan.transfer_destination[item - n])
             for other, earlier in sorted({last[core] for core in cores[device] if core in last}):
                 if other != device:
@@ -155,16 +191,18 @@ class _Generator:
         releases: list[tuple[int, int]] = []
         received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
         resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
-        for op in items:
-            if op < n and op in program.sources:
-                tensor = int(graph.output_offsets[op])
-                lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
+        lines += self._source_lines(items, views_of, is_second=False)
         owners += [-1] * len(lines)
+        is_first, made = self.is_split, set[int]()
         is_held = self.hold_every > 0 and self.host.devices[device].backend == "cuda"
         num_run = 0
         for item in items:
             if item < n and item in program.sources:
                 continue
+            if is_first and item in self.second:
+                is_first = False
+                lines += self._turn(device, items, made, views_of)
+                owners += [-1] * (len(lines) - len(owners))
             if is_held and num_run % self.hold_every == 0:
                 lines.append("hold()")
             num_run += 1
@@ -186,6 +224,8 @@ class _Generator:
             lines += self._timed(item, body) if self.is_traced else body
             lines += [f"s{signal}_set()" for signal in self.sets[item]]
             allocations += [(item, tensor) for tensor in produced]
+            made.update(produced if item < n else (tensor,))
+            lines += self._handed_out(item, views_of)
             lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self.outgoing[tensor]]
             for tensor in dying.get(item, ()):
                 gone = [f"v{view}" for view in views_of.pop(tensor, ())]
@@ -199,14 +239,57 @@ class _Generator:
                 if gone:
                     lines.append(f"del {', '.join(gone)}")
             owners += [item] * (len(lines) - len(owners))
-        for index, ref in enumerate(self.result_refs):
-            tensor = program.base(ref)
-            if self.plan.devices[graph.tensor_op[tensor]] == device:
-                lines += self._view_lines([ref], views_of)
-                lines.append(f"O[{index}] = {self._name(ref)}")
-        source = "\n".join(["def run(step):", *(f"    {line}" for line in lines), "    return None", ""])
+        if is_first:
+            lines += self._turn(device, items, made, views_of)
+        lines += self._result_lines(device, views_of, is_second=self.is_split)
+        indented = (line if line.startswith("def ") else f"    {line}" for line in lines)
+        source = "\n".join(["def run(step):", *indented, "    return None", ""])
         owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
         return source, tuple(owners), tuple(allocations), tuple(releases)
+
+    def _source_lines(self, items: list[int], views_of: dict[int, list[int]], *, is_second: bool) -> list[str]:
+        """Sends source tensors to where they are read; the second part has the gradients of outputs, as targets."""
+        lines: list[str] = []
+        for op in items:
+            source = self.program.sources.get(op) if op < self.graph.num_ops else None
+            if source is not None and (self.is_split and source.kind == "target") == is_second:
+                tensor = int(self.graph.output_offsets[op])
+                lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
+                lines += self._handed_out(op, views_of)
+        return lines
+
+    def _turn(self, device: int, items: list[int], made: set[int], views_of: dict[int, list[int]]) -> list[str]:
+        """Between the parts of a step: results of the first are handed out, and tensors that the second reads kept."""
+        n, program = self.graph.num_ops, self.program
+        needed = {program.base(ref) for ref, is_second in self.results if is_second}
+        for item in items:
+            if item < n and item in self.second and item not in program.sources:
+                needed.update(self.reads[item])
+        given = {
+            int(self.graph.output_offsets[op])
+            for op in items
+            if op < n and op in program.sources and program.sources[op].kind == "input"
+        }
+        kept = ", ".join(f"t{tensor}" for tensor in sorted(needed & (made | given)))
+        comma = "," if kept else ""
+        lines = self._result_lines(device, views_of, is_second=False)
+        views_of.clear()
+        lines += [f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
+        return [*lines, *self._source_lines(items, views_of, is_second=True)]
+
+    def _handed_out(self, item: int, views_of: dict[int, list[int]]) -> list[str]:
+        lines: list[str] = []
+        for index, ref in self.handed_out.get(item, ()):
+            lines += [*self._view_lines([ref], views_of), f"a{index}({self._name(ref)})"]
+        return lines
+
+    def _result_lines(self, device: int, views_of: dict[int, list[int]], *, is_second: bool) -> list[str]:
+        lines: list[str] = []
+        for index, (ref, is_of_second) in enumerate(self.results):
+            tensor = self.program.base(ref)
+            if is_of_second == is_second and self.plan.devices[self.graph.tensor_op[tensor]] == device:
+                lines += [*self._view_lines([ref], views_of), f"O[{index}] = {self._name(ref)}"]
+        return lines
 
     def _timed(self, item: int, body: list[str]) -> list[str]:
         """The code of an item between its marks; a run of updates is marked as one, for its first and its last."""
@@ -227,7 +310,7 @@ class _Generator:
                 continue
             for tensor in (*self.reads[item], *range(graph.output_offsets[item], graph.output_offsets[item + 1])):
                 last[tensor] = item
-        for tensor in graph.output_tensors.tolist():
+        for tensor in {*graph.output_tensors.tolist(), *(self.program.base(ref) for ref, _ in self.results)}:
             if self.plan.devices[graph.tensor_op[tensor]] == device:
                 last.pop(tensor, None)
         return last

@@ -18,7 +18,7 @@ from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
-from rlplace.graphs.program import MicroBatches
+from rlplace.graphs.program import MicroBatches, loss_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.failures import advice
 from rlplace.measure.run.micro_steps import run_in_micro_batches
@@ -153,13 +153,13 @@ class EagerStep:
                 self._optimizer.zero_grad()
             with self._casting():
                 if self._micro is None:
-                    loss = self._loss_fn(self._run_whole(), *self._targets)
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    returned = self._loss_fn(self._run_whole(), *self._targets)
+                    loss_of(returned).backward()
                 else:
-                    loss = self._run_parts(self._micro)
+                    returned = self._run_parts(self._micro)
             if self._optimizer is not None:
                 self._optimizer.step()
-            self.loss = loss.detach()
+            self.loss = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
         if self._is_cuda and is_synchronised:
             cuda.await_all(self.place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from rlplace.measure.run.channels import Channel, CudaChannel, make_channel, rel
 from rlplace.measure.run.clocks import Clock, CudaClock, HostClock
 from rlplace.measure.run.codegen import StepCode, generate
 from rlplace.measure.run.failures import advice, is_late
+from rlplace.measure.run.gradients_out import GradientsOut
 from rlplace.measure.run.random_ops import seeded
 from rlplace.measure.run.residents import Resident, Residents
 from rlplace.measure.run.streams import torch_device
@@ -48,6 +49,8 @@ class PlacedStep:
         is_traced: record the times of ops and transfers (see `timeline`).
         hold_every: if above 0, a GPU is held back for `hold_cycles` at the start and every so many ops, so that
             launches run ahead of it: for tracing, never for step times.
+        gradients: where it leaves gradients when they are asked for; None for a step that is never asked.
+        second: items of the second part of a step in two parts (`TwoPartStep`).
 
     Attributes:
         plan: what runs.
@@ -67,12 +70,23 @@ class PlacedStep:
         seed: int = 0,
         is_traced: bool = False,
         hold_every: int = 0,
+        gradients: GradientsOut | None = None,
+        second: Collection[int] | None = None,
     ) -> None:
         self.plan = plan
         self._graph, self._host, self._residents, self._crew = graph, host, residents, crew
         self._seed, self._is_traced = seed, is_traced
         self._program = require_program(graph)
-        self._code: StepCode = generate(graph, host, plan, is_traced=is_traced, hold_every=hold_every)
+        self._gradients = gradients
+        self._code: StepCode = generate(
+            graph,
+            host,
+            plan,
+            is_traced=is_traced,
+            hold_every=hold_every,
+            hands_out=gradients is not None,
+            second=second,
+        )
         self._clocks: list[Clock] = [
             CudaClock(torch_device(device)) if is_traced and device.backend == "cuda" else HostClock()
             for device in host.devices
@@ -92,6 +106,7 @@ class PlacedStep:
         self._begin: list[Any] = []
         self._end: list[Any] = []
         self._results: list[Any] = []
+        self._kept: list[list[tuple[Any, ...]]] = []  # by device: tensors between the parts of a step
         self._is_loaded = self._is_broken = False
 
     @property
@@ -108,7 +123,8 @@ class PlacedStep:
         self.unload()  # the channels of a failed step are in no known state, and a thread left behind may use them
         items = self._graph.num_ops + self.plan.num_transfers
         self._begin, self._end = [None] * items, [None] * items
-        self._results = [None] * len(self._program.result_refs)
+        self._results = [None] * self._code.num_results
+        self._kept = [[] for _ in self._host.devices]
         try:
             self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
             self._signals = [threading.Lock() for _ in range(self._code.num_signals)]
@@ -129,7 +145,7 @@ class PlacedStep:
         for names in self._namespaces:  # a function and the names that it runs with hold each other
             names.clear()
         self._namespaces, self._jobs, self._channels, self._signals = [], [], [], []
-        self._begin, self._end, self._results = [], [], []
+        self._begin, self._end, self._results, self._kept = [], [], [], []
         self._is_loaded = self._is_broken = False
 
     def run(self, step: int = 0, *, deadline_s: float = 600.0) -> float:
@@ -141,9 +157,12 @@ class PlacedStep:
         """
         if not self.is_loaded:
             self.load()
+        return self._run(self._jobs, step, deadline_s)
+
+    def _run(self, jobs: Sequence[Job], step: int, deadline_s: float) -> float:
         self._started_s = time.perf_counter()
         try:
-            self._crew.run(self._jobs, step, on_error=self._abort, deadline_s=deadline_s)
+            self._crew.run(list(jobs), step, on_error=self._abort, deadline_s=deadline_s)
         except RunnerError as error:
             raise self._explained(error) from error.__cause__
         return time.perf_counter() - self._started_s
@@ -270,6 +289,7 @@ class PlacedStep:
             "B": self._begin,
             "E": self._end,
             "O": self._results,
+            "S": self._kept[device],
             **self._code.constants,
             **{f"D{d}": torch_device(described) for d, described in enumerate(self._host.devices)},
             **{f"g{k}": _direct(view.target) for k, view in enumerate(program.views)},
@@ -284,9 +304,19 @@ class PlacedStep:
             if not isinstance(call, Update):
                 place = torch_device(self._host.devices[device])
                 is_random, target = call.is_random, call.target
-                names[f"f{item}"] = seeded(target, place, seed=self._seed, op=item) if is_random else _direct(target)
+                function = seeded(target, place, seed=self._seed, op=item) if is_random else _direct(target)
+                if self._gradients is not None and item in program.seeds:
+                    function = self._gradients.scaled(function)
+                names[f"f{item}"] = function
         for run_of in self._code.update_runs[device]:
-            names[f"u{run_of[-1]}"] = residents.updater(run_of, device)
+            update = residents.updater(run_of, device)
+            if self._gradients is not None:
+                update = self._gradients.instead_of(
+                    update, [program.sources[residents.updated(op)].key for op in run_of]
+                )
+            names[f"u{run_of[-1]}"] = update
+        if self._gradients is not None and program.optimizer is None:
+            names.update({f"a{k}": self._gradients.taker([name]) for k, name in enumerate(program.gradients)})
         for transfer, channel in enumerate(self._channels):
             for method in ("send", "take"):
                 names[f"k{transfer}_{method}"] = getattr(channel, method)

@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
-from rlplace.graphs.program import Update
+from rlplace.graphs.program import OptimizerSpec, Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.streams import torch_device
 
@@ -51,19 +51,40 @@ class Residents:
 
     def updater(self, ops: Sequence[int], device: int) -> Updater:
         """The function that does the updates `ops` on `device`: it takes their gradients."""
-        parameters, states = [], []
-        assert self._program.optimizer is not None
-        for op in ops:
-            call = self._program.calls[op]
-            assert isinstance(call, Update)
-            parameter = self.tensor(int(self._graph.tensor_op[call.parameter.id]), device)
-            key = self.at(op, device)
-            if key not in self._states:
-                with cuda.settled(self._places[key[1]]):
-                    self._states[key] = UpdateState(self._program.optimizer, parameter)
-            parameters.append(parameter)
-            states.append(self._states[key])
-        return updater(states, parameters)
+        parameters = [self.tensor(self.updated(op), device) for op in ops]
+        return updater([self.update_state(op, device) for op in ops], parameters)
+
+    def updated(self, op: int) -> int:
+        """The source op of the parameter that update `op` is of."""
+        call = self._program.calls[op]
+        assert isinstance(call, Update)
+        return int(self._graph.tensor_op[call.parameter.id])
+
+    def update_state(self, op: int, device: int) -> UpdateState:
+        """The state of update `op` on `device`."""
+        key = self.at(op, device)
+        if key not in self._states:
+            assert self._program.optimizer is not None
+            parameter = self.tensor(self.updated(op), device)
+            with cuda.settled(self._places[key[1]]):
+                self._states[key] = UpdateState(self._program.optimizer, parameter)
+        return self._states[key]
+
+    def set_optimizer(self, spec: OptimizerSpec) -> None:
+        """Later updates have these options, of the optimizer that was captured."""
+        for state in self._states.values():
+            state.spec = spec
+
+    def adopt(self, op: int, device: int, value: torch.Tensor | UpdateState) -> None:
+        """Has the tensor of source op `op`, or the state of update `op`, in common with whoever made it."""
+        if isinstance(value, UpdateState):
+            self._states[self.at(op, device)] = value
+        else:
+            self._tensors[self.at(op, device)] = value
+
+    def place(self, device: int) -> torch.device:
+        """Where the tensors of `device` are."""
+        return self._places[self._homes[device]]
 
     @property
     def made(self) -> frozenset[Resident]:
@@ -110,7 +131,7 @@ class Residents:
             yield
 
     def set_tensor(self, op: int, device: int, value: torch.Tensor) -> None:
-        """Overwrites the value of source op `op` on `device`, in place.
+        """Overwrites the value of source op `op` on `device`, in place; the caller waits for it (`settled`).
 
         Raises:
             InvalidValue: another shape or dtype than captured.
@@ -124,7 +145,7 @@ class Residents:
                 where="step input",
                 hint="A placed step takes the shapes that it was captured with.",
             )
-        with torch.no_grad(), cuda.settled(self._places[self._homes[device]]):
+        with torch.no_grad():
             resident.copy_(value)
 
     def _original(self, op: int) -> torch.Tensor:

@@ -155,7 +155,9 @@ def _descend(
     until: float,
     settings: AnnealSettings,
 ) -> tuple[NDArray[np.int32], float]:
-    """`anneal_split` over one rung after the other."""
+    """`anneal_split` over one rung after the other, beside a guide that was told where it begins."""
+    if settings.guide is not None:
+        settings.guide.imitate(devices)
     begin, done, whole = task.spent, 0.0, sum(rung.share for rung in rungs)
     for rung in rungs:
         done += rung.share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlplace.errors import InvalidValue
+from rlplace.search.guide import Guide
 from rlplace.search.improve.moves import CHANCES
 
 
@@ -23,6 +24,8 @@ class AnnealSettings:
     """... but no more than this many times."""
     chances: tuple[float, ...] = CHANCES
     """How often each kind of move is tried, as `Neighbourhood.propose` takes them."""
+    guide: Guide | None = None
+    """What suggests a share of the moves; it is told the placements that annealing goes on from."""
     batch: int | None = None
     """Moves tried at once from the placement at hand: the first that is accepted is taken, so that a few of them are
     wasted, but they keep the cores busy. None for 1 under a budget of evaluations, for `timed_batch` under one of

@@ -80,11 +80,17 @@ class Schedulers:
         return nested(self._problem)
 
 
-def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[GreedyPlacement]]:
+def best_start_with_greedy(
+    task: Task, *, first: Sequence[Pair] = ()
+) -> tuple[NDArray[np.int32], float, list[GreedyPlacement]]:
     """Devices (N,) int32 and step time of the best of fixed weights and other starts, and the former, best first.
 
     The step time is infinite where none is feasible; nothing here draws, so every seed starts here. With few
     evaluations the other starts are the plain ones, which take milliseconds, with many all cheap heuristics.
+
+    Args:
+        task: scores and counts.
+        first: names of groupings, and weights (9,), that come before the fixed ones and share their budget.
 
     Raises:
         InvalidValue: the task's budget is infinite.
@@ -93,11 +99,11 @@ def best_start_with_greedy(task: Task) -> tuple[NDArray[np.int32], float, list[G
     crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     if has_few_evaluations(task):
         share = max(FEW_SHARE, LEAST / task.budget.evaluations)
-        leaders = score_greedy(task, [*FIRST_WEIGHTS, *crossed], until=task.spent + share)
+        leaders = score_greedy(task, [*first, *FIRST_WEIGHTS, *crossed], until=task.spent + share)
         devices, step_s = _plain_start(task)
     else:
         devices, step_s = best_start(task)
-        leaders = score_greedy(task, crossed, until=task.spent + SHARE)
+        leaders = score_greedy(task, [*first, *crossed], until=task.spent + SHARE)
     if leaders and leaders[0].step_s < step_s:
         devices, step_s = leaders[0].devices, leaders[0].step_s
     return devices, step_s, leaders

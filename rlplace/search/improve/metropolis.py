@@ -12,6 +12,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import majority_devices
+from rlplace.search.guide import GuidedMoves
 from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.improve.coarsening import split
 from rlplace.search.improve.moves import Neighbourhood
@@ -115,6 +116,7 @@ def anneal_groups(
     """
     settings = settings or AnnealSettings()
     generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
+    guided = None if settings.guide is None else GuidedMoves(settings.guide, task.problem, grouping)
     held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
     choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
     moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
@@ -129,6 +131,8 @@ def anneal_groups(
         temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
         moved = near.propose(np.repeat(current[None], count, axis=0), generator, settings.chances, max_window)
+        if guided is not None:
+            moved = guided.mixed(current, moved, generator)
         draws = generator.exponential(size=count)
         acceptable_s = current_s * (1.0 + temperature * draws)
         moved_s = task.score(grouping.expand(moved), acceptable_s)

@@ -19,6 +19,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.guide import Guide
 from rlplace.search.task import Budget
 from rlplace.training.agent.batches import AverageTimer, choose_batch, log_step_times
 from rlplace.training.agent.config import AgentConfig
@@ -63,6 +64,7 @@ def learn_host(
     seed: int,
     config: AgentConfig | None = None,
     prior: Prior | None = None,
+    guide: Guide | None = None,
 ) -> AgentResult:
     """The best plan of as many as may be measured, each chosen with what those before it taught about the host.
 
@@ -78,6 +80,7 @@ def learn_host(
         seed: of every draw.
         config: how it explores.
         prior: how far the host may be from the problem's figures.
+        guide: suggests starts and moves to its searches.
 
     Raises:
         InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
@@ -86,7 +89,7 @@ def learn_host(
         hint = "For example: Budget(measurements=16)."
         raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
     config = config or AgentConfig()
-    agent, begin = Agent(problem, seed=seed, config=config, prior=prior), time.monotonic()
+    agent, begin = Agent(problem, seed=seed, config=config, prior=prior, guide=guide), time.monotonic()
     evaluations = budget.evaluations
     if math.isinf(evaluations) and math.isinf(budget.seconds):
         evaluations = config.whole_evaluations(budget.measurements)
@@ -118,17 +121,26 @@ class Agent:
         seed: of every draw.
         config: how it explores.
         prior: how far the host may be from the problem's figures.
+        guide: suggests starts and moves to its searches.
+        start: (N,) a placement that the first search starts from, besides its own starts.
     """
 
     def __init__(
-        self, problem: Problem, *, seed: int, config: AgentConfig | None = None, prior: Prior | None = None
+        self,
+        problem: Problem,
+        *,
+        seed: int,
+        config: AgentConfig | None = None,
+        prior: Prior | None = None,
+        guide: Guide | None = None,
+        start: NDArray[np.int32] | None = None,
     ) -> None:
         self.num_measured = 0
         self._config = config = config or AgentConfig()
         prior = prior or prior_of(problem)
         scales = Scales(problem, prior if config.is_prior else _freed(prior))
         self._generator = np.random.default_rng(seed)
-        self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config)
+        self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
         self._measured: dict[str, tuple[Plan, list[float]]] = {}
         self._history: list[BestSoFar] = []

@@ -7,11 +7,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.measure.host_model import Prior
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
+from rlplace.policy.config import LearnConfig
 from rlplace.runs.calibration import Known
+from rlplace.search.guide import Guide
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 from rlplace.training.agent.agent import Agent, AgentResult
@@ -25,7 +29,12 @@ MOST_IDLE = 3
 
 @one_thread_here()
 def solve(
-    task: Task, config: AgentConfig | None = None, known: Known | None = None, prior: Prior | None = None
+    task: Task,
+    config: AgentConfig | None = None,
+    known: Known | None = None,
+    prior: Prior | None = None,
+    guide: LearnConfig | None = None,
+    start: NDArray[np.int32] | None = None,
 ) -> AgentResult | None:
     """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
 
@@ -37,13 +46,16 @@ def solve(
         config: how the agent explores.
         known: steps that were measured before, and the problem as it was profiled; the task's by default.
         prior: how far the host may be from the problem's figures.
+        guide: the policy that suggests starts and moves to its searches; none by default.
+        start: (N,) a placement that its first search starts from, besides its own starts.
     """
     if task.host is None or not task.budget.measurements:
-        METHODS[WITHOUT_HOST].run(task)
+        METHODS[WITHOUT_HOST].run(task, start=start)
         return None
     config = config or AgentConfig()
-    seed = int(task.generator.integers(2**31))
-    agent = Agent(task.problem if known is None else known.problem, seed=seed, config=config, prior=prior)
+    seed, problem = int(task.generator.integers(2**31)), task.problem if known is None else known.problem
+    guided = _guide(problem, guide, seed)
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start)
     if known is not None:
         agent.learn(known.plans, known.outcomes)
     most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan
@@ -63,6 +75,14 @@ def solve(
         agent.learn(plans[: len(outcomes)], [_steadied(outcome, scale_s) for outcome in outcomes])
         task.tell(agent.figures())
     return agent.result()
+
+
+def _guide(problem: Problem, config: LearnConfig | None, seed: int) -> Guide | None:
+    if config is None:
+        return None
+    from rlplace.training.guide import PolicyGuide
+
+    return PolicyGuide(problem, config, seed=seed)
 
 
 def _reference_s(outcomes: Sequence[Measurement]) -> float:

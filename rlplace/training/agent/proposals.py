@@ -12,7 +12,9 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.diversity import choose_diverse
 from rlplace.search.groups import majority_devices
+from rlplace.search.guide import Guide
 from rlplace.search.improve.anneal import anneal_finer
+from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.own_order import OwnOrder
 from rlplace.search.permutations import permuted, shuffled
 from rlplace.search.registry import METHODS
@@ -48,10 +50,20 @@ class Proposer:
         problem: as it was given.
         generator: of every draw.
         config: how much is tried.
+        guide: suggests starts and moves to every search.
+        start: (N,) a placement that the first search starts from, besides its own starts.
     """
 
-    def __init__(self, problem: Problem, generator: np.random.Generator, config: AgentConfig) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        generator: np.random.Generator,
+        config: AgentConfig,
+        guide: Guide | None = None,
+        start: NDArray[np.int32] | None = None,
+    ) -> None:
         self.evaluations = 0
+        self._guide, self._begin = guide, start
         self._problem, self._generator, self._config = problem, generator, config
         self._pool: dict[bytes, NDArray[np.int32]] = {}
 
@@ -71,7 +83,7 @@ class Proposer:
         """
         winners = Winners(WINNERS)
         task = Task(simulator.problem, OwnOrder(simulator), budget, seed=self._seed(), observer=winners)
-        METHODS[SEARCH].run(task)
+        METHODS[SEARCH].run(task, start=self._begin, guide=self._guide)
         self.evaluations += task.evaluations
         if task.best_devices is None:
             return []
@@ -118,7 +130,7 @@ class Proposer:
             whole = Budget(most, scratch.seconds * config.batch)
             timer = OwnOrder(simulator) if isinstance(simulator, Simulator) else simulator
             task = Task(simulator.problem, timer, whole, seed=self._seed())
-            METHODS[SEARCH].run(task)
+            METHODS[SEARCH].run(task, guide=self._guide)
             self.evaluations += task.evaluations
             if task.best_devices is not None:
                 self._remember(task.best_devices)
@@ -129,7 +141,7 @@ class Proposer:
         winners = Winners(WINNERS)
         task = Task(simulator.problem, simulator, rest, seed=self._seed(), observer=winners)
         task.score(start)
-        anneal_finer(task, start, start_s, until=1.0)
+        anneal_finer(task, start, start_s, until=1.0, settings=AnnealSettings(guide=self._guide))
         self.evaluations += task.evaluations
         if task.best_devices is None:
             return []

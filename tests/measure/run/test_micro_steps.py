@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rlplace.errors import InvalidValue
 from rlplace.export.check import check_export
-from rlplace.export.step import PlacedModel
+from rlplace.export.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.plan import Plan
@@ -84,7 +84,7 @@ def test_an_eager_step_in_micro_batches_is_that_of_the_whole(name: str) -> None:
 
 def test_a_placed_step_takes_the_whole_batch() -> None:
     case = joined_case()
-    placed = PlacedModel(captured(case), HOST, apart(captured(case)))
+    placed = PlacedModel(captured(case), HOST, apart(captured(case)), other_shapes="refuse")
     try:
         loss = case.loss_fn(case.model(case.inputs), LABELS).detach()
         torch.testing.assert_close(placed(case.inputs, targets=LABELS), loss)

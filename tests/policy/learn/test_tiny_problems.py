@@ -9,7 +9,10 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, PPOConfig, ReinforceConfig
 
 CONFIG = LearnConfig(ppo=PPOConfig(flips=1.5), reinforce=ReinforceConfig(learning_rate=3e-3))
-PAIRS = [("placer", "ppo"), ("placer", "reinforce"), ("gnn", "ppo"), ("improver", "ppo"), ("improver", "reinforce")]
+PAIRS = [
+    *(("placer", "ppo"), ("placer", "reinforce"), ("gnn", "ppo"), ("improver", "ppo"), ("improver", "reinforce")),
+    ("schedule", "ppo"),
+]
 
 
 @pytest.mark.parametrize(("policy_name", "learner_name"), PAIRS)

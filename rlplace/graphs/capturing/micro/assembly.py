@@ -102,6 +102,8 @@ class Assembly:
                 tensor += 1
             for output in call.outputs:
                 outputs.append(-1 if output < 0 else refs[output].id)
+            if op in part.seeds:
+                ops.seeds.add(new)
             ops.calls[new] = Call(
                 call.target, args, kwargs, tuple(outputs), call.returns_tuple, call.is_random, call.takes_device
             )

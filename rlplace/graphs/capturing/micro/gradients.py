@@ -60,9 +60,13 @@ class Gradients:
                 own[:2] = [self._add(own[0], own[1], position, index)]
             total.add(index, own[0] if own else None)
 
-    def finish(self, optimizer: OptimizerSpec | None) -> None:
+    def finish(self, optimizer: OptimizerSpec | None) -> dict[str, Ref]:
         """Makes the gradients of tables, and adds the updates; a parameter, its gradient's root and its update live
-        together."""
+        together.
+
+        Returns:
+            The gradient of each parameter that has one, by dotted name.
+        """
         roots: dict[int, tuple[Ref, tuple[int, ...]]] = {}
         for position, total in self._sums.items():
             home = self._assembly.ops.producer(self._state[self._names[position]])
@@ -79,10 +83,14 @@ class Gradients:
                 roots[position] = gradient, tuple(together)
                 if together:
                     self._assembly.ops.built.colocated.append((home, *together))
+        gradients: dict[str, Ref] = {}
         for position, name in enumerate(self._names):
-            if self._alias[position] in roots and optimizer is not None:
-                gradient, own = roots[self._alias[position]]
-                self._assembly.ops.add_update(name, self._state[name], gradient, optimizer, own)
+            if self._alias[position] not in roots:
+                continue
+            gradients[name], own = roots[self._alias[position]]
+            if optimizer is not None:
+                self._assembly.ops.add_update(name, self._state[name], gradients[name], optimizer, own)
+        return gradients
 
     def _looked_up(self, position: int) -> list[tuple[Ref, list[int]]]:
         """For each lookup in a table, its dense gradient over all micro-batches, and the ops that make it."""

@@ -15,7 +15,7 @@ from rlplace.graphs.capturing.lower import LoweredStep, lower_step
 from rlplace.graphs.capturing.micro.assembly import Assembly, RefMap
 from rlplace.graphs.capturing.micro.outputs import batch_dims_of, fake_output, tensors_in
 from rlplace.graphs.capturing.micro.parts import Parts, running_ops
-from rlplace.graphs.capturing.trace import trace_step
+from rlplace.graphs.capturing.trace import check_alone, trace_step
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
 from rlplace.graphs.program import Ref
 
@@ -133,6 +133,7 @@ class Joined:
         origin = self._parts.origin
         outputs = _Outputs(self._output)
         trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True)
+        check_alone(trace.result)
         step = lower_step(trace)
         has_gradient = {
             name for name, gradient in zip(trace.trainable, step.gradients, strict=True) if gradient is not None

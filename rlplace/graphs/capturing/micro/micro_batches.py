@@ -70,12 +70,13 @@ class _Capture:
             found = [self.assembly.here(step.ops, ref, refs) for ref in step.statistics]
             statistics.append(list(zip(step.trace.norms, found[::2], found[1::2], strict=True)))
         add_running_statistics(self.assembly, origin.model, self.parts.state, statistics)
-        if self.is_training:
-            self.gradients.finish(self.optimizer)
+        gradients = self.gradients.finish(self.optimizer) if self.is_training else {}
         self.assembly.ops.check_apart()
         micro = dataclasses.replace(self.micro, output_dims=self.output_dims)
         origin = dataclasses.replace(origin, autocast=first.trace.autocast, micro=micro)
-        return self.assembly.ops.graph(result, results, self.optimizer, origin, is_training=self.is_training)
+        return self.assembly.ops.graph(
+            result, results, self.optimizer, origin, is_training=self.is_training, gradients=gradients
+        )
 
     def _indices_of_sizes(self) -> list[int]:
         """One micro-batch of each size."""

@@ -17,8 +17,22 @@ from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import fakes, untouched
 
 
-def fake_output(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool) -> Any:
+def fake_output(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_training: bool,
+    differentiated: Sequence[int] = (),
+) -> Any:
     """What `model` returns, its tensors fake; in training they require gradients as real ones would.
+
+    Args:
+        model: in the mode that it is to run in.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        is_training: whether there are gradients.
+        differentiated: positions of the input tensors that require one.
 
     Raises:
         CaptureError: the model cannot run on fake tensors; names the op and the user's line.
@@ -29,6 +43,8 @@ def fake_output(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     twins = fakes([*state.values(), *tensors])
     own = dict(zip(state, twins, strict=False))
     given = iter(twins[len(state) :])
+    for position in differentiated:
+        twins[len(state) + position].requires_grad_(True)
     fake_args, fake_kwargs = pytree.tree_unflatten(
         [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
     )

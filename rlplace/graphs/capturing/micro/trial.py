@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from rlplace.graphs.capturing.micro.pinned import FLOATS, Pinned
-from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.capturing.trace import LossFn, check_alone
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Trial:
     def loss(self, output: Any, tensors: Sequence[Tensor]) -> Tensor:
         """The loss of an output, and of the targets among `tensors`."""
         assert self._loss_fn is not None
-        loss: Tensor = self._loss_fn(output, *tensors[self._num_inputs :])
+        loss: Tensor = check_alone(self._loss_fn(output, *tensors[self._num_inputs :]))
         return loss.reshape(())
 
     def step(self, tensors: Sequence[Tensor]) -> Stepped:

@@ -1,0 +1,34 @@
+"""`rlplace pretrain`: weights of a policy that suit any problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rlplace.cli.arguments import print_json, say
+from rlplace.training.pretrain.config import PretrainConfig
+
+
+def pretrain(
+    out: tyro.conf.Positional[Path],
+    config: Annotated[PretrainConfig, tyro.conf.arg(name="")],
+    resume: bool = False,
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Train weights of the policy `schedule` on many simulated problems; `--init FILE` takes them.
+
+    Args:
+        out: a folder for the weights, and for what was simulated on the way
+        config: how much
+        resume: go on where a run with the same options was stopped
+        json: print one JSON object on stdout
+        quiet: no progress
+    """
+    from rlplace.training.pretrain.run import pretrain as train
+
+    result = train(config, out, resume=resume, say=(lambda text: None) if quiet else say)
+    if json:
+        print_json(result)

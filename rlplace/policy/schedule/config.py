@@ -1,0 +1,23 @@
+"""`ScheduleConfig`: options of the policy `schedule`; importing it imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlplace.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The size of the policy `schedule`, and how far its samples leave its best guess."""
+
+    hidden: int = 32
+    """Width of its networks; pretrained weights bring their own."""
+    flips: float = 2.0
+    """Groups in which a first sample differs from the mode, on average."""
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise InvalidValue("hidden", self.hidden, "at least 1", where="policy schedule")
+        if not self.flips > 0:
+            raise InvalidValue("flips", self.flips, "more than 0", where="policy schedule")

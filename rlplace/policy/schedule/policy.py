@@ -1,0 +1,246 @@
+"""`SchedulePolicy`: places one group after the other over the partial schedule; and guesses zero-shot."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlplace.env.list_schedules import GROUPINGS, Pair
+from rlplace.env.problem_features import problem_features
+from rlplace.env.sequential import SequentialBatch, SequentialObservation
+from rlplace.measure.problem import Problem
+from rlplace.policy.schedule.config import ScheduleConfig
+from rlplace.policy.schedule.group_features import group_features
+from rlplace.policy.schedule.network import MARKS, ScheduleNetwork, heavy_tailed
+from rlplace.policy.schedule.network_file import KIND, load_network, save_network
+from rlplace.policy.schedule.proposals import propose
+from rlplace.policy.schedule.rollout import Decisions, masked_log_probs, replay, roll
+from rlplace.policy.schedule.summary import problem_summary
+from rlplace.policy.temperature import temperature_for
+
+OWN = GROUPINGS.index("own")
+LEAST_SCALE, MOST_SCALE, BISECTIONS = 1e-6, 1e3, 40
+
+
+class SchedulePolicy(nn.Module):
+    """A device for one group after the other, each given the partial schedule of those before it.
+
+    Of the family of GO (Zhou et al. 2020, arXiv:2010.12438) and DOPPLER (Yao et al. 2025): a network scores where the
+    next group goes, over the state of a list scheduler. It differs from them in that the scores begin as a linear
+    scheduler's, that which group is next is settled before the first decision, so that a placement has one
+    log-probability, and that no message passes over the graph: what a group needs to know of others is in the partial
+    schedule.
+
+    Attributes:
+        network: what is learned; several policies may share it.
+        marks: (D, 4) float32, the n-th of several equal devices has the n-th row of a table drawn from the seed.
+        component: whose weights the scores begin with: the first, by the gate, over the problem's own groups.
+        scale: what the weighted sum of features is divided by; set once, so that about `flips` groups of a first sample
+            differ from the mode.
+        temperature: what all logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
+        generator: draws the samples.
+    """
+
+    groups: Tensor
+    summary: Tensor
+    allowed: Tensor
+    marks: Tensor
+    scale: Tensor
+    temperature: Tensor
+    list_position: Tensor
+
+    def __init__(self, problem: Problem, network: ScheduleNetwork, config: ScheduleConfig, *, seed: int = 0) -> None:
+        """The policy that `network` is on `problem`."""
+        super().__init__()
+        self.problem = problem
+        self.generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("groups", torch.from_numpy(group_features(problem)))
+        self.register_buffer("summary", torch.from_numpy(problem_summary(problem)))
+        self.register_buffer("allowed", torch.from_numpy(problem.group_allowed.copy()))
+        twins = problem_features(problem).twins()
+        table = np.random.default_rng(seed).standard_normal((int(twins.max(initial=0)) + 1, MARKS))
+        self.register_buffer("marks", torch.from_numpy(table).float()[torch.from_numpy(twins)])
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("list_position", torch.zeros(self.num_groups))
+        self._flips = config.flips
+        self._episodes: dict[tuple[int, bytes], SequentialBatch] = {}
+        self._last: tuple[tuple[object, ...], Decisions] | None = None
+        self._take(network)
+
+    @property
+    def kind(self) -> str:
+        """What its checkpoints say they are of."""
+        return KIND
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that it places, G."""
+        return int(self.groups.shape[0])
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that it places them on, D."""
+        return int(self.allowed.shape[1])
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn.
+
+        Args:
+            num_samples: placements to draw.
+            rng: draws them; by default the policy's own generator, which goes on.
+        """
+        generator = self.generator
+        if rng is not None:
+            generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+
+        def draw(seen: SequentialObservation) -> NDArray[np.int64]:
+            logits_BD = self._logits_now(seen)
+            uniform_BD = torch.rand(logits_BD.shape, generator=generator, dtype=torch.float64)
+            return np.asarray((logits_BD.double() - (-uniform_BD.log()).log()).argmax(-1).numpy())  # Gumbel-max
+
+        return roll(self._begin(num_samples), draw)
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) each group on its likeliest device, given those before it; the first of several as likely."""
+        placed = roll(self._begin(1), lambda seen: np.asarray(self._logits_now(seen).argmax(-1).numpy()))
+        first: NDArray[np.int32] = placed[0]
+        return first
+
+    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B,) log-probabilities of placements (B, G)."""
+        return self.evaluate(group_devices)[0].sum(dim=-1)
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients.
+
+        The placements are made again, group by group, and all that was seen goes through the network at once.
+        """
+        seen = self._replayed(group_devices)
+        logits_GBD = self._scores(seen.features, seen.groups)
+        log_probs_GBD = masked_log_probs(logits_GBD, seen.mask, self.allowed[seen.groups])
+        chosen_GB = log_probs_GBD.gather(-1, seen.devices[..., None])[..., 0]
+        known_GBD = torch.where(seen.mask, log_probs_GBD, 0.0)
+        entropy_GB = -(known_GBD.exp() * known_GBD).sum(dim=-1)
+        place_GB = torch.argsort(seen.groups, dim=0)  # which decision was each group's
+        return chosen_GB.gather(0, place_GB).T, entropy_GB.gather(0, place_GB).T
+
+    def save(self, path: str | os.PathLike[str], about: str = "") -> None:
+        """Writes the network to `path` (`policy.safetensors`), and what its numbers are beside it (`.json`).
+
+        Nothing of the problem is kept: `load_network` gives what may be used on another one.
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        save_network(self.network, path, about)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes a network that `save` wrote, on whichever problem; learners made before teach the one it had.
+
+        Raises:
+            FileProblem, InvalidValue, UnknownName: as `load_network`.
+        """
+        self._take(load_network(path))
+
+    def propose(self, count: int) -> NDArray[np.int32]:
+        """(<= count, N) devices of ops, the best guess first: also over other groupings than the problem's groups."""
+        return propose(self.problem, self.network, count).devices
+
+    def schedules(self, count: int) -> tuple[Pair, ...]:
+        """The list schedules behind the first `count` of `propose`: names of groupings, each with weights."""
+        return propose(self.problem, self.network, count).pairs
+
+    def set_flips(self, flips: float | None) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average; 1 if None.
+
+        Counted along the mode: what a flip changes for later groups is left out.
+        """
+        self.temperature.fill_(1.0)
+        if flips is None:
+            return
+        rows: list[Tensor] = []
+
+        def best(seen: SequentialObservation) -> NDArray[np.int64]:
+            rows.append(self._logits_now(seen)[0])
+            return np.asarray(rows[-1].argmax(-1, keepdim=True).numpy())
+
+        roll(self._begin(1), best)
+        self.temperature.fill_(temperature_for(torch.stack(rows), flips))
+
+    def order(self) -> NDArray[np.float64] | None:
+        """(G,) priorities of groups, higher first; None for the list order, where nothing else was learned."""
+        with torch.no_grad():
+            earlier = self.network.priorities(self.groups, self.summary)
+        if not bool(earlier.any()):
+            return None
+        return np.asarray((earlier - self.list_position).double().numpy())
+
+    def _begin(self, num_episodes: int) -> SequentialBatch:
+        """Episodes in the policy's order, made once for each number of them."""
+        order = self.order()
+        key = (num_episodes, b"" if order is None else order.tobytes())
+        if key not in self._episodes:
+            if len(self._episodes) > 3:
+                self._episodes.clear()
+            self._episodes[key] = SequentialBatch(self.problem, num_episodes, order=order)
+        return self._episodes[key]
+
+    def _replayed(self, group_devices: NDArray[np.integer]) -> Decisions:
+        """What is seen on the way to placements (B, G); kept, since learners ask several times for the same ones."""
+        rows, order = np.ascontiguousarray(group_devices, dtype=np.int64), self.order()
+        key = (rows.shape, rows.tobytes(), b"" if order is None else order.tobytes())
+        if self._last is None or self._last[0] != key:
+            self._last = (key, replay(self._begin(len(rows)), rows))
+        return self._last[1]
+
+    def _scores(self, features: Tensor, groups: Tensor) -> Tensor:
+        seen = (features, self.marks, self.groups[groups], self.summary)
+        scores = self.network.device_scores(*seen, self.component, self.scale)
+        return scores / self.temperature
+
+    def _logits_now(self, seen: SequentialObservation) -> Tensor:
+        """(B, D) logits of what is decided now, minus infinity where the group may not go."""
+        with torch.no_grad():
+            logits = self._scores(torch.from_numpy(seen.features), torch.from_numpy(seen.group))
+        return logits.masked_fill(~torch.from_numpy(seen.mask), -torch.inf)
+
+    def _first_component(self) -> int:
+        """The best component by the gate over the problem's own groups; over any, where there is none."""
+        with torch.no_grad():
+            scores = self.network.component_scores(self.summary)
+        is_own = self.network.grouping == OWN
+        return int(scores.masked_fill(~is_own, torch.inf).argmin() if bool(is_own.any()) else scores.argmin())
+
+    def _take(self, network: ScheduleNetwork) -> None:
+        """Goes on with a network: which component comes first, the scale, and the place of groups in the list order."""
+        self.network = network
+        self.component = self._first_component()
+        rows, sequence = [], []
+
+        def best(seen: SequentialObservation) -> NDArray[np.int64]:
+            with torch.no_grad():
+                row = network.margins(torch.from_numpy(seen.features), self.summary, self.component)
+            rows.append(row.masked_fill(~torch.from_numpy(seen.mask), torch.inf)[0])
+            sequence.append(int(seen.group[0]))
+            return np.asarray(rows[-1].argmin(-1, keepdim=True).numpy())
+
+        roll(SequentialBatch(self.problem, 1), best)
+        self.list_position[torch.tensor(sequence)] = torch.arange(len(sequence)) / max(len(sequence), 1)
+        self.scale.fill_(_scale_for(torch.stack(rows), self._flips))
+        self.temperature.fill_(1.0)
+
+
+def _scale_for(margins_GD: Tensor, flips: float) -> float:
+    """What to divide margins by, so that a draw differs from the best in `flips` of G rows on average."""
+    margins_GD = margins_GD.double()
+    low, high = LEAST_SCALE, MOST_SCALE
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        expected = (1.0 - torch.softmax(heavy_tailed(margins_GD / middle), dim=-1).amax(dim=-1)).sum()
+        low, high = (low, middle) if expected > flips else (middle, high)
+    return low

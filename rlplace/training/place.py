@@ -1,0 +1,86 @@
+"""`place_workload`: a placement of a workload after a handful of simulated steps, as `rlplace place` reports it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlplace.errors import RunnerError
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.placement import Placement, save_placement
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.report.progress import make_progress
+from rlplace.runs.micro_batches import WHOLE, CutOptions
+from rlplace.runs.prepared import prepare
+from rlplace.runs.setup import Steps
+from rlplace.search.registry import find
+from rlplace.search.rules import baselines
+from rlplace.search.task import Budget
+from rlplace.training.methods import METHODS
+from rlplace.workloads import WorkloadSpec
+
+
+@one_thread_here()
+def place_workload(
+    spec: WorkloadSpec,
+    host: Host,
+    path: Path,
+    *,
+    method: str,
+    evaluations: int,
+    seed: int = 0,
+    num_groups: int = 256,
+    grouping: str = "heavy-edge",
+    constraints: Constraints | None = None,
+    asked: CutOptions = WHOLE,
+    is_quiet: bool = False,
+) -> dict[str, Any]:
+    """What `--json` prints: placement, method, step_time_s, single_s, evaluations, plan_s, the bound, micro_batches.
+
+    Args:
+        spec: the workload.
+        host: where; one of this machine is profiled, but nothing is measured.
+        path: the placement goes here.
+        method: a name of `METHODS`.
+        evaluations: placements that it may simulate.
+        seed: of the workload and of the method.
+        num_groups: most groups of ops that are moved.
+        grouping: the rule that makes them.
+        constraints: the user's pins and exclusions.
+        asked: how the batch is cut.
+        is_quiet: no progress.
+
+    Raises:
+        UnknownName: no such method.
+        RunnerError: no placement that was tried fits into memory.
+        UserError: the workload cannot be built, captured or cut so.
+    """
+    chosen = METHODS[method]
+    progress = make_progress(is_quiet=is_quiet)
+    steps = Steps(spec, host, seed, asked)
+    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
+    problem = prepared.problem
+    simulator = Simulator(problem)
+    found = find(problem, chosen.name, simulator, Budget(evaluations=evaluations), seed=seed)
+    if found.devices is None:
+        raise RunnerError(f"none of {found.evaluations} placements fits into memory; give more `--evaluations`.")
+    plan = found.plan if found.plan is not None else simulator.plan(found.devices)
+    save_placement(Placement.of(problem, plan, method), path)
+    single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
+    bound_s, bound = lower_bound_s(problem)
+    return {
+        "schema": 1,
+        "placement": str(path),
+        "method": method,
+        "kind": "simulated",
+        "step_time_s": found.step_time_s,
+        "single_s": single_s,
+        "evaluations": found.evaluations,
+        "plan_s": found.plan_s,
+        "lower_bound_s": bound_s,
+        "lower_bound": bound,
+        "micro_batches": prepared.to_dict(),
+    }

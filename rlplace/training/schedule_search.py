@@ -1,0 +1,65 @@
+"""The method `schedule`: guesses of the pretrained policy, variations of the best of them, then learning."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from rlplace.env.list_schedules import ListSchedules
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.policy.config import LearnConfig
+from rlplace.policy.pretrained import pretrained_path
+from rlplace.policy.protocols import Policy
+from rlplace.policy.schedule.network_file import KIND, load_network
+from rlplace.policy.schedule.proposals import propose
+from rlplace.search.improve.evolve import vary
+from rlplace.search.improve.greedy_starts import score_weights
+from rlplace.search.improve.warm_starts import check_budget
+from rlplace.search.task import Task
+from rlplace.training.policy_search import PolicySearch
+
+GUESSES = 16
+"""Guesses that come before anything else ..."""
+GUESSES_SHARE = 0.25
+"""... or this share of the budget, where that is more ..."""
+MOST_GUESSES = 64
+"""... but no more than these."""
+
+
+@one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
+def solve(task: Task, config: LearnConfig | None = None) -> Policy | None:
+    """Places zero-shot, as far as the budget goes; returns the policy where it came to learn.
+
+    First come guesses that ask the simulator nothing (`propose`), the best first: with a budget of `GUESSES` there is
+    nothing else. Then the weights of the best of them are varied, and last the policy learns on the problem from its
+    samples, beginning with the best placement so far.
+
+    Args:
+        task: scores and counts.
+        config: how the policy learns; which one is not its to say.
+
+    Raises:
+        InvalidValue: the task's budget is infinite.
+    """
+    check_budget(task)
+    network, schedules = load_network(pretrained_path(KIND)), ListSchedules(task.problem)
+    guesses = propose(task.problem, network, _num_guesses(task), schedules=schedules)
+    pairs = [(schedules.schedulers[name], np.array(weights)) for name, weights in guesses.pairs]
+    leaders = sorted(score_weights(task, pairs, set(), until=1.0), key=lambda one: one.loss)
+    vary(task, leaders, until=1.0)
+    if task.is_spent or task.best_devices is None:
+        return None
+    config = dataclasses.replace(config or LearnConfig(), policy=KIND)
+    search = PolicySearch(task, config)
+    search.imitate(task.best_devices)
+    search.learn(until=1.0)
+    return search.policy
+
+
+def _num_guesses(task: Task) -> int:
+    evaluations = task.budget.evaluations
+    if math.isinf(evaluations):
+        return MOST_GUESSES
+    return int(min(max(GUESSES, GUESSES_SHARE * evaluations), MOST_GUESSES, evaluations))

@@ -1,0 +1,78 @@
+"""`rlplace place` and `pretrain`: words to files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplace.cli.main import main
+from rlplace.graphs.formats import save_graph
+from rlplace.graphs.synthetic import synthetic
+from rlplace.measure.placement import load_placement
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    path = tmp_path / "graph.json"
+    save_graph(synthetic("fork_join", seed=1, stages=3, width=3, flops=1e10), path)
+    return str(path)
+
+
+def test_a_graph_is_placed_with_one_simulated_step(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found.json"
+    words = ["place", graph, "--host", "4xV100-pcie", "--placement", str(out)]
+    assert main([*words, "--evaluations", "1", "--json", "--quiet"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["evaluations"] == 1
+    assert first["step_time_s"] >= first["lower_bound_s"]
+    assert load_placement(out).method == "schedule"
+    assert main(["simulate", graph, "--host", "4xV100-pcie", "--placement", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"] == pytest.approx(first["step_time_s"])
+    assert main(words) == 2  # what is there is not overwritten
+    assert "--overwrite" in capsys.readouterr().err
+    assert main([*words, "--overwrite", "--evaluations", "16", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"] <= first["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--evaluations", "0"], "at least 1"),
+        (["--method", "schedul"], "schedule"),
+        (["--host", "4xV"], "unknown host"),
+    ],
+)
+def test_a_mistake_leaves_no_file(
+    arguments: list[str], word: str, graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found.json"
+    host = [] if "--host" in arguments else ["--host", "4xV100-pcie"]
+    assert main(["place", graph, *host, "--placement", str(out), *arguments]) == 2
+    assert word in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_weights_are_trained_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {
+        "num-drawn": 1,
+        "drawn-problems": 1,
+        "num-bases": 1,
+        "num-varied": 1,
+        "varied-problems": 1,
+        "num-components": 2,
+        "problems": 2,
+        "hidden": 2,
+        "steps": 2,
+    }
+    words = ["pretrain", str(tmp_path / "weights"), "--no-captured", "--json", "--quiet"]
+    words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert Path(told["weights"]).is_file()
+    assert main(words) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0

@@ -1,0 +1,51 @@
+"""The method `schedule`: guesses first, then variations, then learning; never past its budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from search_problems import Counting, brute_force_s, fork_problem
+
+from rlplace.errors import InvalidValue
+from rlplace.policy.pretrained import pretrained_path
+from rlplace.policy.schedule.network_file import load_network
+from rlplace.policy.schedule.proposals import propose
+from rlplace.search.task import Budget, Task
+from rlplace.training.methods import METHODS, SCHEDULE
+from rlplace.training.schedule_search import solve
+
+
+def test_one_evaluation_is_the_first_guess() -> None:
+    problem = fork_problem(3, num_devices=3)
+    timer = Counting(problem)
+    task = Task(problem, timer, Budget(evaluations=1))
+    solve(task)
+    guess = propose(problem, load_network(pretrained_path("schedule")), 1).devices[0]
+    assert timer.count == task.evaluations == 1
+    assert task.best_devices is not None
+    assert task.best_devices.tolist() == guess.tolist()
+
+
+@pytest.mark.parametrize("evaluations", [5, 40])
+def test_a_budget_is_kept_and_every_seed_guesses_the_same(evaluations: int) -> None:
+    problem = fork_problem(5, num_devices=3)
+    tasks = [Task(problem, Counting(problem), Budget(evaluations=evaluations), seed=seed) for seed in (0, 1)]
+    for task in tasks:
+        solve(task)
+        assert task.evaluations <= evaluations
+    assert tasks[0].best_s == tasks[1].best_s
+
+
+def test_it_learns_a_small_problem_to_its_optimum() -> None:
+    problem = fork_problem(1)
+    task = Task(problem, Counting(problem), Budget(evaluations=1500))
+    policy = solve(task)
+    assert policy is not None
+    assert task.best_s == pytest.approx(brute_force_s(problem))
+
+
+def test_an_endless_budget_is_refused() -> None:
+    problem = fork_problem(1)
+    with pytest.raises(InvalidValue, match="budget"):
+        METHODS[SCHEDULE].run(Task(problem, Counting(problem), Budget()))
+    assert np.isinf(Budget().evaluations)
