@@ -99,9 +99,10 @@ def page(rows: list[dict[str, Any]], problem: Problem, seconds: float, facts: di
     lines += [
         "",
         f"Over the seeds, the step of `{RECIPE}` takes {ratio:.3f} times that of `{PORTFOLIO}` (geometric means).",
-        f"One device for everything takes {single:.3f} times as long. The figure of `{RECIPE}` is the best that it sampled:",
-        "what it grew sure of in the end is one device, with every setting that was tried on this problem but two of twenty",
-        "(learning rates, batches, temperatures, noise, entropy bonus). A run ends where nothing new is sampled any more.",
+        f"One device for everything takes {single:.3f} times as long. The figure of `{RECIPE}` is the best that",
+        "it sampled. Where a run ends, with nothing new sampled any more, the policy is mostly sure of one device: in",
+        "35 of the 38 runs in which its settings were chosen, on this very problem (18 learning rates, batches,",
+        "temperatures, amounts of noise, entropy bonuses); in two it was sure of a step about 1.5 % shorter.",
         "",
         "![best so far](recipe_2017.png)",
         "",
