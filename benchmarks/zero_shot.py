@@ -207,7 +207,8 @@ def micro_table(rows: list[Row]) -> str:
     """Ratios to `portfolio` with the same number of evaluations."""
     text = [
         f"Ten problems of `core-dev`, their batches cut into {MICRO_COUNTS[0]}; over `portfolio` with as many\n"
-        "evaluations, whose first placements are pipelines, data parallelism and mixtures of both.\n\n",
+        "evaluations, whose first placements are pipelines, data parallelism and mixtures of both; the method\n"
+        "`schedule` takes these after its first guess, the other rows do without.\n\n",
         "| | " + " | ".join(f"best of {count}" for count in COUNTS) + " |\n|---|" + "---|" * len(COUNTS) + "\n",
     ]
     for name in dict.fromkeys(row["row"] for row in rows):

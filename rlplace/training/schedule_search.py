@@ -17,6 +17,7 @@ from rlplace.policy.schedule.proposals import propose
 from rlplace.search.improve.evolve import vary
 from rlplace.search.improve.greedy_starts import score_weights
 from rlplace.search.improve.warm_starts import check_budget
+from rlplace.search.parallel.starts import parallel_starts
 from rlplace.search.task import Task
 from rlplace.training.policy_search import PolicySearch
 
@@ -32,9 +33,10 @@ MOST_GUESSES = 64
 def solve(task: Task, config: LearnConfig | None = None) -> Policy | None:
     """Places zero-shot, as far as the budget goes; returns the policy where it came to learn.
 
-    First come guesses that ask the simulator nothing (`propose`), the best first: with a budget of `GUESSES` there is
-    nothing else. Then the weights of the best of them are varied, and last the policy learns on the problem from its
-    samples, beginning with the best placement so far.
+    First come guesses that ask the simulator nothing (`propose`), the best first; with a budget of `GUESSES` there is
+    nothing else. In a step that is cut into micro-batches, layouts by stages and replicas, which no list schedule
+    finds, come after the first guess. Then the weights of the best guesses are varied, and last the policy learns on
+    the problem from its samples, beginning with the best placement so far.
 
     Args:
         task: scores and counts.
@@ -47,7 +49,10 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy | None:
     network, schedules = load_network(pretrained_path(KIND)), ListSchedules(task.problem)
     guesses = propose(task.problem, network, _num_guesses(task), schedules=schedules)
     pairs = [(schedules.schedulers[name], np.array(weights)) for name, weights in guesses.pairs]
-    leaders = sorted(score_weights(task, pairs, set(), until=1.0), key=lambda one: one.loss)
+    seen: set[bytes] = set()
+    leaders = score_weights(task, pairs[:1], seen, until=1.0)
+    parallel_starts(task)
+    leaders = sorted([*leaders, *score_weights(task, pairs[1:], seen, until=1.0)], key=lambda one: one.loss)
     vary(task, leaders, until=1.0)
     if task.is_spent or task.best_devices is None:
         return None

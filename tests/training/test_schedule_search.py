@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from micro_batched import cut_graph, layered_step, step_problem
+from random_problems import plain_host
 from search_problems import Counting, brute_force_s, fork_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.pretrained import pretrained_path
 from rlplace.policy.schedule.network_file import load_network
 from rlplace.policy.schedule.proposals import propose
+from rlplace.search.parallel.starts import parallel_starts
 from rlplace.search.task import Budget, Task
 from rlplace.training.methods import METHODS, SCHEDULE
 from rlplace.training.schedule_search import solve
@@ -42,6 +45,18 @@ def test_it_learns_a_small_problem_to_its_optimum() -> None:
     policy = solve(task)
     assert policy is not None
     assert task.best_s == pytest.approx(brute_force_s(problem))
+
+
+def test_a_step_cut_into_micro_batches_gets_layouts_too() -> None:
+    """Stages of a pipeline, which the first guess is not."""
+    problem = step_problem(cut_graph(layered_step(4), 4), plain_host(2))
+    timer = Counting(problem)
+    task = Task(problem, timer, Budget(evaluations=16))
+    solve(task)
+    assert task.evaluations <= 16
+    layouts = Task(problem, Counting(problem), Budget(evaluations=8))
+    best_layout_s = min(start.step_s for start in parallel_starts(layouts))
+    assert task.best_s <= best_layout_s
 
 
 def test_an_endless_budget_is_refused() -> None:
