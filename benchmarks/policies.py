@@ -136,7 +136,8 @@ def render(path: Path, suite: str) -> None:
     """Writes table and picture, of what was finished, or of the committed results where there is nothing else."""
     results, lines = path.with_suffix(".json"), read_lines(path)
     if lines:
-        facts = [line["run"] for line in lines if "run" in line][-1]
+        runs = [line["run"] for line in lines if "run" in line]
+        facts = runs[-1] | {"command": "\n    ".join(dict.fromkeys(one["command"] for one in runs))}
         rows = list({key(line): line for line in lines if "row" in line}.values())
         write_json_atomic(results, {"schema": 1, **facts, "rows": rows}, indent=None)
     kept = read_json(results)

@@ -26,7 +26,7 @@ from rlplace.training.methods import METHODS, POLICY
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@small", "4xV100-pcie"
-LEARN = LearnConfig(policy="seq2seq", num_samples=16)
+LEARN = LearnConfig(policy="seq2seq")
 RECIPE, PORTFOLIO = "seq2seq + reinforce", "portfolio"
 
 
@@ -95,9 +95,14 @@ def page(rows: list[dict[str, Any]], problem: Problem, seconds: float, facts: di
         for name in (RECIPE, PORTFOLIO)
     }
     ratio = means[RECIPE] / means[PORTFOLIO]
+    single = rows[0]["step_time_s"] / rows[0]["vs_single"] / means[PORTFOLIO]
     lines += [
         "",
         f"Over the seeds, the step of `{RECIPE}` takes {ratio:.3f} times that of `{PORTFOLIO}` (geometric means).",
+        f"One device for everything takes {single:.3f} times as long. The figure of `{RECIPE}` is the best that",
+        "it sampled. Where a run ends, with nothing new sampled any more, the policy is mostly sure of one device: in",
+        "35 of the 38 runs in which its settings were chosen, on this very problem (18 learning rates, batches,",
+        "temperatures, amounts of noise, entropy bonuses); in two it was sure of a step about 1.5 % shorter.",
         "",
         "![best so far](recipe_2017.png)",
         "",

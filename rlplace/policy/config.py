@@ -167,7 +167,7 @@ class LearnConfig:
     """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone: the
     default of all but placer, which has 0.05."""
     num_samples: int | None = None
-    """Simulated placements an update; by default 16 for gnn and improver, 64 for the others."""
+    """Simulated placements an update; by default 16 for gnn, improver and seq2seq, 64 for the others."""
     num_measured: int = 6
     """Measured placements an update."""
     screened: int | None = None

@@ -21,7 +21,7 @@ class Recipe:
 
 
 _OF_POLICY: Mapping[str, Mapping[str, Any]] = {
-    "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0},
+    "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0, "num_samples": 16},
     "gnn": {"share": 1.0, "num_samples": 16},
     "improver": {"share": 1.0, "num_samples": 16},
     "schedule": {"init": "pretrained", "share": 1.0, "num_samples": 16},

@@ -14,7 +14,7 @@ def test_nothing_named_is_the_placer_beside_search() -> None:
 
 
 def test_seq2seq_is_the_recipe_of_2017() -> None:
-    assert LearnConfig(policy="seq2seq").recipe == Recipe("seq2seq", "reinforce", "sqrt", "none", 1.0, 1)
+    assert LearnConfig(policy="seq2seq").recipe == Recipe("seq2seq", "reinforce", "sqrt", "none", 1.0, 1, 16)
 
 
 def test_the_reward_and_what_is_measured_go_with_the_learner() -> None:
@@ -30,7 +30,7 @@ def test_policies_whose_networks_fit_any_problem_learn_from_fewer_samples_at_onc
 
 def test_what_is_chosen_stays() -> None:
     chosen = LearnConfig("seq2seq", "reinforce", reward="log_speedup", init="starts", share=0.0, screened=4)
-    assert chosen.recipe == Recipe("seq2seq", "reinforce", "log_speedup", "starts", 0.0, 4)
+    assert chosen.recipe == Recipe("seq2seq", "reinforce", "log_speedup", "starts", 0.0, 4, 16)
 
 
 def test_policies_of_others_go_by_the_defaults() -> None:
