@@ -177,6 +177,9 @@ class SchedulePolicy(nn.Module):
     ) -> None:
         """Learns to decide groups in the order in which they first run in a placement that is known to be good.
 
+        Nothing asks for it by default: on eight development problems the mode after imitating a good placement took
+        1.19 times as long as the best known one with such an order, 1.10 times in the list order.
+
         Args:
             first_run: (G,) when the first op of each group runs, in any unit.
             num_steps: gradient steps (Adam) towards the least squared error of the places.
