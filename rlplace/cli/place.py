@@ -66,8 +66,9 @@ def place(
     if json:
         print_json(result)
         return
+    count = result["evaluations"]
     say(
-        f"{placement}: {result['step_time_s'] * 1e3:.2f} ms simulated after {result['evaluations']} placements in "
+        f"{placement}: {result['step_time_s'] * 1e3:.2f} ms simulated after {count} placement{'s' * (count != 1)} in "
         f"{result['plan_s']:.2f} s; best single device {result['single_s'] * 1e3:.2f} ms, "
         f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
     )
