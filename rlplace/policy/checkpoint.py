@@ -37,6 +37,12 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     """
     path = Path(path)
     about_path = path.with_suffix(".json")
+    if not path.is_file():
+        raise FileProblem(path, "no such file.")
+    if not about_path.is_file():
+        raise FileProblem(
+            about_path, f"no such file. It describes the weights of {path.name} and has to be beside them."
+        )
     about = read_json(about_path)
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
@@ -75,4 +81,5 @@ def _another(about: object, kind: str) -> str:
     actual = about.get("kind") if isinstance(about, dict) else None
     if not isinstance(actual, str) or actual == kind:
         return f"{wrong}."
-    return f"{wrong}, but of kind {actual!r}: `load_checkpoint(path, {actual!r})` reads what its `save` kept."
+    reader = f"`load_checkpoint(path, {actual!r})` reads what its `save` kept"
+    return f"{wrong}, but of kind {actual!r}: {reader}. If that is a policy, `--policy {actual}` takes it."

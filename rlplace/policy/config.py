@@ -153,7 +153,8 @@ class LearnConfig:
     """How the methods `policy` and `guided` learn; what is None goes with the policy and the learner (`recipe`)."""
 
     policy: str | None = None
-    """Which policy proposes placements: placer, gnn, improver, or seq2seq (of the 2017 paper); placer by default."""
+    """Which policy proposes placements: placer, gnn, improver, schedule, or seq2seq (of the 2017 paper); placer by
+    default."""
     learner: str | None = None
     """How it learns: ppo, reinforce, or clone (of the best placements seen); by default reinforce for seq2seq, ppo for
     the others."""
@@ -162,12 +163,12 @@ class LearnConfig:
     init: str | None = None
     """What the policy begins with: starts (imitates the portfolio's heuristics and tuned list schedules), none,
     pretrained (the weights that come with rlplace), or FILE.safetensors (kept by a run); by default none for seq2seq,
-    starts for the others."""
+    pretrained for schedule, starts for the others."""
     share: float | None = None
     """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone: the
     default of all but placer, which has 0.05."""
     num_samples: int | None = None
-    """Simulated placements an update; by default 16 for gnn, improver and seq2seq, 64 for the others."""
+    """Simulated placements an update; by default 64 for placer, 16 for the others."""
     num_measured: int = 6
     """Measured placements an update."""
     screened: int | None = None

@@ -21,6 +21,8 @@ def pretrained_path(kind: str) -> Path:
         UnknownName: there are none for that policy.
     """
     if kind not in pretrained_kinds():
-        raise UnknownName("pretrained policy", kind, pretrained_kinds(), hint="`rlplace pretrain` makes some.")
+        raise UnknownName(
+            "pretrained policy", kind, pretrained_kinds(), hint="Others begin with what a run kept: FILE.safetensors."
+        )
     with as_file(files("rlplace.policy.weights") / f"{kind}.safetensors") as path:
         return path

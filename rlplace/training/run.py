@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import make_reward
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import load_priors, prior_of
@@ -230,6 +230,8 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     """
     load_priors(config.search.priors)
     recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
+    if method not in METHODS and method in POLICIES:
+        raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
     _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
     make_reward(recipe.reward, 1.0)
     GroupingRule.parse(config.grouping)

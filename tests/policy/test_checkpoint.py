@@ -50,6 +50,18 @@ def test_a_missing_file_is_named(tmp_path):
         load_policy(tmp_path / "policy.safetensors")
 
 
+def test_what_is_missing_is_named_the_weights_first(saved):
+    weights, about = saved[1], saved[1].with_suffix(".json")
+    about.unlink()
+    with pytest.raises(
+        FileProblem, match=r"policy\.json: no such file\. It describes the weights of policy\.safetensors"
+    ):
+        load_policy(weights)
+    weights.unlink()
+    with pytest.raises(FileProblem, match=r"policy\.safetensors: no such file"):
+        load_policy(weights)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -72,6 +84,8 @@ def test_another_kind_is_named_with_what_reads_it(tmp_path):
     path = tmp_path / "policy.safetensors"
     save_checkpoint(path, {"schema": 1, "kind": "table"}, {"table_GD": torch.zeros(3, 2)})
     with pytest.raises(FileProblem, match=r"kind 'placer', but of kind 'table': `load_checkpoint\(path, 'table'\)`"):
+        load_policy(path)
+    with pytest.raises(FileProblem, match="`--policy table` takes it"):
         load_policy(path)
     assert load_checkpoint(path, "table")[1]["table_GD"].shape == (3, 2)
 

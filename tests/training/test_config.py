@@ -56,6 +56,11 @@ def test_mistyped_names_are_told_the_nearest(config: TrainConfig, nearest: str) 
         check_names(config)
 
 
+def test_a_policy_that_is_named_as_a_method_is_told_its_option() -> None:
+    with pytest.raises(UnknownName, match=r"unknown method 'seq2seq'.*It is a policy: `--policy seq2seq`"):
+        check_names(TrainConfig(search=SearchConfig(method="seq2seq")))
+
+
 @pytest.mark.parametrize(
     ("config", "on_this_machine", "simulated"),
     [
