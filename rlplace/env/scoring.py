@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import Reward, make_reward
+from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurement, Measurer, Status, StepTimer
 from rlplace.measure.problem import Problem
 
@@ -127,7 +128,11 @@ def make_scorer(
 
     Raises:
         UnknownName: no reward has that name.
+        InvalidValue: `measurer` measures nothing.
     """
+    if not hasattr(measurer, "measure"):
+        hint = "For the simulator's step times: `Simulator(problem)`."
+        raise InvalidValue("measurer", type(measurer).__name__, "one with `measure`", where="environment", hint=hint)
     if isinstance(reward, str):
         make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
         reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)

@@ -47,8 +47,9 @@ PORTFOLIO = "portfolio"
 HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
 """Rows that need a handful of simulated placements each."""
 HEURISTIC_EVALUATIONS = 64
-WARM_UP_EVALUATIONS = 200
-"""Enough for every kernel of `portfolio`, those of annealing last, to be called."""
+WARM_UP_EVALUATIONS = 400
+"""Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
+annealing, the last."""
 CALIBRATION_STEPS = 6
 """Steps of each placement that the simulator is calibrated on."""
 

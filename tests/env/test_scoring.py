@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from fake_measurer import CountingMeasurer, TimingMeasurer, chain_problem
 
-from rlplace.env import Scorer, SqrtReward, single_device_s
-from rlplace.errors import UnknownName
+from rlplace.env import OneShotEnv, Scorer, SequentialEnv, SqrtReward, single_device_s
+from rlplace.errors import InvalidValue, UnknownName
 
 
 @pytest.fixture(params=[CountingMeasurer, TimingMeasurer])
@@ -71,3 +71,9 @@ def test_a_mistyped_reward_is_refused_before_anything_is_measured(measurer):
     with pytest.raises(UnknownName):
         make_scorer(measurer, "sqr", deterministic=True)
     assert measurer.batches == []
+
+
+@pytest.mark.parametrize("env", [OneShotEnv, SequentialEnv])
+def test_an_env_of_a_problem_asks_for_a_measurer(env):
+    with pytest.raises(InvalidValue, match=r"measurer is 'Problem'.*Simulator\(problem\)"):
+        env(chain_problem(3))
