@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from rlplace.export.optimizer import CapturedOptimizer
-from rlplace.export.recapture import Call, as_cast, in_modes
+from rlplace.export.recapture import Call, Flags, as_cast, with_flags
 from rlplace.export.state import PlacedState
 from rlplace.graphs.program import Program, loss_of
 
@@ -18,7 +17,7 @@ def run_eagerly(
     program: Program,
     state: PlacedState,
     call: Call,
-    modes: Mapping[str, bool],
+    flags: Flags,
     optimizer: CapturedOptimizer | None,
     loss_scale: float | None,
 ) -> Any:
@@ -30,7 +29,7 @@ def run_eagerly(
         program: of the captured step.
         state: of the model; it is read and changed as by a placed step.
         call: inputs and targets.
-        modes: of the model's modules.
+        flags: of the model.
         optimizer: updates the parameters, unless gradients are asked for.
         loss_scale: if given, gradients of the loss times this are added to `grad` instead.
     """
@@ -39,7 +38,7 @@ def run_eagerly(
     held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
     has_backward = program.is_training and (optimizer is not None or loss_scale is not None)
-    with in_modes(origin.model, modes), as_cast(origin.model, origin.autocast), torch.set_grad_enabled(has_backward):
+    with with_flags(origin.model, flags), as_cast(origin.model, origin.autocast), torch.set_grad_enabled(has_backward):
         returned = torch.func.functional_call(origin.model, held, args, kwargs)
         if origin.loss_fn is not None:
             returned = origin.loss_fn(returned, *targets)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.export.carried import carried_plan
 from rlplace.export.module_graph import ModuleGraph, backward_ops
-from rlplace.export.recapture import with_flags
+from rlplace.export.recapture import flags_of, with_flags
 from rlplace.export.step import matching_host
 from rlplace.graphs.capturing.module import capture_module
 from rlplace.graphs.interpreter import require_program
@@ -53,14 +53,10 @@ class PlacedModule(nn.Module):
         placed: _PlacedForward = vars(self)["_placed"]
         placed.crew.stop()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise InvalidValue(
-            "module",
-            "a placed one",
-            "a model to be copied",
-            where="deepcopy",
-            hint="Copy the original model, and load `state_dict()` of this one.",
-        )
+    def __reduce__(self) -> Any:
+        """Refuses to be copied or pickled: it has threads."""
+        hint = "Take the original model (`AveragedModel(model)`, say), and load `state_dict()` of this one."
+        raise InvalidValue("module", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
 
 
 def to_module(
@@ -160,7 +156,7 @@ class _PlacedForward:
         differentiated: tuple[int, ...],
         has_backward: bool,
     ) -> ModuleGraph:
-        with with_flags(self._model, module):
+        with with_flags(self._model, flags_of(module)):
             captured = capture_module(
                 self._model,
                 *_on_one_device(self._model, args, kwargs),

@@ -71,5 +71,10 @@ class PlacedGraph:
                 tensors[position].copy_(self._residents.tensor(op, self._device(op)))
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
 
+    def follow_state(self) -> None:
+        """Runs with the tensors that parameters of the state have now."""
+        self.state.share(self.graph, self.plan, self._residents)
+        self._step.load()
+
     def _device(self, op: int) -> int:
         return int(self.plan.devices[op])

@@ -18,7 +18,7 @@ from rlplace.export.carried import carried_plan
 from rlplace.export.eager_step import run_eagerly
 from rlplace.export.optimizer import CapturedOptimizer, Option
 from rlplace.export.placed_graph import PlacedGraph
-from rlplace.export.recapture import captured_again, captured_evaluation, modes_of
+from rlplace.export.recapture import captured_again, captured_evaluation, flags_of
 from rlplace.export.saved import load_state, save_state
 from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.capturing.micro.ways import Weights
@@ -83,7 +83,7 @@ class PlacedModel:
         self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
         self._state = self._first.state
         self._arguments = Arguments(self._program.origin)
-        self._modes = modes_of(self._program.origin.model)
+        self._flags = flags_of(self._program.origin.model)
         self._graphs = {_key(self._arguments.captured, is_evaluation=False): self._first}
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
@@ -104,12 +104,14 @@ class PlacedModel:
 
         Raises:
             InvalidValue: inputs or targets of another structure or dtype, or another value of what is no tensor; or
-                another shape, where that is refused.
+                another shape, where that is refused. Where it updates: a parameter that is frozen or not, other than
+                it was captured, or that has a hook of its own.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
         """
         if self._optimizer is not None:
             self._optimizer.refresh()
+            self._state.check_trained(is_updating=True)
         result = self._run(args, kwargs, targets)
         if self._optimizer is not None:
             self._optimizer.note_step()
@@ -131,7 +133,8 @@ class PlacedModel:
             What the loss function returned.
 
         Raises:
-            InvalidValue: the step was captured without a loss; or as in a call.
+            InvalidValue: the step was captured without a loss, or a parameter was frozen then that is not any more; or
+                as in a call.
             CaptureError: as in a call.
             RunnerError: as in a call.
         """
@@ -141,6 +144,7 @@ class PlacedModel:
         scale = float(loss_scale)
         if not math.isfinite(scale):
             raise InvalidValue("loss_scale", scale, "a finite number", where="backward")
+        self._state.check_trained(is_updating=False)
         return self._run(args, kwargs, targets, loss_scale=scale)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -157,6 +161,7 @@ class PlacedModel:
         """
         tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
         key = _key(tensors, is_evaluation=True)
+        self._follow()
         if key not in self._graphs:
             call = self._arguments.call(tensors)
             self._add(key, captured_evaluation(self._first.graph, call), "evaluation")
@@ -274,6 +279,11 @@ class PlacedModel:
     def __enter__(self) -> Self:
         return self
 
+    def __reduce__(self) -> Any:
+        """Refuses to be copied or pickled: it has threads."""
+        hint = "Save it with `save`, make another with `to_step` and `load` that; or copy the model itself."
+        raise InvalidValue("step", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -282,10 +292,11 @@ class PlacedModel:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
         tensors = self._arguments.tensors(args, kwargs, targets)
+        self._follow()
         placed = self._placed(tensors)
         if placed is None:
             call = self._arguments.call(tensors)
-            result = run_eagerly(self._program, self._state, call, self._modes, self._optimizer, loss_scale)
+            result = run_eagerly(self._program, self._state, call, self._flags, self._optimizer, loss_scale)
         elif loss_scale is None:
             result = placed.run(tensors, self.num_steps)
         else:
@@ -293,6 +304,15 @@ class PlacedModel:
                 result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
         return result
+
+    def _follow(self) -> None:
+        """Takes over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do."""
+
+        def rebind() -> None:
+            for placed in self._graphs.values():
+                placed.follow_state()
+
+        self._state.follow(rebind)
 
     def _placed(self, tensors: list[torch.Tensor]) -> PlacedGraph | None:
         """The graph for these inputs; None where they are to be run eagerly."""
@@ -303,7 +323,7 @@ class PlacedModel:
             if self._other_shapes == "refuse":
                 return self._first  # it says what it expects
             call = self._arguments.call(tensors)
-            self._add(key, captured_again(self._first.graph, call, self._modes, self.verdict), "inputs")
+            self._add(key, captured_again(self._first.graph, call, self._flags, self.verdict), "inputs")
         return self._graphs[key]
 
     def _add(self, key: tuple[object, ...], graph: OpGraph, what: str) -> None:

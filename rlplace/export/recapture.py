@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,24 @@ from rlplace.graphs.program import Autocast, Origin
 
 Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
 """Positional arguments, keyword arguments and targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a model is set to, which a capture looks at.
+
+    Attributes:
+        modes: whether each module, by dotted name, is training.
+        trained: whether each parameter, by dotted name, requires a gradient.
+    """
+
+    modes: dict[str, bool]
+    trained: dict[str, bool]
+
+
+def flags_of(model: nn.Module) -> Flags:
+    """How the model is set now."""
+    return Flags(modes_of(model), {name: each.requires_grad for name, each in model.named_parameters()})
 
 
 def modes_of(model: nn.Module) -> dict[str, bool]:
@@ -40,28 +59,27 @@ def in_modes(model: nn.Module, modes: Mapping[str, bool]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_flags(model: nn.Module, like: nn.Module) -> Iterator[None]:
-    """While active, modules and parameters of `model` are set as those of its copy `like`."""
-    wanted = {name: parameter.requires_grad for name, parameter in like.named_parameters()}
+def with_flags(model: nn.Module, flags: Flags) -> Iterator[None]:
+    """While active, modules and parameters of `model` are set as `flags` says."""
     parameters = dict(model.named_parameters())
     before = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
-            parameter.requires_grad_(wanted[name])
-        with in_modes(model, modes_of(like)):
+            parameter.requires_grad_(flags.trained[name])
+        with in_modes(model, flags.modes):
             yield
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])
 
 
-def captured_again(graph: OpGraph, call: Call, modes: Mapping[str, bool], verdict: LossVerdict | None) -> OpGraph:
+def captured_again(graph: OpGraph, call: Call, flags: Flags, verdict: LossVerdict | None) -> OpGraph:
     """The step of `graph` for other inputs and targets.
 
     Args:
         graph: with its program.
         call: alike but for shapes.
-        modes: of the model's modules, as they were.
+        flags: of the model, as they were.
         verdict: how micro-batches make the loss; None where the batch is whole.
 
     Raises:
@@ -70,7 +88,7 @@ def captured_again(graph: OpGraph, call: Call, modes: Mapping[str, bool], verdic
     """
     program = require_program(graph)
     origin, (args, kwargs, targets) = program.origin, call
-    with in_modes(origin.model, modes), as_cast(origin.model, origin.autocast):
+    with with_flags(origin.model, flags), as_cast(origin.model, origin.autocast):
         if origin.micro is None or verdict is None:
             again = Origin(origin.model, args, kwargs, origin.loss_fn, targets)
             return capture_step(again, program.optimizer)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from rlplace.export.carried import carried_plan
-from rlplace.export.recapture import captured_again, captured_evaluation, modes_of
+from rlplace.export.recapture import captured_again, captured_evaluation, flags_of
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.placement import check_plan
@@ -33,7 +33,7 @@ def test_another_batch_has_the_same_devices(seed: int) -> None:
     model = classifier(dropout=0.5)
     graph = captured(model, "adam")
     ((x, labels),) = batches(1, 2)
-    other = captured_again(graph, ((x,), {}, (labels,)), modes_of(model), None)
+    other = captured_again(graph, ((x,), {}, (labels,)), flags_of(model), None)
     plan = naive_plan(graph, random_devices(graph, 3, np.random.default_rng(seed)))
     assert np.array_equal(check_plan(other, 3, carried_plan(graph, plan, other)).devices, plan.devices)
 

@@ -153,6 +153,67 @@ def test_a_parameter_that_is_frozen_on_the_way_gets_no_gradient() -> None:
     step.close()
 
 
+def test_hooks_of_placed_parameters_see_each_gradient_before_and_after_it_is_added() -> None:
+    (x, labels), (other, more) = batches(2)
+    model = classifier()
+    with placed(captured(model)) as step:
+        eager = twin(model)
+        seen: dict[str, list[float]] = {"placed": [], "eager": []}
+        for key, each in (("placed", step), ("eager", eager)):
+            weight, bias = dict(each.named_parameters())["second.weight"], dict(each.named_parameters())["second.bias"]
+            weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+            weight.register_hook(lambda gradient, seen=seen[key]: seen.append(float(gradient.sum())))
+
+            def halve(parameter: Tensor, seen: list[float] = seen[key]) -> None:
+                assert parameter.grad is not None
+                parameter.grad.mul_(0.5)
+                seen.append(float(parameter.grad.sum()))
+
+            bias.register_post_accumulate_grad_hook(halve)
+        for inputs, targets in ((x, labels), (other, more)):
+            step.backward(inputs, targets=targets)
+            loss_of(eager, inputs, targets).backward()
+        found, expected = gradients(step.named_parameters()), gradients(eager.named_parameters())
+        for name, value in expected.items():
+            if value is not None:
+                torch.testing.assert_close(found[name], value, msg=name)
+        assert len(seen["eager"]) == 4
+        assert sorted(seen["placed"]) == pytest.approx(sorted(seen["eager"]))
+
+
+def test_an_optimizer_may_step_in_hooks() -> None:
+    model = classifier()
+    with placed(captured(model)) as step:
+        eager = twin(model)
+        for each in (step, eager):
+            for parameter in each.parameters():
+                if parameter.requires_grad:
+                    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+                    def update(parameter: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+                        optimizer.step()
+                        optimizer.zero_grad()
+
+                    parameter.register_post_accumulate_grad_hook(update)
+        for x, labels in batches(3):
+            step.backward(x, targets=labels)
+            loss_of(eager, x, labels).backward()
+        assert all(parameter.grad is None for parameter in step.parameters())
+        assert_same_state(step.state_dict(), eager.state_dict())
+
+
+def test_a_parameter_that_was_frozen_at_capture_has_no_gradient_to_leave() -> None:
+    (x, labels), *_ = batches(1)
+    step = placed(captured(classifier()))
+    frozen = dict(step.named_parameters())["frozen.weight"]
+    frozen.requires_grad_(True)
+    with pytest.raises(InvalidValue, match=r"requires_grad of frozen\.weight is True.*Capture the model while"):
+        step.backward(x, targets=labels)
+    frozen.requires_grad_(False)
+    step.backward(x, targets=labels)
+    step.close()
+
+
 def test_the_loss_is_scaled_before_the_backward() -> None:
     """In float16 gradients of 1e-8 are zero, unless the loss is scaled before the backward rounds them."""
 

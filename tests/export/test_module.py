@@ -247,7 +247,7 @@ def test_what_cannot_be_a_module_is_told() -> None:
     module = module_of(case.model, capture(case.model, case.inputs, case.loss_fn))
     with pytest.raises(CaptureError, match="`forward` writes to input_1, expected inputs that stay as they are"):
         module(*case.inputs)
-    with pytest.raises(InvalidValue, match="Copy the original model"):
+    with pytest.raises(InvalidValue, match="Take the original model"):
         copy.deepcopy(module)
     module.close()
     model = classifier()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +24,18 @@ def portable(model: nn.Module) -> Iterator[None]:
     """
     had_onednn, had_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     averaging = [module for module in model.modules() if isinstance(module, _BatchNorm) and _averages(module)]
+    masked = [module for module in model.modules() if _compares_masks(module)]
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     try:
-        for module in averaging:
-            vars(module)["forward"] = _cumulative_norm(module)
+        for norm in averaging:
+            vars(norm)["forward"] = _cumulative_norm(norm)
+        for stack in masked:
+            vars(stack)["forward"] = _taking_masks_as_they_are(stack)
         with fused_attention():
             yield
     finally:
-        for module in averaging:
+        for module in (*averaging, *masked):
             del vars(module)["forward"]
         torch._C._set_mkldnn_enabled(had_onednn)
         torch._C._set_cudnn_enabled(had_cudnn)
@@ -68,5 +73,28 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
             mean.lerp_(batch_mean, factor)
             variance.lerp_(batch_variance, factor)
         return y
+
+    return forward
+
+
+def _compares_masks(module: nn.Module) -> bool:
+    kinds = (nn.TransformerEncoder, nn.TransformerDecoder)
+    return any(type(module).forward is kind.forward for kind in kinds) and "forward" not in vars(module)
+
+
+def _taking_masks_as_they_are(stack: nn.Module) -> Callable[..., Any]:
+    """A stack of PyTorch's transformer layers that does not compare the values of its mask with those of a causal one.
+
+    A mask that happens to be causal is then applied like any other; the result is the same.
+    """
+    run = stack.forward
+    signature = inspect.signature(run)
+    name = "is_causal" if "is_causal" in signature.parameters else "tgt_is_causal"
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        if given.arguments.get(name) is None:
+            given.arguments[name] = False
+        return run(*given.args, **given.kwargs)
 
     return forward

@@ -138,12 +138,15 @@ class Residents:
         """
         resident = self.tensor(op, device)
         if value.shape != resident.shape or value.dtype != resident.dtype:
+            cast = f"Cast it: `.to({resident.dtype})`."
             raise InvalidValue(
                 self._graph.names[op],
                 f"{value.dtype} {tuple(value.shape)}",
                 f"{resident.dtype} {tuple(resident.shape)}",
                 where="step input",
-                hint="A placed step takes the shapes that it was captured with.",
+                hint=cast
+                if value.dtype != resident.dtype
+                else "A placed step takes the shapes that it was captured with.",
             )
         with torch.no_grad():
             resident.copy_(value)

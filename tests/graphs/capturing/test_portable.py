@@ -113,3 +113,39 @@ def test_neither_onednn_nor_cudnn_is_on_while_a_step_is_traced() -> None:
     capture(Looks(), torch.ones(2))
     assert set(seen) == {(False, False)}
     assert flags() == before
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_stacks_of_transformer_layers_take_causal_and_padding_masks(is_decoder: bool, is_training: bool) -> None:
+    """PyTorch's own stacks compare a mask with the causal one, which reads its values."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
+            self.stack: nn.Module
+            if is_decoder:
+                self.stack = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, **options), 2)
+            else:
+                layer = nn.TransformerEncoderLayer(8, 2, 16, **options)
+                self.stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, x: Tensor, *, is_padded: Tensor) -> Tensor:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            if is_decoder:
+                out: Tensor = self.stack(x, x, mask, tgt_key_padding_mask=is_padded)
+            else:
+                out = self.stack(x, mask, src_key_padding_mask=is_padded)
+            return out
+
+    torch.manual_seed(0)
+    model = Masked().train(is_training)
+    x = random(3, 5, 8)
+    is_padded = torch.arange(5) >= torch.tensor([5, 3, 4])[:, None]
+    loss_fn = mean_square if is_training else None
+    graph = capture(model, {"x": x, "is_padded": is_padded}, loss_fn, "sgd" if is_training else None)
+    assert "forward" not in vars(model.stack)
+    with torch.no_grad():
+        y = model(x, is_padded=is_padded)
+    torch.testing.assert_close(run_graph(graph).result, mean_square(y) if is_training else y)
