@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
-from rlplace.graphs.program import OptimizerSpec, Update
+from rlplace.graphs.program import Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.streams import torch_device
 
@@ -69,11 +69,6 @@ class Residents:
             with cuda.settled(self._places[key[1]]):
                 self._states[key] = UpdateState(self._program.optimizer, parameter)
         return self._states[key]
-
-    def set_optimizer(self, spec: OptimizerSpec) -> None:
-        """Later updates have these options, of the optimizer that was captured."""
-        for state in self._states.values():
-            state.spec = spec
 
     def adopt(self, op: int, device: int, value: torch.Tensor | UpdateState) -> None:
         """Has the tensor of source op `op`, or the state of update `op`, in common with whoever made it."""
