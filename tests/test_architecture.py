@@ -24,14 +24,15 @@ LAYERS = {
     "env": {"graphs", "measure", "search"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
-    "runs": {"graphs", "measure", "search", "report", "workloads"},
-    "training": {"graphs", "measure", "search", "env", "policy", "report", "runs", "workloads", "export"},
-    "compare": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
+    "store": {"graphs", "measure"},
+    "runs": {"graphs", "measure", "search", "store", "report", "workloads"},
+    "training": {"graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "export"},
+    "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
     "export": {"graphs", "measure", "runs", "training", "workloads"},
     "cli": {
         *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
-        *("compare", "partitioning"),
+        *("compare", "partitioning", "store"),
     },
 }
 """What each room may import besides itself and the ground, lazy imports included."""

@@ -12,6 +12,7 @@ from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import EagerStep
@@ -112,6 +113,7 @@ def compare(
     workload: str = "",
     others: Sequence[tuple[Row, Timer | None]] = (),
     on_row: Callable[[Row], None] | None = None,
+    log: MeasurementLog | None = None,
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
@@ -124,6 +126,7 @@ def compare(
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
         on_row: told each row as it comes, before it is measured.
+        log: keeps what is measured.
 
     Raises:
         UnknownName, InvalidValue: a mistake in `config`.
@@ -151,7 +154,7 @@ def compare(
         is_interrupted = True
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
-        rows = _measured(problem, simulator, rows, others)
+        rows = _measured(problem, simulator, rows, others, log)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -271,7 +274,11 @@ def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget
 
 
 def _measured(
-    problem: Problem, simulator: Simulator, rows: Sequence[Row], others: Sequence[tuple[Row, Timer | None]]
+    problem: Problem,
+    simulator: Simulator,
+    rows: Sequence[Row],
+    others: Sequence[tuple[Row, Timer | None]],
+    log: MeasurementLog | None,
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
     lanes: dict[str, int] = {}
@@ -281,7 +288,7 @@ def _measured(
             lanes[row.plan.fingerprint] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
-    evaluator = Evaluator(problem, simulator)
+    evaluator = Evaluator(problem, simulator, log=log)
     for timer in timers:  # a second team of threads in the process would slow all cores down
         if isinstance(timer, EagerStep) and timer.is_widest:
             timer.worker = evaluator.widest_worker()

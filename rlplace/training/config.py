@@ -64,6 +64,8 @@ class TrainConfig:
     """The user's pins, exclusions and what stays together."""
     track: str = "disabled"
     """Weights & Biases: disabled, offline or online."""
+    store: str = "auto"
+    """Where measured step times are kept and looked for: auto (the user's cache folder), off, or a file."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)

@@ -15,7 +15,7 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import load_priors, prior_of
+from rlplace.measure.host_model import LearnedHost, knowledge_of, load_priors, prior_of
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
@@ -32,10 +32,12 @@ from rlplace.report.format import format_clock, format_seconds
 from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.folder import RunFolder
+from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.store.log import StoreLog
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
@@ -90,6 +92,7 @@ def train(
     run: RunFolder | None = None,
     progress: Progress | None = None,
     tracker: Tracker | None = None,
+    workload: str = "",
     **options: Any,
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
@@ -98,6 +101,9 @@ def train(
     placements. On a host of this machine they take turns, half of the budget each; on a simulated one they search side
     by side with half of the cores each, nothing is measured, and the simulator judges everything.
 
+    What is measured here goes into the store (`TrainConfig.store`) and into `measurements.db` of the run; what was
+    measured or learned there before is used. One search at a time measures on a machine: another one is waited for.
+
     Args:
         problem: what to place where.
         config: how; or give its fields as keywords (`budget_s=60, seed=0`).
@@ -105,9 +111,11 @@ def train(
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
         progress: told how it goes.
         tracker: told figures.
+        workload: its name, for the store.
         options: fields of `TrainConfig`, over those of `config`.
 
     Raises:
+        FileProblem: a store was named that cannot be opened.
         InvalidValue: an unknown option, or one out of range.
         UnknownName: no such method, policy, learner or reward.
         RunnerError: no placement could be run, or the reference failed.
@@ -115,27 +123,58 @@ def train(
     config = _config(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
     progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
+    root = None if run is None else run.root
+    with measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log:
+        return _train(problem, config, start, run, progress, tracker, log)
+
+
+def _train(
+    problem: Problem,
+    config: TrainConfig,
+    start: NDArray[np.int32] | None,
+    run: RunFolder | None,
+    progress: Progress,
+    tracker: Tracker,
+    log: StoreLog | None,
+) -> TrainResult:
+    """As `train`, with everything given."""
     method = method_of(config, is_simulated=problem.host.is_simulated)
     if method != method_of(config, is_simulated=False):
         progress.say(f"the host is simulated, nothing can be measured: `{method}` takes the place of `{LEARNED}`")
     methods = tuple(dict.fromkeys((method, PORTFOLIO)))
     progress.say(_forecast(problem, config, methods))
     known, prior = None, prior_of(problem, config.search.priors)
+    knowledge = None if log is None else knowledge_of(log.learned_hosts(problem.host), problem.costs.source)
+    if knowledge is not None:
+        progress.say(_known_words(knowledge.num_runs))
     if config.search.num_calibrated and not problem.host.is_simulated:
         problem, known = calibrated(
-            problem, config.search.num_calibrated, seed=config.seed, say=progress.say, prior=prior
+            problem,
+            config.search.num_calibrated,
+            seed=config.seed,
+            say=progress.say,
+            prior=prior,
+            knowledge=knowledge,
+            log=log,
         )
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = Evaluator(problem, simulator, reference, seed=config.seed)
+    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log)
     try:
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
-        own = {
-            LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
+        own: dict[str, dict[str, Any]] = {
+            LEARNED: {
+                "config": config.agent,
+                "known": known,
+                "prior": prior,
+                "guide": config.guide,
+                "start": start,
+                "knowledge": knowledge,
+            },
             POLICY: {"config": config.learn, "start": start},
             GUIDED: {"config": config.guide or config.learn, "start": start},
             PORTFOLIO: {"start": start},
@@ -159,6 +198,10 @@ def train(
         for result_of in found.values():
             if isinstance(result_of.learned, AgentResult):
                 progress.say(_learned_words(result_of.learned))
+                if log is not None:
+                    log.keep_learned(problem.graph.fingerprint, LearnedHost.of(result_of.learned.posterior))
+        if evaluator.num_recalled:
+            progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
         progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
         table = _table(problem, evaluator, entries, config)
         if not table.best:
@@ -311,6 +354,11 @@ def _learned_words(result: AgentResult) -> str:
     if not lines:
         return "the host is as profiled, as far as the measured steps tell"
     return "\n  ".join(["what was learned about the host:", *lines])
+
+
+def _known_words(num_runs: int) -> str:
+    searches = f"{num_runs} earlier search{'es' * (num_runs != 1)}"
+    return f"this host is known from {searches}: the host model starts from what was learned there"
 
 
 def _reasons(table: Table) -> str:
