@@ -29,6 +29,7 @@ def fit_priors(
     from rlplace.measure.host_model.priors import load_priors, save_priors
     from rlplace.measure.host_model.refit import fit_priors as fit
     from rlplace.store.folders import OFF, store_path
+    from rlplace.store.log import LEAST_IDLE
     from rlplace.store.store import MeasurementStore
 
     if not runs and store == OFF:
@@ -43,7 +44,7 @@ def fit_priors(
     learned = [load_learned_host(path) for path in runs]
     if (database := store_path(store)) is not None:
         with MeasurementStore.read(database) as kept:
-            learned += [host for host in kept.learned_hosts() if host not in learned]
+            learned += [host for host in kept.learned_hosts(least_idle=LEAST_IDLE) if host not in learned]
     priors, fitted = fit(learned, load_priors())
     save_priors(priors, out)
     if json:

@@ -137,12 +137,14 @@ def _show(rows: list[StoredMeasurement]) -> None:
 
     from rlplace.report.format import format_seconds
 
-    table = Table("taken", "workload", "host", "graph", "plan", "status", "step", "ratio", "why")
+    table = Table(box=None, pad_edge=False)
+    for name in ("taken", "workload", "host", "graph", "plan", "status", "step", "ratio", "why"):
+        table.add_column(name, no_wrap=name not in ("workload", "why"))
     for row in rows:
         outcome = row.measurement
         step = format_seconds(outcome.step_time_s) if outcome.ok else ""
         ratio = f"{outcome.ratio:.3f}" if outcome.ok and row.reference_s > 0 else ""
-        taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.taken_s))
+        taken = time.strftime("%m-%d %H:%M", time.localtime(row.taken_s))
         words = (taken, row.workload, row.host_name, row.graph[:8], row.plan[:8], row.status, step, ratio, row.why)
         table.add_row(*(Text(_plain(word)) for word in words))
     Console(stderr=True).print(table)

@@ -25,6 +25,8 @@ ANSWERS_S = 30 * DAY_S
 """For so long a step time that was measured answers for another one."""
 FAILURE_ANSWERS_S = DAY_S
 """The same of a failure, which may have had a passing reason: another process that held the memory."""
+LEAST_IDLE = 0.75
+"""What was measured on a busier machine answers nobody else and teaches nothing: beside other work, ratios move too."""
 LATE_S = 5.0
 """So long before the next attempt after one that failed: a locked store must not hold up every measurement."""
 
@@ -37,6 +39,7 @@ class _Shelf:
 
     Attributes:
         store: where everything goes.
+        is_own: whether it is the run's own, which answers the run in any case.
         session_id: of this process; None before the first addition.
         waiting: additions that the store has not taken yet, in order.
         retry_s: when to try again, on `time.monotonic`.
@@ -44,6 +47,7 @@ class _Shelf:
     """
 
     store: MeasurementStore
+    is_own: bool = False
     session_id: int | None = None
     waiting: list[Addition] = field(default_factory=list)
     retry_s: float = 0.0
@@ -62,11 +66,18 @@ class StoreLog(MeasurementLog):
         stores: the first that has an answer gives it.
         session: this process.
         say: told what cannot be kept.
+        run: the run folder that one of them lies in.
     """
 
-    def __init__(self, stores: Iterable[MeasurementStore], session: Session, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        stores: Iterable[MeasurementStore],
+        session: Session,
+        say: Callable[[str], None],
+        run: Path | None = None,
+    ) -> None:
         self.num_recalled = 0
-        self._shelves = [_Shelf(store) for store in stores]
+        self._shelves = [_Shelf(store, run is not None and store.path == run / FILE) for store in stores]
         self._session, self._say = session, say
 
     def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
@@ -79,7 +90,8 @@ class StoreLog(MeasurementLog):
         now_s = time.time()
         for shelf in self._shelves:
             try:
-                found = shelf.store.find(key, reference, self._session.machine, now_s - ANSWERS_S)
+                least_idle = 0.0 if shelf.is_own else LEAST_IDLE
+                found = shelf.store.find(key, reference, self._session, now_s - ANSWERS_S, least_idle)
             except UserError as error:
                 self._tell(shelf, error)
                 continue
@@ -112,7 +124,7 @@ class StoreLog(MeasurementLog):
         found: list[LearnedHost] = []
         for shelf in self._shelves:
             try:
-                of_store = shelf.store.learned_hosts(host.fingerprint, self._session.machine)
+                of_store = shelf.store.learned_hosts(host.fingerprint, self._session.machine, LEAST_IDLE)
             except UserError as error:
                 self._tell(shelf, error)
             else:
@@ -204,7 +216,7 @@ def open_log(
         path = store_path(word)
         assert path is not None
         stores.append(MeasurementStore.open(path))
-    return StoreLog(stores, Session.now(workload, host.name, versions), say) if stores else None
+    return StoreLog(stores, Session.now(workload, host.name, versions), say, run) if stores else None
 
 
 def _open_or_say(path: Path, say: Callable[[str], None]) -> list[MeasurementStore]:

@@ -26,7 +26,7 @@ LARGEST_OPS = 10_000_000
 LARGEST_SAMPLES = 1_000_000
 ARRAYS = ("devices", "transfer_tensor", "transfer_destination", "sequence")
 _CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
-_GLANCE_S = 0.1
+_GLANCE_S = 0.3
 """How long the processor is watched to see how idle it is."""
 
 
@@ -52,7 +52,7 @@ class Session:
 
     @classmethod
     def now(cls, workload: str, host_name: str, versions: str) -> Session:
-        """This process, on this machine as it is; takes a tenth of a second."""
+        """This process, on this machine as it is; takes a third of a second."""
         from rlplace.measure.run.runner import idle_share
 
         idle = idle_share(_GLANCE_S)

@@ -135,22 +135,27 @@ class MeasurementStore:
         with told(self.path):
             self._connection.execute(_insert("learned_hosts", columns), columns)
 
-    def find(self, key: MeasurementKey, reference: str, machine: str, since_s: float) -> StoredMeasurement | None:
-        """The latest whole measurement under a key, beside the same reference, on such a machine.
+    def find(
+        self, key: MeasurementKey, reference: str, session: Session, since_s: float, least_idle: float = 0.0
+    ) -> StoredMeasurement | None:
+        """The latest whole measurement under a key, beside the same reference, on a machine like this.
 
         Args:
             key: what was measured, how, and with which versions.
             reference: fingerprint of the reference placement.
-            machine: as `machine_key` gives it.
+            session: that asks: its machine counts, and what it measured itself does in any case.
             since_s: the oldest that will do, in seconds since 1970.
+            least_idle: share of the processor's time that must have been idle before, if that is known.
 
         Raises:
             FileProblem, InvalidValue, UnknownName: the database cannot be read, or holds what no measurement has.
         """
         condition = """m.graph = :graph AND m.host = :host AND m.plan = :plan AND m.protocol = :protocol
             AND m.versions = :versions AND m.reference = :reference AND s.machine = :machine
+            AND (coalesce(s.idle_share, 1.0) >= :least_idle OR s.begun_s = :begun_s)
             AND m.taken_s >= :since_s AND m.is_whole = 1 ORDER BY m.taken_s DESC, m.id DESC LIMIT 1"""
-        values = asdict(key) | {"reference": reference, "machine": machine, "since_s": since_s}
+        values = asdict(key) | {"reference": reference, "since_s": since_s, "least_idle": least_idle}
+        values |= {"machine": session.machine, "begun_s": session.begun_s}
         return next(self._rows(condition, values), None)
 
     def measurements(self, chosen: Filter | None = None) -> Iterator[StoredMeasurement]:
@@ -196,20 +201,23 @@ class MeasurementStore:
             texts = [row["summary"] for row in self._connection.execute(statement, (plan,))]
         return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
 
-    def learned_hosts(self, host: str = "", machine: str = "") -> list[LearnedHost]:
+    def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """What searches learned about hosts, the latest first.
 
         Args:
             host: fingerprint; every host where it is empty.
             machine: as `machine_key` gives it; every machine where it is empty.
+            least_idle: as of `find`.
 
         Raises:
             FileProblem, InvalidValue, UnknownName: the database cannot be read, or holds what no host model has.
         """
         statement = """SELECT l.id AS number, l.model FROM learned_hosts l JOIN sessions s ON s.id = l.session_id
-            WHERE :host IN ('', l.host) AND :machine IN ('', s.machine) ORDER BY l.taken_s DESC, l.id DESC"""
+            WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
+            AND coalesce(s.idle_share, 1.0) >= :least_idle ORDER BY l.taken_s DESC, l.id DESC"""
+        values = {"host": host, "machine": machine, "least_idle": least_idle}
         with told(self.path):
-            rows = self._connection.execute(statement, {"host": host, "machine": machine}).fetchall()
+            rows = self._connection.execute(statement, values).fetchall()
         found = []
         for row in rows:
             where = f"{self.path}: host model {row['number']}"

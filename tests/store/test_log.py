@@ -130,6 +130,16 @@ def test_a_measurement_that_nobody_could_read_again_is_not_kept_and_said(log: St
     assert "samples_s is 0.0" in said[0]
 
 
+def test_the_runs_own_store_answers_also_what_a_busy_machine_measured(tmp_path: Path, said: list[str]) -> None:
+    busy, later = (dataclasses.replace(SESSION, begun_s=begun_s, idle_share=0.1) for begun_s in (1.0, 2.0))
+    for run in (tmp_path, None):
+        with MeasurementStore.open(tmp_path / "measurements.db") as store:
+            store.add(store.begin(busy), PLAN, row_of())
+        log = StoreLog([MeasurementStore.open(tmp_path / "measurements.db")], later, said.append, run)
+        assert (log.recall(key_of(), REFERENCE) is not None) == (run is not None)
+        log.close()
+
+
 def logged(word: str, said: list[str], run: Path | None = None) -> StoreLog | None:
     return open_log(word, core_host(), workload="nmt", versions="v", say=said.append, run=run)
 

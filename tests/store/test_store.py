@@ -65,22 +65,33 @@ def test_the_latest_whole_one_under_a_key_beside_the_same_reference_is_found(sto
     session = store.begin(SESSION)
     for row in (row_of(PLAN, 0.5, age_s=60), row_of(PLAN, 0.75, age_s=30), row_of(PLAN, 0.9, is_whole=False)):
         store.add(session, PLAN, row)
-    found = store.find(key_of(), REFERENCE, MACHINE, 0.0)
+    found = store.find(key_of(), REFERENCE, SESSION, 0.0)
     assert found is not None
     assert found.step_time_s == 0.75
     now_s = time.time()
-    assert store.find(key_of(), REFERENCE, MACHINE, now_s - 10) is None
-    assert store.find(key_of(), "34" * 8, MACHINE, 0.0) is None
-    assert store.find(key_of(), REFERENCE, "34" * 8, 0.0) is None
+    assert store.find(key_of(), REFERENCE, SESSION, now_s - 10) is None
+    assert store.find(key_of(), "34" * 8, SESSION, 0.0) is None
+    assert store.find(key_of(), REFERENCE, dataclasses.replace(SESSION, machine="34" * 8), 0.0) is None
     for changes in ({"graph": HOST}, {"host": GRAPH}, {"protocol": "other"}, {"versions": "newer"}):
-        assert store.find(key_of(**changes), REFERENCE, MACHINE, 0.0) is None
-    assert store.find(key_of(plan_of(0, 0, 0)), REFERENCE, MACHINE, 0.0) is None
+        assert store.find(key_of(**changes), REFERENCE, SESSION, 0.0) is None
+    assert store.find(key_of(plan_of(0, 0, 0)), REFERENCE, SESSION, 0.0) is None
+
+
+def test_what_a_busy_machine_measured_answers_only_who_measured_it(store: MeasurementStore) -> None:
+    busy, other = dataclasses.replace(SESSION, begun_s=1.0, idle_share=0.5), dataclasses.replace(SESSION, begun_s=2.0)
+    number = store.begin(busy)
+    store.add(number, PLAN, row_of())
+    store.add_learned(number, GRAPH, LEARNED)
+    for session, least_idle, is_found in ((busy, 0.75, True), (other, 0.75, False), (other, 0.5, True)):
+        assert (store.find(key_of(), REFERENCE, session, 0.0, least_idle) is not None) == is_found
+    assert store.learned_hosts(HOST, MACHINE, 0.75) == []
+    assert store.learned_hosts(HOST, MACHINE, 0.5) == [LEARNED]
 
 
 def test_a_failure_is_kept_with_its_cause(store: MeasurementStore) -> None:
     row = row_of(PLAN, 1.0, status="oom", step_time_s=float("inf"), samples_s=(), why="cuda:0 is full")
     store.add(store.begin(SESSION), PLAN, row)
-    found = store.find(key_of(), REFERENCE, MACHINE, 0.0)
+    found = store.find(key_of(), REFERENCE, SESSION, 0.0)
     assert found is not None
     assert (found.status, found.why, found.step_time_s) == ("oom", "cuda:0 is full", None)
     assert found.measurement.step_time_s == float("inf")
