@@ -61,7 +61,7 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
 
 def _how_to_run(path: Path, request: ExportRequest) -> str:
     if request.is_simulated:
-        host = request.config.get("host")
+        host = request.config.get("host", "a host")
         return f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
     return f"run it with python {path}"
 
