@@ -54,9 +54,16 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         placement.require_graph(_graph(request))
     path = run.root / chosen.file
     write_text_atomic(path, text)
-    how = f": run it with python {path}" if path.suffix == ".py" else f": {chosen.summary}"
-    print(f"wrote {path}{how}", file=sys.stderr)
+    how = chosen.summary if path.suffix != ".py" else _how_to_run(path, request)
+    print(f"wrote {path}: {how}", file=sys.stderr)
     return {"schema": 1, "format": format, "path": str(path)}
+
+
+def _how_to_run(path: Path, request: ExportRequest) -> str:
+    if request.is_simulated:
+        host = request.config.get("host", "a host")
+        return f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
+    return f"run it with python {path}"
 
 
 def unchecked_loss(config: Mapping[str, Any]) -> str | None:
@@ -87,6 +94,9 @@ def _graph(request: ExportRequest) -> OpGraph:
 
 def _check(request: ExportRequest) -> dict[str, Any]:
     placement = request.placement
+    if request.is_simulated:
+        hint = "A check runs the placed step: train on a host of this machine (`--host auto`) first."
+        raise InvalidValue("host", request.config.get("host"), "one of this machine", where="export --check", hint=hint)
     graph, host = _graph(request), matching_host(placement)
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)
