@@ -22,6 +22,7 @@ RUN_FILES = (
     "policy.json",
     "learning.json",
     "host_model.json",
+    "explanation.json",
     "timeline.json",
     "timeline.png",
     "best_so_far.png",
