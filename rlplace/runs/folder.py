@@ -20,6 +20,7 @@ RUN_FILES = (
     "placement.json",
     "policy.safetensors",
     "policy.json",
+    "search.json",
     "learning.json",
     "host_model.json",
     "explanation.json",

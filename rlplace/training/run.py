@@ -169,7 +169,7 @@ def train(
         result = TrainResult(placement, table, timeline, evaluator.is_measured)
         if run is not None:
             _write(run, problem, result)
-            _draw_search(run, problem, found, is_measured=evaluator.is_measured)
+            _keep_search(run, problem, found, is_measured=evaluator.is_measured)
             if learning := {name: result_of.learning for name, result_of in found.items() if result_of.learning}:
                 run.write_json("learning.json", learning)
             for result_of in found.values():
@@ -357,8 +357,21 @@ def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
 
 
-def _draw_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
-    """Writes what each method had come to over placements and seconds."""
+def _kept(found: LoopResult) -> dict[str, Any]:
+    """What `search.json` keeps of a method."""
+    return {
+        "placements": found.num_scored,
+        "measured": found.num_measured,
+        "seconds": found.seconds,
+        "single_s": found.single_s,
+        "history": [best.to_list() for best in found.history],
+        "tried": [list(pair) for pair in found.tried],
+    }
+
+
+def _keep_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
+    """Writes what each method had come to over placements and seconds, as figures and as a picture."""
+    run.write_json("search.json", {"schema": 1, "methods": {name: _kept(one) for name, one in found.items()}})
     curves = [
         Curve(
             method,
