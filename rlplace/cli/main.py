@@ -26,6 +26,7 @@ from rlplace.cli.hosts import hosts
 from rlplace.cli.measure import measure
 from rlplace.cli.place import place
 from rlplace.cli.pretrain import pretrain
+from rlplace.cli.report import report
 from rlplace.cli.simulate import simulate
 from rlplace.cli.train import train
 from rlplace.cli.workloads import workloads
@@ -36,6 +37,7 @@ DESCRIPTION = "Finds where each op of a PyTorch model should run so that the mea
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "place": place,
+    "report": report,
     "export": export,
     "compare": compare,
     "simulate": simulate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
@@ -18,6 +18,9 @@ from rlplace.training.config import TrainConfig
 from rlplace.training.methods import method_of
 from rlplace.training.run import TrainResult, check_names, train
 from rlplace.workloads import WorkloadSpec
+
+if TYPE_CHECKING:
+    from rlplace.report.progress import Progress
 
 
 @one_thread_here()
@@ -89,8 +92,9 @@ def run_training(
         told = {"micro_batches": prepared.to_dict()}
         run.write_json("result.json", read_json(run.path("result.json")) | told)
         is_complete = True
+        report = _report(run, progress)
         progress.close()
-        _show(result, folder, is_quiet=is_quiet)
+        _show(result, folder, report, is_quiet=is_quiet)
         return result.table.to_dict() | told
     except KeyboardInterrupt:
         if run.has("placement.json"):
@@ -113,7 +117,18 @@ def _devices(host: Host) -> str:
     return ", ".join(f"{device.name} ({device.kind})" for device in host.devices)
 
 
-def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
+def _report(run: RunFolder, progress: Progress) -> Path | None:
+    """Writes the run's report; one that fails costs the run nothing but a line."""
+    from rlplace.runs.report import write_report
+
+    try:
+        return write_report(run)
+    except Exception as error:  # whatever it is: the run itself is complete
+        progress.say(f"no report.html: {error}")
+        return None
+
+
+def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
@@ -122,4 +137,4 @@ def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
         return
     console = Console(stderr=True)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
-    console.print(f"best: {result.table.best}; run kept in {folder}")
+    console.print(f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""))
