@@ -17,6 +17,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "advise": "rlplace.runs.advise.advise",
     "capture": "rlplace.graphs",
     "OpGraph": "rlplace.graphs",
     "OptimizerSpec": "rlplace.graphs",

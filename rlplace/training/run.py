@@ -15,6 +15,7 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.explain.explanation import save_explanation
 from rlplace.measure.host_model import load_priors, prior_of
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.placement import Placement, save_placement
@@ -31,6 +32,7 @@ from rlplace.report import Curve, save_best_so_far_png, save_timeline_png, write
 from rlplace.report.format import format_clock, format_seconds
 from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.calibration import calibrated
+from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import find
@@ -355,6 +357,9 @@ def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
     title = f"{result.table.best}: {result.step_time_s * 1e3:.1f} ms a step ({kind})"
     save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
+    table = result.table
+    explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
+    save_explanation(explanation, run.path("explanation.json"))
 
 
 def _kept(found: LoopResult) -> dict[str, Any]:

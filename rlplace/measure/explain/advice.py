@@ -45,7 +45,8 @@ def alternative(explanation: Explanation, name: str) -> Alternative | None:
 
 def _use_eager(explanation: Explanation) -> str:
     eager_s = _step_s(explanation, EAGER)
-    if eager_s is None or eager_s > AS_GOOD * explanation.step_time_s:
+    single_s = _step_s(explanation, ONE_DEVICE)
+    if eager_s is None or eager_s > AS_GOOD * min(explanation.step_time_s, single_s or explanation.step_time_s):
         return ""
     if eager_s < explanation.step_time_s:
         return f"Use eager: it is faster ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
@@ -71,7 +72,7 @@ def _memory(explanation: Explanation) -> str:
 
 
 def _near_bound(explanation: Explanation) -> str:
-    if explanation.step_time_s > NEAR_BOUND * explanation.bound_s:
+    if not 0 < explanation.step_time_s <= NEAR_BOUND * explanation.bound_s:
         return ""
     gap = max(explanation.step_time_s / explanation.bound_s - 1.0, 0.0)
     return f"Keep this placement: it is within {_percent(gap)} of the bound ({explanation.bound})."
@@ -116,7 +117,8 @@ def _waits(explanation: Explanation) -> str:
 
 def _chain(explanation: Explanation) -> str:
     path, step_s = explanation.path, explanation.explained_s
-    idle = sum(device.idle_s for device in explanation.devices) / len(explanation.devices)
+    plain = [device for device in explanation.devices if not device.members]
+    idle = sum(device.idle_s for device in plain) / len(plain)
     if not path.modules or path.op_s < MOSTLY * step_s or idle < IDLE * step_s:
         return ""
     longest = path.modules[0]
@@ -128,6 +130,8 @@ def _chain(explanation: Explanation) -> str:
 
 
 def _keep(explanation: Explanation) -> str:
+    if not explanation.step_time_s:
+        return "Keep this placement: the step takes no time."
     single_s = _step_s(explanation, ONE_DEVICE)
     over_bound = f"no placement can be below {_percent(explanation.bound_s / explanation.step_time_s)} of its step time"
     if single_s is None:
@@ -169,7 +173,7 @@ def _more_micro_batches(explanation: Explanation) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _percent(share: float) -> str:

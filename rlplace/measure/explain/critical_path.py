@@ -69,7 +69,7 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
     next_s = float(end_s[-1]) if len(items) else 0.0
     for item, began_s, ended_s in reversed(list(zip(items.tolist(), start_s.tolist(), end_s.tolist(), strict=True))):
         described = _described(problem, plan, item)
-        ended_s = min(ended_s, next_s)
+        ended_s = max(min(ended_s, next_s), 0.0)
         began_s = min(max(began_s, 0.0), ended_s)
         if ended_s < next_s:
             after = parts[-1]

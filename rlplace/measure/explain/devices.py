@@ -70,6 +70,7 @@ def device_shares(
                 peak_bytes=int(peak_bytes[index]),
                 capacity_bytes=device.memory_bytes,
                 memory_pool=device.memory_pool,
+                members=device.members,
             )
         )
     return tuple(shares)

@@ -41,6 +41,8 @@ class DeviceShare:
     """What it may hold; of a pool, what all its devices together may."""
     memory_pool: str = ""
     """The pool that it shares its memory in; empty for a memory of its own."""
+    members: tuple[str, ...] = ()
+    """Devices that it is a gang of; empty for a single device."""
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "num_ops", "busy_s", "transfer_s", "idle_s", "sent_bytes", "received_bytes")
@@ -148,6 +150,9 @@ class CutEdge:
     is_critical: bool
     """Whether it is on the critical path."""
 
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "num_readers", "num_bytes", "start_s", "seconds")
+
 
 @dataclass(frozen=True)
 class MemoryCurve:
@@ -175,6 +180,10 @@ class Alternative:
     """How the step time was found."""
     note: str = ""
     """On what it stands, or why it cannot be had."""
+
+    def __post_init__(self) -> None:
+        if self.step_time_s is not None:
+            _check_not_negative(self, "step_time_s")
 
 
 @dataclass(frozen=True)
@@ -223,7 +232,9 @@ class Explanation:
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise InvalidValue("schema", self.schema, str(SCHEMA))
-        _check_not_negative(self, "step_time_s", "explained_s", "bound_s", "num_ops", "num_transfers")
+        _check_not_negative(self, "step_time_s", "explained_s", "bound_s", "num_ops", "num_transfers", "transfer_bytes")
+        if not self.devices:
+            raise InvalidValue("devices", "empty", "one device at least")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `explanation.json` keeps it and `rlplace explain --json` prints it."""

@@ -1,4 +1,4 @@
-"""`report.html`: a run as one page. A section is a file here and a row of `page.SECTIONS`; texts go through `escape`."""
+"""`report.html`: a run as one page. A section is a file and a row of `page.SECTIONS`; texts go through `escape`."""
 
 from rlplace.report.html.page import report_page
 from rlplace.report.html.run_data import RunData, decode_run

@@ -38,8 +38,8 @@ def field_section(data: RunData) -> Section:
         lead = f"Step times are {how}; less is better."
     else:
         lead = (
-            "Median step time of every row, and half the interquartile range of its samples, all measured in turn in one "
-            "race. A lead within the spread is no lead."
+            "Median step time of every row, and half the interquartile range of its samples, all measured in turn in "
+            "one race. A lead within the spread is no lead."
         )
     heads = ["method", "step, ms", "", "", "of one device", "of eager", "placements", "measured", "notes"]
     body = table(heads, cells, numbers=(1, 2, 4, 5, 6, 7), styles=styles, minor=(3, 5, 6, 7, 8))

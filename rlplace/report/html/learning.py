@@ -182,6 +182,6 @@ def _caveat(data: RunData) -> str:
     if not data.is_measured:
         return "All of it is simulated."
     return (
-        "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end below "
-        "what the table says, and the table is right."
+        "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end "
+        "below what the table says, and the table is right."
     )
