@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rlplace.report.format import format_ms
 from rlplace.report.html.escape import plot_text, readable
-from rlplace.report.html.figure import CARD, DEVICE_COLORS, INK, OTHER_COLOR, Figure, Variant
+from rlplace.report.html.figure import CARD, DEVICE_COLORS, GRID, INK, OTHER_COLOR, Figure, Variant
 from rlplace.report.html.module_groups import OUTSIDE, module_groups
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.tags import Section, details, table
@@ -19,6 +19,7 @@ _MOST_DEPTH = 12
 _SHOWN_DEPTH = 4
 _MOST_ROWS = 20
 _HEIGHT_PX = 460
+_LIGHT_FROM = 0.183
 
 
 @dataclass
@@ -92,9 +93,32 @@ def blended(shares: Mapping[str, float], colors: Mapping[str, str]) -> str:
     return "#" + "".join(f"{int(part + 0.5):02X}" for part in parts)
 
 
+def text_color(fill: str) -> str:
+    """Dark or white, whichever has more contrast on `fill`; the page's ink on a colour of the page.
+
+    Source: relative luminance and contrast of WCAG 2.1.
+
+    >>> text_color("#DDCC77"), text_color("#332288"), text_color("@grid")
+    ('#0D1317', '#FFFFFF', '@ink')
+    """
+    if fill.startswith("@"):
+        return INK
+    parts = [int(fill[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#0D1317" if luminance > _LIGHT_FROM else "#FFFFFF"
+
+
+def _color(node: Node, colors: Mapping[str, str]) -> str:
+    """That of the page where the parts inside are in view anyway, else that of the devices."""
+    is_open = (node.children and node.path.count(".") < _SHOWN_DEPTH - 3) or not node.path
+    return GRID if is_open else blended(node.seconds, colors)
+
+
 def _figure(root: Node, colors: Mapping[str, str]) -> Figure:
     nodes = _nodes(root)
     index = {id(node): place for place, (node, _) in enumerate(nodes)}
+    fills = [_color(node, colors) for node, _ in nodes]
     trace = {
         "type": "treemap",
         "ids": [str(place) for place in range(len(nodes))],
@@ -106,16 +130,16 @@ def _figure(root: Node, colors: Mapping[str, str]) -> Figure:
         "branchvalues": "remainder" if len(nodes) == 1 else "total",
         "maxdepth": _SHOWN_DEPTH,
         "marker": {
-            "colors": [blended(node.seconds, colors) for node, _ in nodes],
+            "colors": fills,
             "line": {"color": CARD, "width": 1},
             "pad": {"t": 18, "l": 3, "r": 3, "b": 3},
         },
         "tiling": {"pad": 1},
         "pathbar": {"thickness": 22, "textfont": {"color": INK}},
-        "textfont": {"size": 12},
+        "textfont": {"size": 12, "color": [text_color(color) for color in fills]},
     }
     legend = [(readable(name), color) for name, color in colors.items()]
-    layout = {"margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "hoverlabel": {"align": "left"}}
+    layout = {"margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "uniformtext": {"minsize": 9, "mode": "hide"}}
     return Figure(
         "modules-figure", "Modules by time and device", [trace], layout, _HEIGHT_PX, [Variant("", legend=legend)]
     )

@@ -36,7 +36,7 @@ def sentence(data: RunData) -> str:
     if eager_s:
         ratios.append(f"{best.step_s / eager_s:.2f} of eager PyTorch's")
     over = f": {' and '.join(ratios)}" if ratios else ""
-    text = f"The best placement, found by {best.method}, takes {format_ms(best.step_s)} ms a step {data.kind}{over}."
+    text = f"The best placement, found by {best.method}, takes {format_ms(best.step_s)} ms a step, {data.kind}{over}."
     if eager_s and eager_s < best.step_s:
         text += " Eager PyTorch was faster than every placement here: use eager."
     return text

@@ -53,7 +53,7 @@ def table(
     styles: Mapping[int, str] | None = None,
     minor: Sequence[int] = (),
 ) -> str:
-    """A table in a box of its own that scrolls where it is too wide.
+    """A table in a box of its own that scrolls where it is too wide; columns in which nothing stands are left out.
 
     Args:
         headings: one a column.
@@ -62,14 +62,16 @@ def table(
         styles: row to its class.
         minor: columns that narrow screens leave out.
     """
+    rows = [[_markup(cell) for cell in row] for row in rows]
+    kept = [column for column in range(len(headings)) if any(row[column] for row in rows)]
     marks = [
         " ".join(name for name, columns in (("number", numbers), ("minor", minor)) if column in columns)
-        for column in range(len(headings))
+        for column in kept
     ]
-    head = "".join(_cell("th", heading, mark) for heading, mark in zip(headings, marks, strict=True))
+    head = "".join(f"<th{_class(mark)}>{escaped(headings[column])}</th>" for column, mark in zip(kept, marks))
     body = "".join(
         f"<tr{_class((styles or {}).get(index, ''))}>"
-        + "".join(_cell("td", cell, mark) for cell, mark in zip(row, marks, strict=True))
+        + "".join(f"<td{_class(mark)}>{row[column]}</td>" for column, mark in zip(kept, marks))
         + "</tr>"
         for index, row in enumerate(rows)
     )
@@ -90,10 +92,6 @@ def details(summary: str, markup: str) -> str:
 def bullets(lines: Sequence[str]) -> str:
     """A list of lines of text."""
     return "<ul>" + "".join(f"<li>{prose(line)}</li>" for line in lines) + "</ul>"
-
-
-def _cell(tag: str, value: object, mark: str) -> str:
-    return f"<{tag}{_class(mark)}>{_markup(value)}</{tag}>"
 
 
 def _markup(value: object) -> str:
