@@ -18,7 +18,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.explanation_tables import explanation_tables
 
-OTHERS = [Alternative("one device", 4.0, "simulated"), Alternative("eager", None, "simulated", "the host is [simulated]")]
+OTHERS = [
+    Alternative("one device", 4.0, "simulated"),
+    Alternative("eager", None, "simulated", "the host is [simulated]"),
+]
 
 
 def explained(**host_options: object) -> Explanation:

@@ -18,12 +18,17 @@ def clean(text: object) -> str:
     return "".join(char if char.isprintable() else " " if char in "\t\n\r" else "�" for char in str(text))
 
 
-def readable(text: object) -> str:
-    """`clean` text, cut in the middle where it is very long."""
+def readable(text: object, most: int = MOST_CHARACTERS) -> str:
+    """`clean` text, cut in the middle where it has more than `most` characters.
+
+    Example:
+        >>> readable("from one end to the other", most=13)
+        'from ...other'
+    """
     shown = clean(text)
-    if len(shown) <= MOST_CHARACTERS:
+    if len(shown) <= most:
         return shown
-    half = (MOST_CHARACTERS - 3) // 2
+    half = (most - 3) // 2
     return f"{shown[:half]}...{shown[-half:]}"
 
 
@@ -42,11 +47,11 @@ def prose(text: object) -> str:
     return html.escape(clean(text))
 
 
-def plot_text(text: object) -> str:
+def plot_text(text: object, most: int = MOST_CHARACTERS) -> str:
     """A name as plotly shows it, which reads a few tags and entities, links among them.
 
     Example:
         >>> plot_text('<a href="x">y</a>')
         '&lt;a href="x"&gt;y&lt;/a&gt;'
     """
-    return html.escape(readable(text), quote=False)
+    return html.escape(readable(text, most), quote=False)

@@ -30,6 +30,7 @@ _FIRST_GRAIN = 1 / 20_000
 _COLORS_MIX_FROM = 1 / 2_000
 _DEVICE_PX, _LINK_PX, _AROUND_PX = 56, 26, 84
 _MOST_LANES = 40
+_LABEL_CHARACTERS = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
         yaxis=axis(
             "",
             tickvals=list(range(len(lanes))),
-            ticktext=[plot_text(trace.lanes[lane].name.replace("->", "→")) for lane in lanes],
+            ticktext=[plot_text(trace.lanes[lane].name.replace("->", "→"), _LABEL_CHARACTERS) for lane in lanes],
             range=[len(lanes) - 0.5, -0.5],
             fixedrange=True,
             gridcolor="rgba(0,0,0,0)",

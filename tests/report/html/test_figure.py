@@ -9,7 +9,9 @@ from rlplace.report.html.figure import Figure, Variant, discrete_scale, figures_
 
 
 def figure(**trace: object) -> Figure:
-    return Figure("a", "a figure", [trace], {"title": "x"}, 100, [Variant("v", {"x": [[1]]}, {"y": 2}, [("n", "#000")])])
+    return Figure(
+        "a", "a figure", [trace], {"title": "x"}, 100, [Variant("v", {"x": [[1]]}, {"y": 2}, [("n", "#000")])]
+    )
 
 
 def test_data_comes_back_as_it_was_and_cannot_leave_its_script_element() -> None:
@@ -17,7 +19,12 @@ def test_data_comes_back_as_it_was_and_cannot_leave_its_script_element() -> None
     assert not set("<>&") & set(text)
     (back,) = json.loads(text)
     assert back["data"][0] == {"names": list(HOSTILE), "values": [1.5, None]}
-    assert back["variants"][0] == {"label": "v", "restyle": {"x": [[1]]}, "relayout": {"y": 2}, "legend": [["n", "#000"]]}
+    assert back["variants"][0] == {
+        "label": "v",
+        "restyle": {"x": [[1]]},
+        "relayout": {"y": 2},
+        "legend": [["n", "#000"]],
+    }
 
 
 def test_the_place_of_a_figure_says_what_it_is() -> None:

@@ -14,9 +14,9 @@ def test_a_model_of_one_part_is_cut_deeper() -> None:
     inside = ops([f"model.layers.{k % 3}.mlp" for k in range(9)])
     groups = module_groups(inside)
     assert groups.depth == 3
-    assert groups.names == ("model.layers.0", "model.layers.1", "model.layers.2")
+    assert set(groups.names) == {"model.layers.0", "model.layers.1", "model.layers.2"}
     assert not groups.has_others
-    assert groups.index(inside[1]) == 1
+    assert groups.names[groups.index(inside[1])] == "model.layers.1"
     assert groups.are_alike(inside[0], inside[0])
     assert not groups.are_alike(inside[0], inside[1])
 
