@@ -18,7 +18,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
-WIDTH, HEIGHT = 1180, 1660
+WIDTH, HEIGHT = 1180, 2100
 """Of the report's picture: its head, the table, the timeline and the placement."""
 WAIT_MS, LONGEST_S = 20_000, 300
 

@@ -67,7 +67,16 @@ def _draw(
         _beside(axes, 1.0, 12, place, words, "left", is_best)
         _beside(axes, 0.0, -9, place, f"{'★ ' if is_best else ''}{row['method']}", "right", is_best)
     _finish(axes, placed, eager, str("measured" if result.get("measured") else "simulated"))
-    figure.text(0.2 / _WIDTH_IN, 1 - 0.2 / height_in, title, fontsize=13.5, fontweight="bold", color=_INK, va="top")
+    figure.text(
+        0.2 / _WIDTH_IN,
+        1 - 0.2 / height_in,
+        title,
+        fontsize=13.5,
+        fontweight="bold",
+        color=_INK,
+        va="top",
+        parse_math=False,
+    )
     return figure
 
 
@@ -112,4 +121,5 @@ def _beside(axes: Axes, x: float, shift: float, place: int, text: str, side: str
         fontsize=10,
         color=_INK,
         fontweight="bold" if is_best else "normal",
+        parse_math=False,
     )
