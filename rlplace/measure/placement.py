@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import decode_record
+from rlplace.decode import decode_record, described
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
@@ -94,7 +94,14 @@ class Placement:
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, method: str = "") -> Placement:
-        """The placement of `plan` on `problem`."""
+        """The placement of `plan` on `problem`.
+
+        Raises:
+            InvalidValue: it is no plan.
+        """
+        if not isinstance(plan, Plan):
+            hint = "A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of devices."
+            raise InvalidValue("plan", described(plan), "a Plan", where="placement", hint=hint)
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro

@@ -27,6 +27,8 @@ RUN_FILES = (
     "best_so_far.png",
     "step.py",
     "placement.csv",
+    "pipeline.py",
+    "torchrec.json",
     "measurements.db",
     "report.html",
 )
