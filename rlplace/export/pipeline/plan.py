@@ -120,6 +120,10 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
     step = whole_step(workload)
     tensors = _tensors(workload)
     paths = boundaries(step, _first(tensors, whole, counts[0]))
+    if not paths:
+        hint = "A recurrent model that is unrolled runs the same modules at every step."
+        expected = "one with modules that run once and not first, before which a stage may begin"
+        raise InvalidValue("model", type(workload.model).__name__, expected, where=WHERE, hint=hint)
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     best: tuple[int, MicroBatches, list[str], Problem, BoundedPipeline] | None = None
@@ -134,8 +138,8 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             assert micro is not None
             best = count, micro, [kept[index] for index in found.chosen], problem, found
     if best is None:
-        actual = f"{len(paths)} modules to cut at" if paths else "no module that runs once, and not first"
-        raise InvalidValue("stages", actual, "two or more stages that fit into memory", where=WHERE)
+        actual = f"none, of {len(paths)} modules to cut at"
+        raise InvalidValue("stages", actual, "two or more that fit into memory", where=WHERE)
     count, micro, begins, problem, found = best
     shared = check_split(step, _first(tensors, whole, count), begins)
     return PipelinePlan(

@@ -100,7 +100,7 @@ def main(steps: int, save: Path | None) -> None:
                 dist.all_reduce(stage.submod.get_parameter(users[rank]).grad, group=group)
         optimizer.step()
         if last_stage:
-            print(number, float(torch.stack(losses).{reduce}()), flush=True)
+            print(number, float(torch.stack(losses).detach().{reduce}()), flush=True)
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         named = ((name, p) for name, p in stage.submod.named_parameters() if p.grad is not None)  # else not its own

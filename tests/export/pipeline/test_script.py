@@ -90,7 +90,7 @@ def trained(model: nn.Module, steps: int) -> tuple[list[float], dict[str, torch.
         loss = skipping_loss(model(late, rows), labels)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses, {name: value.detach() for name, value in model.named_parameters()}
 
 
@@ -134,7 +134,7 @@ def test_a_named_workload_whose_head_is_tied(folder: Path) -> None:
         loss = work.loss_fn(work.model(**work.inputs))
         loss.backward()
         optimizer.step()
-        expected.append(float(loss))
+        expected.append(loss.item())
     assert losses == pytest.approx(expected, abs=1e-4)
 
 
@@ -148,6 +148,15 @@ def test_an_inference_is_refused(folder: Path, capsys: pytest.CaptureFixture[str
     assert not run.path("pipeline.py").exists()
 
 
+def test_an_unrolled_model_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "rnnlm@layers=2,units=8,vocab=11,steps=3,batch=4"
+    work = build(name)
+    run = run_of(folder, capture(work.model, work.inputs, work.loss_fn, work.optimizer), name)
+    assert main(["export", str(run.root), "--format", "pipeline"]) == 2
+    said = capsys.readouterr().err
+    assert "model is 'RNNLM', expected one with modules that run once and not first" in said
+
+
 def test_one_device_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = skipping_run(folder, 1)
     command = ["export", str(run.root), "--format", "pipeline", "--workload", "a_pipelined_work:work"]
@@ -159,7 +168,7 @@ def test_a_simulated_host_gives_estimated_stages_on_gpus(folder: Path) -> None:
     """A simulated host of two GPUs: estimated, and the script names GPUs."""
     from rlplace.measure import resolve_host
 
-    name = "rnnlm@layers=3,units=8,vocab=11,steps=3,batch=4"
+    name = "vit@layers=2,width=12,heads=2,batch=4,image_size=32,patch_size=16,classes=3"
     work = build(name)
     graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
     devices = np.zeros(graph.num_ops, dtype=np.int32)
