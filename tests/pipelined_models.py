@@ -30,7 +30,9 @@ class Skipping(nn.Module):
 
     def forward(self, late: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         x = self.words(rows)
-        scale = torch.sigmoid(self.gate(x))
+        with torch.no_grad():
+            shift = x.mean(dim=1, keepdim=True)
+        scale = torch.sigmoid(self.gate(x - shift)).T.contiguous().T  # sent, and not contiguous
         x = self.twice(x)
         for block in self.blocks:
             x = block(x, scale)

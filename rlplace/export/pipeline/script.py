@@ -9,13 +9,16 @@ from typing import Any
 from rlplace import __version__
 from rlplace.export.captured import CapturedRun
 from rlplace.export.pipeline.plan import PipelinePlan, plan_pipeline
-from rlplace.export.pipeline.stages import WholeStep, hand_on, name_in_model, split_step
+from rlplace.export.pipeline.stages import WholeStep, hand_on, is_graph, name_in_model, open_regions, split_step
 from rlplace.export.registry import Exported, ExportFormat, ExportRequest
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import OptimizerSpec
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Classes of `torch.distributed.pipelining` by the order of micro-batches."""
+
+PARTS = (WholeStep, split_step, hand_on, open_regions, is_graph, name_in_model)
+"""What is part of the text."""
 
 _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
 
@@ -158,7 +161,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         devices=tuple(stage.place for stage in plan.stages),
         cores=tuple(stage.device.cores if stage.device.backend == "cpu" else () for stage in plan.stages),
         dims=plan.dims,
-        stages="\n\n".join(inspect.getsource(each) for each in (WholeStep, split_step, hand_on, name_in_model)),
+        stages="\n\n".join(inspect.getsource(each) for each in PARTS),
         size=config["default_size"],
         seed=config["train"]["seed"],
         batch=plan.batch,

@@ -6,6 +6,7 @@ import operator
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from pipelined_models import Skipping, skipping_batch, skipping_loss
 from torch import nn
 from torch.distributed.pipelining import Pipe
@@ -55,6 +56,52 @@ def test_stages_compute_what_the_step_did() -> None:
     assert pipe.num_stages == 4
     (loss,) = torch.utils._pytree.tree_leaves(pipe(*batch))
     torch.testing.assert_close(loss, expected)
+
+
+def test_gradients_of_stages_are_those_of_the_step() -> None:
+    """Backward from stage to stage, as a schedule does; no gradient comes out of a region without."""
+    batch, whole = skipping_batch(), skipping()
+    whole(*batch).backward()
+    pipe = split_step(skipping(), batch, BEGINS)
+    stages = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
+    received: list[list[torch.Tensor]] = [list(batch)]
+    sent: list[list[torch.Tensor]] = []
+    for stage in stages:
+        made = stage(*received[-1])
+        sent.append(list(made) if isinstance(made, (list, tuple)) else [made])
+        received.append([value.detach().requires_grad_(value.is_floating_point()) for value in sent[-1]])
+    assert all(value.is_contiguous() for values in sent for value in values)
+    gradients: list[torch.Tensor | None] = [torch.ones(1)]
+    for values, inputs in zip(reversed(sent), reversed(received[:-1]), strict=True):
+        pairs = [(value, gradient) for value, gradient in zip(values, gradients, strict=True) if value.requires_grad]
+        torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
+        gradients = [value.grad for value in inputs]
+    found: dict[str, torch.Tensor] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            if parameter.grad is not None:
+                known = found.get(name_in_model(name), torch.zeros_like(parameter))
+                found[name_in_model(name)] = known + parameter.grad
+    expected = {name: parameter.grad for name, parameter in whole.model.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_a_region_of_another_kind_is_refused() -> None:
+    """Recomputed activations (`checkpoint`) are a graph of their own."""
+    step = WholeStep(Remembering(), torch.sum, None, 0)
+    with pytest.raises(TypeError, match="makes a region of its own, which a stage cannot hold"):
+        split_step(step, [torch.ones(2, 4)], ["model.second"])
 
 
 def test_a_stage_reads_from_the_one_before_it_alone() -> None:
