@@ -32,7 +32,7 @@ def placed_run(
 ) -> RunFolder:
     """A run of `workload`, whose step is `graph`, placed on `devices` (N,)."""
     seconds = np.full((graph.num_ops, host.num_devices), WORKED_S)
-    problem = Problem(graph, host, Costs(seconds, "profiled"), Grouping(np.arange(graph.num_ops)))
+    problem = Problem(graph, host, Costs(seconds, "profiled"), Grouping(np.arange(graph.num_ops, dtype=np.int32)))
     folder = RunFolder.create(path)
     config = {"workload": workload, "default_size": "small", "train": {"seed": seed}, "micro_batches": cut}
     folder.write_json("config.json", config)

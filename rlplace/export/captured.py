@@ -64,4 +64,4 @@ class CapturedRun:
             raise InvalidValue(
                 "costs.op_time_s", "no table", "seconds of every op on every device", where="problem.json", hint=hint
             ) from error
-        return Problem(self.graph, self.host, costs, Grouping(np.arange(self.graph.num_ops)))
+        return Problem(self.graph, self.host, costs, Grouping(np.arange(self.graph.num_ops, dtype=np.int32)))

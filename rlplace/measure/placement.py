@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
@@ -93,15 +93,15 @@ class Placement:
     cut: PlacedCut | None = None
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, method: str = "") -> Placement:
+    def of(cls, problem: Problem, plan: Plan | None, method: str = "") -> Placement:
         """The placement of `plan` on `problem`.
 
         Raises:
-            InvalidValue: it is no plan.
+            InvalidValue: there is no plan: a search may find none.
         """
-        if not isinstance(plan, Plan):
+        if plan is None:
             hint = "A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of devices."
-            raise InvalidValue("plan", described(plan), "a Plan", where="placement", hint=hint)
+            raise InvalidValue("plan", None, "a Plan", where="placement", hint=hint)
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro

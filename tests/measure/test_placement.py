@@ -36,7 +36,7 @@ def chain_problem(host: Host) -> Problem:
 
 def test_what_a_search_found_nothing_for_is_no_placement() -> None:
     with pytest.raises(InvalidValue, match=r"placement: plan is None, expected a Plan\. A search that found nothing"):
-        Placement.of(chain_problem(two_devices()), None)  # type: ignore[arg-type]
+        Placement.of(chain_problem(two_devices()), None)
 
 
 def split_plan() -> Plan:

@@ -207,7 +207,7 @@ def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterato
 
 def _problem(graph: OpGraph, host: Host) -> Problem:
     costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
-    return Problem(graph, host, costs, Grouping(np.arange(graph.num_ops)))
+    return Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
 
 
 def _say(count: int, found: BoundedPipeline | None, host: Host) -> None:

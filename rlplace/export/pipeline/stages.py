@@ -51,8 +51,9 @@ def split_step(step: nn.Module, tensors: Sequence[torch.Tensor], begins: Sequenc
         tensors: of one micro-batch.
         begins: paths of modules, each of which runs once.
     """
+    mark: Callable[[], None] = pipe_split
     for path in begins:
-        step.get_submodule(path).register_forward_pre_hook(lambda *_: pipe_split())
+        step.get_submodule(path).register_forward_pre_hook(lambda *_: mark())
     return pipeline(step, tuple(tensors), split_policy=hand_on)
 
 
@@ -74,7 +75,7 @@ def hand_on(traced: fx.GraphModule) -> fx.GraphModule:
     def copied(value: fx.Node, place: fx.Node, stage: int, modules: dict[str, Any]) -> fx.Node:
         if not isinstance(value.meta["val"], torch.Tensor):
             raise TypeError(f"{value} is handed to a later stage and is no tensor")
-        how = {"memory_format": torch.contiguous_format}
+        how: dict[str, Any] = {"memory_format": torch.contiguous_format}
         with graph.inserting_after(place):
             made = graph.call_function(torch.ops.aten.clone.default, (value,), how)
         made.meta = {"val": torch.ops.aten.clone.default(value.meta["val"], **how), "nn_module_stack": modules}
@@ -121,7 +122,7 @@ def open_regions(traced: fx.GraphModule) -> None:
         open_regions(region)
         inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
         with graph.inserting_before(node):
-            results = graph.graph_copy(region.graph, dict(zip(inputs, node.args[place + 1 :], strict=True)))
+            results: Any = graph.graph_copy(region.graph, dict(zip(inputs, node.args[place + 1 :], strict=True)))
         for reader in list(node.users):  # each takes one result
             result = results[reader.args[1]]
             if is_closed:

@@ -6,7 +6,6 @@ import operator
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from pipelined_models import Skipping, skipping_batch, skipping_loss
 from torch import nn
 from torch.distributed.pipelining import Pipe
@@ -88,19 +87,20 @@ def test_gradients_of_stages_are_those_of_the_step() -> None:
         torch.testing.assert_close(found[name], gradient)
 
 
-class Remembering(nn.Module):
+class Casting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.first(x)
+        return self.second(x.float())
 
 
 def test_a_region_of_another_kind_is_refused() -> None:
-    """Recomputed activations (`checkpoint`) are a graph of their own."""
-    step = WholeStep(Remembering(), torch.sum, None, 0)
-    with pytest.raises(TypeError, match="makes a region of its own, which a stage cannot hold"):
+    step = WholeStep(Casting(), torch.sum, None, 0)
+    with pytest.raises(TypeError, match="wrap_with_autocast makes a region of its own, which a stage cannot hold"):
         split_step(step, [torch.ones(2, 4)], ["model.second"])
 
 
