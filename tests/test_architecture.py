@@ -28,7 +28,7 @@ LAYERS = {
     "training": {"graphs", "measure", "search", "env", "policy", "report", "runs", "workloads", "export"},
     "compare": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
-    "export": {"graphs", "measure", "report", "runs", "training", "workloads"},
+    "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "cli": {
         *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
         *("compare", "partitioning"),

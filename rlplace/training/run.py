@@ -252,8 +252,8 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: a guide for a method that takes none, the learner cannot teach the policy, or the policy takes no
-            weights.
+        InvalidValue: a guide, a policy or a learner for a method that takes none, the learner cannot teach the policy,
+            or the policy takes no weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
@@ -268,6 +268,11 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
         raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
     if method in (POLICY, GUIDED) or config.guide is not None:
         check_fit(config.guide or config.learn)
+        return
+    for field, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
+        if named is not None:
+            hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
+            raise InvalidValue(field, named, f"none with method {method}, which learns none", where="train", hint=hint)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
