@@ -24,6 +24,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rlplace {__version__}\n"
 
 
+def test_it_is_a_module_that_python_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlplace", "--version"], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert done.stdout == f"rlplace {__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -119,6 +126,6 @@ def test_a_step_that_does_not_end_in_time_is_a_failure_in_one_line(
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert len(COMMANDS) == 15
+    assert len(COMMANDS) == 18
     for command in COMMANDS:
         assert command in done.stdout
