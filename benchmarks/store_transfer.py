@@ -3,7 +3,7 @@
 On hosts whose truth nobody sees (`rlplace compare --true`), the agent learns on one workload; what it learned goes into
 a store. Then it learns on another workload of the same host: with an empty store, and in half of the measurements with
 that one. Reported: the true step time of what each finds, as a ratio to that with an empty store. Writes
-`results/store-transfer.json`.
+`results/NAME.json`, anew after each case.
 """
 
 from __future__ import annotations
@@ -118,8 +118,9 @@ def main() -> None:
     parser.add_argument("--kinds", default="hard", help="kinds of truth, with commas between them")
     parser.add_argument("--seeds", default="100,101,102")
     parser.add_argument("--measured", type=int, default=16, help="plans that each search may measure")
-    parser.add_argument("--evaluations", type=int, default=6000, help="placements that each search may simulate")
+    parser.add_argument("--evaluations", type=int, default=16_000, help="placements that each search may simulate")
     parser.add_argument("--pairs", default="0,1", help="which of the pairs")
+    parser.add_argument("--name", default="store-transfer", help="of the results' file")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -132,8 +133,8 @@ def main() -> None:
                     rows.append(row)
                     ratios = f"{row['ratio']:.3f} with the store, {row['half_ratio']:.3f} without"
                     print(f"{pair[2]} {truth} {first} -> {second}: {ratios}", file=sys.stderr, flush=True)
-    told = {"schema": 1, **record(), **summary(rows), "rows": rows}
-    write_json_atomic(RESULTS / "store-transfer.json", told)
+                    told = {"schema": 1, **record(), **summary(rows), "rows": rows}
+                    write_json_atomic(RESULTS / f"{options.name}.json", told)
     if options.json:
         print(json.dumps({name: told[name] for name in ("schema", *summary(rows))}))
 

@@ -216,3 +216,36 @@ def test_reading_what_somebody_writes_sees_it(store: MeasurementStore) -> None:
         with pytest.raises(FileProblem, match="cannot be opened or written"):
             reader.begin(SESSION)
     assert VERSIONS in next(store.measurements()).versions
+
+
+ENDLESS = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from stored import SESSION, plan_of, row_of
+from rlplace.store import MeasurementStore
+
+store = MeasurementStore.open(sys.argv[1])
+session = store.begin(SESSION)
+for k in range(10**6):
+    plan = plan_of(*range(k, k + 100))
+    store.add(session, plan, row_of(plan))
+    print(k, flush=True)
+"""
+
+
+def test_what_was_kept_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
+    path, tests = tmp_path / "measurements.db", str(Path(__file__).parent.parent)
+    command = [sys.executable, "-c", ENDLESS, str(path), tests]
+    for round_ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            told = 0
+            while told < 20 + 17 * round_:
+                told = int(writer.stdout.readline()) + 1
+            writer.kill()
+        with MeasurementStore.read(path) as reader:
+            kept = reader.count()
+            assert kept >= told
+            assert len(list(reader.measurements())) == kept
+        with MeasurementStore.open(path) as store:
+            store.prune(Filter())
