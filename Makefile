@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint format check bench pictures gpu clean
+.PHONY: install demo test lint format check bench pictures gpu docs clean
 
 install: $(STAMP)
 
@@ -49,5 +49,9 @@ pictures: install
 gpu: install
 	$(BIN)/python benchmarks/gpu.py
 
+# The pages of docs/, the API from docstrings, and measured results: `python -m http.server -d site` shows them.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -29,6 +29,8 @@ RUN_FILES = (
     "best_so_far.png",
     "step.py",
     "placement.csv",
+    "pipeline.py",
+    "torchrec.json",
     "measurements.db",
     "report.html",
 )
