@@ -1,4 +1,4 @@
-"""What `rlplace explain` shows people: devices, the critical path, the costliest copies, and what else it would cost."""
+"""What `rlplace explain` shows people: devices, critical path, costliest copies, and what else it would cost."""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ IDLE = 0.4
 
 def advise_on(explanation: Explanation) -> Advice:
     """What to do, in one sentence; the advice that `explanation` has already is not looked at."""
+    if not explanation.explained_s or not explanation.step_time_s:
+        return Advice("keep", "Keep this placement: the step takes no time.")
     for name, rule in RULES.items():
         sentence = rule(explanation)
         if sentence:
@@ -130,8 +132,6 @@ def _chain(explanation: Explanation) -> str:
 
 
 def _keep(explanation: Explanation) -> str:
-    if not explanation.step_time_s:
-        return "Keep this placement: the step takes no time."
     single_s = _step_s(explanation, ONE_DEVICE)
     over_bound = f"no placement can be below {_percent(explanation.bound_s / explanation.step_time_s)} of its step time"
     if single_s is None:

@@ -1,4 +1,4 @@
-"""`find_critical_path`: what ends a step, back from its last item, in one placed step that was simulated or measured."""
+"""`find_critical_path`: what ends a placed step, back from its last item, be it simulated or measured."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
         timeline: of a step of it.
         items: `critical_items` of them.
     """
-    n = problem.graph.num_ops
     start_s = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))[items]
     end_s = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))[items]
     parts: list[PathPart] = []

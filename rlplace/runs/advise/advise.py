@@ -168,7 +168,8 @@ def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: in
         eager_s=_step_s(eager),
         eager_why=why,
         spread=max(spreads, default=0.0),
-        **({"cut_s": _step_s(placed)} if first.count > 1 else {"placed_s": _step_s(placed)}),
+        placed_s=_step_s(placed) if first.count == 1 else None,
+        cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
     )
     if cut is None:
         return figures
