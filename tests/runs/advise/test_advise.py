@@ -94,8 +94,8 @@ def test_a_number_that_cannot_be_cut_is_left_out_and_said() -> None:
         raise InvalidValue("batch", 3, "a multiple of 2")
 
     said: list[str] = []
-    found = asked(no_split(problem_of(chain(6), plain_host(2))), cuts={2: fails}, say=said.append)
-    assert found.figures.counts == (1,)
+    found = asked(problem_of(chain(6), plain_host(2)), cuts={2: fails}, say=said.append)
+    assert (found.verdict, found.figures.counts, found.figures.split_s) == ("one-device", (1,), None)
     assert said[-1] == "2 micro-batches: left out (batch is 3, expected a multiple of 2.)"
 
 
