@@ -28,6 +28,7 @@ from rlplace.cli.hosts import hosts
 from rlplace.cli.measure import measure
 from rlplace.cli.place import place
 from rlplace.cli.pretrain import pretrain
+from rlplace.cli.report import report
 from rlplace.cli.simulate import simulate
 from rlplace.cli.train import train
 from rlplace.cli.workloads import workloads
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "advise": advise,
     "train": train,
     "place": place,
+    "report": report,
     "explain": explain,
     "export": export,
     "compare": compare,

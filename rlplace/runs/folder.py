@@ -20,6 +20,7 @@ RUN_FILES = (
     "placement.json",
     "policy.safetensors",
     "policy.json",
+    "search.json",
     "learning.json",
     "host_model.json",
     "explanation.json",
@@ -28,6 +29,8 @@ RUN_FILES = (
     "best_so_far.png",
     "step.py",
     "placement.csv",
+    "pipeline.py",
+    "torchrec.json",
     "measurements.db",
     "report.html",
 )
