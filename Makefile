@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint format check bench gpu docs clean
+.PHONY: install demo test lint format check bench pictures gpu docs clean
 
 install: $(STAMP)
 
@@ -40,6 +40,10 @@ bench: install
 	$(BIN)/python benchmarks/core.py core-dev --seeds 3
 	$(BIN)/python benchmarks/core.py core-dev --methods anneal,evolve --seeds 10 --name core-dev-seeds
 	$(BIN)/python benchmarks/core.py core
+
+# The pictures at the top of README.md, from the run of `make demo`; that of its report needs chromium.
+pictures: install
+	$(BIN)/python scripts/readme_pictures.py runs/demo
 
 # At most eight minutes on GPUs; one line where PyTorch sees none.
 gpu: install

@@ -94,8 +94,15 @@ class Placement:
     cut: PlacedCut | None = None
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, method: str = "") -> Placement:
-        """The placement of `plan` on `problem`."""
+    def of(cls, problem: Problem, plan: Plan | None, method: str = "") -> Placement:
+        """The placement of `plan` on `problem`.
+
+        Raises:
+            InvalidValue: there is no plan: a search may find none.
+        """
+        if plan is None:
+            hint = "A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of devices."
+            raise InvalidValue("plan", None, "a Plan", where="placement", hint=hint)
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro

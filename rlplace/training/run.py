@@ -15,6 +15,7 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.explain.explanation import save_explanation
 from rlplace.measure.host_model import load_priors, prior_of
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.host import Host
@@ -33,6 +34,7 @@ from rlplace.report.format import format_clock, format_seconds
 from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.durations import Durations, Stopwatch
+from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import find
@@ -181,7 +183,7 @@ def train(
         result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
         if run is not None:
             _write(run, problem, result)
-            _draw_search(run, problem, found, is_measured=evaluator.is_measured)
+            _keep_search(run, problem, found, is_measured=evaluator.is_measured)
             if learning := {name: result_of.learning for name, result_of in found.items() if result_of.learning}:
                 run.write_json("learning.json", learning)
             for result_of in found.values():
@@ -251,8 +253,8 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: a guide for a method that takes none, the learner cannot teach the policy, or the policy takes no
-            weights.
+        InvalidValue: a guide, a policy or a learner for a method that takes none, the learner cannot teach the policy,
+            or the policy takes no weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
@@ -267,6 +269,11 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
         raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
     if method in (POLICY, GUIDED) or config.guide is not None:
         check_fit(config.guide or config.learn)
+        return
+    for field, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
+        if named is not None:
+            hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
+            raise InvalidValue(field, named, f"none with method {method}, which learns none", where="train", hint=hint)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
@@ -369,6 +376,9 @@ def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
     title = title_of(result.table.best, result.timeline, result.step_time_s)
     save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
+    table = result.table
+    explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
+    save_explanation(explanation, run.path("explanation.json"))
 
 
 def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:
@@ -378,8 +388,21 @@ def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:
     return f"{method}: one {timeline.source} step, {shown}{other}"
 
 
-def _draw_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
-    """Writes what each method had come to over placements and seconds."""
+def _kept(found: LoopResult) -> dict[str, Any]:
+    """What `search.json` keeps of a method."""
+    return {
+        "placements": found.num_scored,
+        "measured": found.num_measured,
+        "seconds": found.seconds,
+        "single_s": found.single_s,
+        "history": [best.to_list() for best in found.history],
+        "tried": [list(pair) for pair in found.tried],
+    }
+
+
+def _keep_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
+    """Writes what each method had come to over placements and seconds, as figures and as a picture."""
+    run.write_json("search.json", {"schema": 1, "methods": {name: _kept(one) for name, one in found.items()}})
     curves = [
         Curve(
             method,

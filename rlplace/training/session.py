@@ -104,8 +104,9 @@ def run_training(
         _track(tracker, run, result)
         is_complete = True
         progress.say(afterwards(taken, expected))
+        report = _report(run, progress)
         progress.close()
-        _show(result, folder, is_quiet=is_quiet)
+        _show(result, folder, report, is_quiet=is_quiet)
         return result.table.to_dict() | told
     except KeyboardInterrupt:
         if run.has("placement.json"):
@@ -150,7 +151,18 @@ def _devices(host: Host) -> str:
     return ", ".join(f"{device.name} ({device.kind})" for device in host.devices)
 
 
-def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
+def _report(run: RunFolder, progress: Progress) -> Path | None:
+    """Writes the run's report; one that fails costs the run nothing but a line."""
+    from rlplace.runs.report import write_report
+
+    try:
+        return write_report(run)
+    except Exception as error:  # whatever it is: the run itself is complete
+        progress.say(f"no report.html: {error}")
+        return None
+
+
+def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
@@ -159,4 +171,4 @@ def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
         return
     console = Console(stderr=True)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
-    console.print(f"best: {result.table.best}; run kept in {folder}")
+    console.print(f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""))

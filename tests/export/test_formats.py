@@ -18,7 +18,7 @@ from torch import nn
 
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
-from rlplace.export import FORMATS, ExportFormat, ExportRequest
+from rlplace.export import FORMATS, Exported, ExportFormat, ExportRequest
 from rlplace.export.session import export_run
 from rlplace.graphs import capture
 from rlplace.measure import Placement, Problem, Simulator
@@ -95,9 +95,32 @@ def test_a_registered_format_works_from_the_command_line(run: RunFolder, short_f
 
 def test_an_unknown_format_is_answered_with_the_nearest(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run.root), "--format", "scrpt"]) == 2
-    assert "unknown export format 'scrpt': did you mean 'script'? Known: csv, script." in capsys.readouterr().err
+    assert (
+        "unknown export format 'scrpt': did you mean 'script'? Known: csv, pipeline, script, torchrec."
+        in capsys.readouterr().err
+    )
     with pytest.raises(UnknownName):
         export_run(run.root, workload=None, is_check=True, format="scrpt")
+
+
+def test_a_list_says_what_each_format_is_for(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--format", "list", "--json"]) == 0
+    said = capsys.readouterr()
+    formats = json.loads(said.out)["formats"]
+    assert formats.keys() == set(FORMATS)
+    assert formats["csv"]["file"] == "placement.csv"
+    assert len(said.err.splitlines()) == len(formats)
+    assert all(one["file"] in RUN_FILES for one in formats.values()), "else --overwrite would leave it"
+
+
+def test_figures_of_a_format_are_in_the_answer(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    FORMATS.register("counted", ExportFormat("counted.txt", "ops", lambda _: Exported("six", {"num_ops": 6})))
+    try:
+        assert main(["export", str(run.root), "--format", "counted", "--json"]) == 0
+    finally:
+        FORMATS.unregister("counted")
+    assert json.loads(capsys.readouterr().out)["num_ops"] == 6
+    assert (run.root / "counted.txt").read_text() == "six"
 
 
 def test_a_check_takes_no_format(run: RunFolder) -> None:
