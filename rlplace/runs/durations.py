@@ -32,7 +32,7 @@ class Durations:
     @property
     def total_s(self) -> float:
         """All parts together."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
     def to_dict(self) -> dict[str, float]:
         """The parts and `total_s`, as `result.json` keeps them."""
