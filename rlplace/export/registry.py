@@ -53,6 +53,16 @@ class ExportRequest:
             )
         return spec
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the run was of a simulated host, so that its placement runs nowhere here."""
+        if not self.run.has("problem.json"):
+            return False
+        host = self.run.read_json("problem.json").get("host")
+        devices = host.get("devices") if isinstance(host, dict) else None
+        listed = devices if isinstance(devices, list) else []
+        return any(isinstance(device, dict) and device.get("backend") == "simulated" for device in listed)
+
     def problem(self) -> dict[str, Any]:
         """What `problem.json` holds of the graph, its groups and costs; builds and captures nothing.
 

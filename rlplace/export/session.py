@@ -60,7 +60,7 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         placement.require_graph(_graph(request))
     path = run.root / chosen.file
     write_text_atomic(path, exported.text)
-    how = f"run it with python {path}" if format == "script" else chosen.summary
+    how = _how_to_run(path, request) if format == "script" else chosen.summary
     print(f"wrote {path}: {how}", file=sys.stderr)
     return {"schema": 1, "format": format, "path": str(path)} | exported.figures
 
@@ -72,6 +72,13 @@ def listed() -> dict[str, Any]:
     for name, one in formats.items():
         print(f"{name:{width}}  {one.file}: {one.summary}", file=sys.stderr)
     return {"schema": 1, "formats": {name: {"file": one.file, "is": one.summary} for name, one in formats.items()}}
+
+
+def _how_to_run(path: Path, request: ExportRequest) -> str:
+    if request.is_simulated:
+        host = request.config.get("host", "a host")
+        return f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
+    return f"run it with python {path}"
 
 
 def unchecked_loss(config: Mapping[str, Any]) -> str | None:
@@ -102,6 +109,9 @@ def _graph(request: ExportRequest) -> OpGraph:
 
 def _check(request: ExportRequest) -> dict[str, Any]:
     placement = request.placement
+    if request.is_simulated:
+        hint = "A check runs the placed step: train on a host of this machine (`--host auto`) first."
+        raise InvalidValue("host", request.config.get("host"), "one of this machine", where="export --check", hint=hint)
     graph, host = _graph(request), matching_host(placement)
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)

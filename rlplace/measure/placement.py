@@ -18,6 +18,7 @@ from rlplace.graphs.program import LossKind
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import OP_ORDERS, Problem
+from rlplace.say import counted
 
 SCHEMA = 1
 
@@ -112,6 +113,15 @@ class Placement:
     def devices(self) -> NDArray[np.int32]:
         """(N,) int32 device of each op."""
         return self.plan.devices
+
+    def __repr__(self) -> str:
+        """In one line: how many ops are where, and what found it."""
+        counts = np.bincount(self.devices, minlength=len(self.device_names)).tolist()
+        where = ", ".join(
+            f"{counted(count, 'op')} on {name}" for count, name in zip(counts, self.device_names) if count
+        )
+        by = self.method and f", by {self.method}"
+        return f"Placement({where}; {counted(self.plan.num_transfers, 'transfer')}{by})"
 
     def require(self, graph: OpGraph, host: Host) -> Placement:
         """This placement, if it was made for `graph` and `host`.

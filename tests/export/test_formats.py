@@ -56,7 +56,8 @@ def test_the_script_is_the_default(run: RunFolder, capsys: pytest.CaptureFixture
     assert main(["export", str(run.root), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {"schema": 1, "format": "script", "path": str(run.path("step.py"))}
-    assert f"run it with python {run.path('step.py')}" in said.err
+    assert "which was simulated: it runs on such a host only, not on this machine" in said.err
+    assert "run it with" not in said.err
     assert 'parse_workload("nmt@small"), default_size="small", seed=3' in run.path("step.py").read_text()
 
 
@@ -158,6 +159,19 @@ def test_csv_says_what_the_run_lacks(run: RunFolder) -> None:
 def test_a_format_writes_no_other_file_of_the_run(file: str) -> None:
     with pytest.raises(InvalidValue, match="export format: file is"):
         ExportFormat(file, "what it is", str)
+
+
+def test_a_simulated_run_cannot_be_checked_here(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--check"]) == 2
+    assert "expected one of this machine" in capsys.readouterr().err
+
+
+def test_a_run_of_this_machine_is_said_to_run_here(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = run.read_json("problem.json")
+    devices = [{**device, "backend": "cpu"} for device in problem["host"]["devices"]]
+    run.write_json("problem.json", {**problem, "host": {**problem["host"], "devices": devices}})
+    assert main(["export", str(run.root)]) == 0
+    assert f"run it with python {run.path('step.py')}" in capsys.readouterr().err
 
 
 USERS = """
