@@ -30,7 +30,10 @@ def device(name: str, busy_s: float, *, peak: float = 0.5, members: tuple[str, .
 
 
 def path(op_s: float, transfer_s: float = 0.0, wait_s: float = 0.0) -> CriticalPath:
-    routes = (RouteShare("gpu:1", "gpu:0", transfer_s * 0.6, 3, 30), RouteShare("gpu:0", "gpu:1", transfer_s * 0.4, 1, 9))
+    routes = (
+        RouteShare("gpu:1", "gpu:0", transfer_s * 0.6, 3, 30),
+        RouteShare("gpu:0", "gpu:1", transfer_s * 0.4, 1, 9),
+    )
     modules = (ModuleShare("decoder.attention", "backward", 0.6 * op_s, 40), ModuleShare("", "forward", 0.4 * op_s, 9))
     return CriticalPath((), op_s, transfer_s, wait_s, modules, routes if transfer_s else ())
 
