@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from rlplace.decode import decode_record
 from rlplace.env.features import GraphFeatures, graph_features
-from rlplace.env.one_shot import action_space, observation_space
+from rlplace.env.graph_observation import index_space
+from rlplace.env.one_shot import action_space
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
@@ -208,7 +209,7 @@ class PlacerPolicy(ActorCriticPolicy):
 def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
     """A new policy for a problem."""
     return PlacerPolicy(
-        observation_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
+        index_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
     )
 
 
@@ -228,7 +229,7 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
             shape = features.group_cost.shape
             raise FileProblem(path, f"{shape} groups and devices, not those of {path.with_suffix('.json').name}.")
         actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
-        policy = PlacerPolicy(observation_space(), actions, lambda _: 0.0, features, described.architecture)
+        policy = PlacerPolicy(index_space(), actions, lambda _: 0.0, features, described.architecture)
         policy.load_state_dict(tensors)
     except (KeyError, RuntimeError) as error:
         raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
