@@ -66,7 +66,7 @@ def test_the_policy_is_one_and_finds_something(names: dict[str, Any]) -> None:
 
 
 def test_the_method_is_in_the_table_beside_others(names: dict[str, Any]) -> None:
-    times_s = {row.method: row.step_time_s for row in names["table"].rows}
+    times_s = {row.method: row.value_s for row in names["table"].rows}
     assert set(times_s) >= {"mingle", "anneal", "single"}
     assert times_s["mingle"] < times_s["single"]
 
@@ -90,4 +90,4 @@ def test_the_graph_is_placed_over_its_branches(names: dict[str, Any]) -> None:
     assert names["own_graph"].num_ops == 13
     assert len(np.unique(names["best"].devices)) > 1
     assert 3e-3 < names["best"].step_time_s < 12e-3
-    assert resolve_host("4xV100-pcie").num_devices == names["num_devices"]
+    assert resolve_host("4xK80").num_devices == names["num_devices"]

@@ -26,6 +26,7 @@ from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
 from rlplace.policy.config import PlacerArchitecture
+from rlplace.policy.module import seeded_weights
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
 from rlplace.policy.temperature import temperature_for
@@ -82,8 +83,7 @@ class PlacerPolicy(ActorCriticPolicy):
         """A policy that knows nothing: every device is as likely, whatever the seed."""
         self._graph_features = features
         self.architecture = architecture or PlacerArchitecture()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+        with seeded_weights(seed):
             super().__init__(
                 observation_space, action_space, lr_schedule, features_extractor_class=CombinedExtractor, **kwargs
             )
