@@ -34,7 +34,7 @@ class ScheduleNetwork(nn.Module):
     - `scorer`: the value of a device for the group that is decided: the weights of a component, moved by `hyper` as the
       problem's summary suggests, times the features of the partial schedule, and a correction that is no linear one
       (which tells equal devices apart by random marks: Sato et al. 2021, arXiv:2002.03155).
-    - `priority`: how much earlier than by the list order a group is decided.
+    - `priority`: how much earlier than by the list order a group is decided; no learner here moves it from 0.
 
     All but the components are 0 at first: a new network is the list scheduler with known weights.
 
