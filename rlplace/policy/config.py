@@ -83,7 +83,7 @@ class CloneConfig:
     learning_rate: float = 3e-3
     """Of Adam."""
     num_elites: int = 8
-    """How many of the best placements are cloned; the likeliest placement after cloning several need not be one of them."""
+    """How many of the best placements are cloned; the mode after cloning several need not be one of them."""
     num_steps: int = 3
     """Gradient steps an update."""
     smoothing: float = 0.02

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rlplace.policy.one_line import one_line
+
 
 class PolicyModule(nn.Module):
     """A network that is a distribution over placements of G groups on D devices, decided group by group.
@@ -20,11 +22,20 @@ class PolicyModule(nn.Module):
         generator: draws the samples.
     """
 
-    def __init__(self, num_groups: int, num_devices: int, seed: int) -> None:
-        """A policy without weights yet, whose samples are drawn from `seed`."""
+    def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
+        """A policy without weights yet.
+
+        Args:
+            allowed_GD: (G, D), where each group may be.
+            seed: of the samples.
+        """
         super().__init__()
-        self.num_groups, self.num_devices = num_groups, num_devices
+        self.num_groups, self.num_devices = allowed_GD.shape
         self.generator = torch.Generator().manual_seed(seed)
+
+    def __repr__(self) -> str:
+        """In one line: that of a network would print every layer."""
+        return one_line(self)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""

@@ -43,7 +43,7 @@ def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
         cuda:1 |........................................####################|  33 % busy
         step 3.00 ms, simulated
     """
-    step_s = float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+    step_s = timeline.step_s
     names = [device.name for device in host.devices if not device.members]
     width = max(map(len, names))
     lines = [title]

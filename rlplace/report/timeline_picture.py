@@ -85,7 +85,7 @@ def draw_timeline(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
         raise InvalidValue(
             "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where="timeline"
         )
-    step_s = float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+    step_s = timeline.step_s
     lanes = _lanes(timeline, graph, host)
     lanes_in = _lay_out(lanes)
     height_in = _TOP_IN + lanes_in + _BOTTOM_IN

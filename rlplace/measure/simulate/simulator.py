@@ -25,6 +25,7 @@ from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanne
 from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch, new_scratch
 from rlplace.measure.timeline import Timeline
+from rlplace.say import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,6 +83,9 @@ class Simulator:
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: the problem is laid out again where it is loaded."""
         return partial(Simulator, objective=self.objective, threads=self.threads), (self._problem,)
+
+    def __repr__(self) -> str:
+        return f"Simulator({self._problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
 
     @property
     def problem(self) -> Problem:

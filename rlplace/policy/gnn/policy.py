@@ -62,7 +62,7 @@ class GnnPolicy(PolicyModule):
             seed: of its weights, of the marks and of the samples.
             network: to be shared with another policy of the same options; a new one by default.
         """
-        super().__init__(*problem.group_allowed.shape, seed)
+        super().__init__(problem.group_allowed, seed)
         self.config = config or GnnConfig()
         self.problem = ProblemTensors.of(problem_features(problem))
         if network is None:

@@ -73,7 +73,7 @@ class ImproverPolicy(PolicyModule):
             seed: of its weights and of the samples.
             network: to be shared with another policy of the same options; a new one by default.
         """
-        super().__init__(*problem.group_allowed.shape, seed)
+        super().__init__(problem.group_allowed, seed)
         self.config = config or ImproverConfig()
         features = problem_features(problem)
         self.problem, self._arrays = ProblemTensors.of(features), PassArrays.of(features.arrays)

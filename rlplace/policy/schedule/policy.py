@@ -56,7 +56,7 @@ class SchedulePolicy(PolicyModule):
 
     def __init__(self, problem: Problem, network: ScheduleNetwork, config: ScheduleConfig, *, seed: int = 0) -> None:
         """The policy that `network` is on `problem`."""
-        super().__init__(*problem.group_allowed.shape, seed)
+        super().__init__(problem.group_allowed, seed)
         self.problem = problem
         self.register_buffer("groups", torch.from_numpy(group_features(problem)))
         self.register_buffer("summary", torch.from_numpy(problem_summary(problem)))

@@ -69,7 +69,7 @@ class Seq2SeqPolicy(PolicyModule):
     allowed: Tensor
 
     def __init__(self, inputs: Seq2SeqInputs, config: Seq2SeqConfig | None = None, *, seed: int = 0) -> None:
-        super().__init__(*inputs.allowed.shape, seed)
+        super().__init__(inputs.allowed, seed)
         self.config, self.types = config or Seq2SeqConfig(), inputs.types
         for name in ("type_shares", "output_shapes", "adjacency", "allowed"):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(inputs, name))))
