@@ -104,7 +104,7 @@ class GroupingOptions:
     num_groups: Annotated[int, tyro.conf.arg(name="groups")] = TrainConfig.num_groups
     """most groups of ops that are moved"""
     rule: Annotated[str, tyro.conf.arg(name="grouping")] = TrainConfig.grouping
-    """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, device-map, metis or none"""
+    """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, device-map, metis, none"""
     granularity: str = "op"
     """op, or module: what is placed are modules, as `rlplace export --format device_map` can say it; the same as
     `--grouping device-map`"""

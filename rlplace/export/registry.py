@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -15,7 +15,7 @@ from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import only_simulated
 from rlplace.workloads import WorkloadSpec, parse_workload
 
-EXPORTED = ("step.py", "placement.csv")
+EXPORTED = ("step.py", "placement.csv", "device_map.json")
 """The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
 
 
@@ -31,6 +31,8 @@ class ExportRequest:
     """The best placement that was measured."""
     workload: str | None = None
     """The workload as the user passed it again, which a run of a user's function needs."""
+    cache_tokens: int = 0
+    """Tokens of each sequence whose keys and values are to be counted; for formats that say so in their `options`."""
 
     @property
     def spec(self) -> WorkloadSpec:
@@ -62,14 +64,26 @@ class ExportRequest:
             FingerprintMismatch: it is not what the placement was made for.
         """
         problem = self.run.read_json("problem.json")
-        for field in ("graph", "grouping", "costs"):
-            if not isinstance(problem.get(field), dict):
-                raise InvalidValue(field, described(problem.get(field)), "an object", where="problem.json")
+        for part in ("graph", "grouping", "costs"):
+            if not isinstance(problem.get(part), dict):
+                raise InvalidValue(part, described(problem.get(part)), "an object", where="problem.json")
         for kind, actual in (("graph", problem["graph"].get("fingerprint")), ("host", problem.get("host_fingerprint"))):
             expected = getattr(self.placement, f"{kind}_fingerprint")
             if actual != expected:
                 raise FingerprintMismatch(kind, str(actual), expected)
         return problem
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What a format made of a run, where that is more than the file."""
+
+    text: str
+    """What the file holds."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What `--json` says of it."""
+    lines: tuple[str, ...] = ()
+    """What people are told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +98,10 @@ class ExportFormat:
     """Name of the file in the run folder that it becomes."""
     summary: str
     """What it is, in a few words."""
-    text: Callable[[ExportRequest], str]
+    text: Callable[[ExportRequest], str | Exported]
     """What the file holds."""
+    options: tuple[str, ...] = ()
+    """The fields of `ExportRequest` that it takes, beside those of every run."""
 
     def __post_init__(self) -> None:
         if PurePath(self.file).name != self.file or self.file in ("", ".."):
@@ -99,6 +115,7 @@ FORMATS = Registry[ExportFormat](
     {
         "script": "rlplace.export.script:SCRIPT",
         "csv": "rlplace.export.table:TABLE",
+        "device_map": "rlplace.export.device_map.format:DEVICE_MAP",
     },
     group="rlplace.export_formats",
     entry_type=ExportFormat,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplace.errors import InvalidValue
 from rlplace.export.check import check_export
-from rlplace.export.registry import FORMATS, ExportRequest
+from rlplace.export.registry import FORMATS, Exported, ExportRequest
 from rlplace.export.step import matching_host
 from rlplace.files import write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
@@ -22,7 +22,9 @@ from rlplace.workloads import build
 
 
 @one_thread_here()
-def export_run(folder: Path, *, workload: str | None, is_check: bool, format: str = "script") -> dict[str, Any]:
+def export_run(
+    folder: Path, *, workload: str | None, is_check: bool, format: str = "script", cache_tokens: int = 0
+) -> dict[str, Any]:
     """Writes a run's placement in a format, or compares its placed step with eager; returns what `--json` prints.
 
     Args:
@@ -30,33 +32,42 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         workload: the workload again, where the run is of a user's function.
         is_check: compare, and write nothing.
         format: a name of `FORMATS`.
+        cache_tokens: tokens of each sequence whose keys and values a format counts.
 
     Raises:
         UnknownName: there is no such format.
         FileProblem: no run there, or a malformed one; or the file cannot be written.
         FingerprintMismatch: its placement is for another graph or host.
         InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file, and
-            the format needs the model; or `is_check` with another format than `script`.
+            the format needs the model; or `is_check` with another format than `script`; or the format takes no
+            `cache_tokens`, or they are negative.
     """
     chosen = FORMATS[format]
     if is_check and format != "script":
         hint = "A check runs the placed step and writes nothing: leave one of the two out."
         raise InvalidValue("format", format, "none with a check", where="export", hint=hint)
+    if cache_tokens < 0 or (cache_tokens and "cache_tokens" not in chosen.options):
+        expected = "0 or more" if cache_tokens < 0 else f"0 with {format}"
+        hint = "The format `device_map` counts keys and values."
+        raise InvalidValue("cache_tokens", cache_tokens, expected, where="export", hint=hint)
     run = RunFolder.open(folder)
     placement = load_placement(run.path("placement.json"))
-    request = ExportRequest(run, run.read_json("config.json"), placement, workload)
+    request = ExportRequest(run, run.read_json("config.json"), placement, workload, cache_tokens)
     if (line := unchecked_loss(request.config)) is not None:
         print(line, file=sys.stderr)
     if is_check:
         return _check(request)
-    text = chosen.text(request)
+    made = chosen.text(request)
+    exported = made if isinstance(made, Exported) else Exported(made)
     if workload is not None:  # it may be another one, or have changed since
         placement.require_graph(_graph(request))
     path = run.root / chosen.file
-    write_text_atomic(path, text)
+    write_text_atomic(path, exported.text)
     how = f": run it with python {path}" if path.suffix == ".py" else f": {chosen.summary}"
     print(f"wrote {path}{how}", file=sys.stderr)
-    return {"schema": 1, "format": format, "path": str(path)}
+    for line in exported.lines:
+        print(line, file=sys.stderr)
+    return {"schema": 1, "format": format, "path": str(path), **exported.report}
 
 
 def unchecked_loss(config: Mapping[str, Any]) -> str | None:

@@ -27,6 +27,7 @@ RUN_FILES = (
     "best_so_far.png",
     "step.py",
     "placement.csv",
+    "device_map.json",
     "measurements.db",
     "report.html",
 )

@@ -1,4 +1,4 @@
-"""`module_tree`: the modules of a graph, the tensors that each holds, and which of them cannot be split over devices."""
+"""`module_tree`: the modules of a graph, the tensors that each holds, and which cannot be split over devices."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ModuleTree:
         tied: the names of each tensor that has several.
         whole: modules that one device has to run: their class says so, or one of their own ops reads what a child made
             and what comes from outside, as the sum of a residual block does.
-        moves_inputs: modules that themselves bring the step's inputs to where they read them, as models of `transformers`
-            do.
+        moves_inputs: modules that themselves bring the step's inputs to where they read them, as models of
+            `transformers` do with tokens and masks; with labels, which the root reads, not all of them do.
     """
 
     children: Mapping[str, tuple[str, ...]]
@@ -71,7 +71,7 @@ def module_tree(graph: OpGraph) -> ModuleTree:
         modules = dict(model.named_modules(remove_duplicate=False))
         unsplit = frozenset(path for path, each in modules.items() if type(each).__name__ in classes)
         moving = frozenset(
-            path for path, each in modules.items() if getattr(each, "_no_split_modules", None) is not None
+            path for path, each in modules.items() if path and getattr(each, "_no_split_modules", None) is not None
         )
         paths = {**dict.fromkeys(modules), **paths}
     return ModuleTree(

@@ -63,6 +63,6 @@ class GroupingRule:
         raise InvalidValue(
             "grouping rule",
             word,
-            "heavy-edge, colocation, colocation:PATTERN,..., module, module:DEPTH, module:DEPTH:apart, device-map, metis "
-            "or none",
+            "heavy-edge, colocation, colocation:PATTERN,..., module, module:DEPTH, module:DEPTH:apart, device-map, "
+            "metis or none",
         )
