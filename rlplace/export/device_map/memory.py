@@ -65,7 +65,8 @@ def device_memory(
     graph, host = problem.graph, problem.host
 
     def on_each(sizes: NDArray[np.int64]) -> list[int]:
-        return np.bincount(devices, weights=sizes, minlength=host.num_devices).astype(np.int64).tolist()
+        summed = np.bincount(devices, weights=sizes, minlength=host.num_devices)
+        return [int(size) for size in summed]
 
     parameters = on_each(np.where(graph.is_resident, graph.output_bytes, 0))
     gradients, states = on_each(graph.gradient_bytes), on_each(graph.state_bytes)
