@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from record import RESULTS, as_markdown, record
 from torch import nn
 
 from rlplace.cli.arguments import finite
+from rlplace.errors import MissingExtra
 from rlplace.export.device_map import device_map, map_devices, map_places, project
 from rlplace.export.device_map.memory import gradients_kept
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -188,6 +190,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dry", action="store_true", help="print the table, and keep nothing")
     options = parser.parse_args()
+    if importlib.util.find_spec("accelerate") is None:
+        raise MissingExtra("accelerate", "hf")
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it says of each GPU that this machine lacks it
     facts = record("accelerate", "transformers")
     rows = [each for name in options.workloads for each in compare(name, options.evaluations, options.seed)]
