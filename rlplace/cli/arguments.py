@@ -109,17 +109,23 @@ class GroupingOptions:
     """op, or module: what is placed are modules, as `rlplace export --format device_map` can say it; the same as
     `--grouping device-map`"""
 
-    def word(self) -> str:
+    def word(self, asked: CutOptions) -> str:
         """The word of the rule that groups are made by.
+
+        Args:
+            asked: how the batch is to be cut.
 
         Raises:
             UnknownName: no such granularity.
-            InvalidValue: another rule was given beside modules.
+            InvalidValue: modules are to be placed, and another rule was given, or micro-batches.
         """
         if self.granularity not in GRANULARITIES:
             raise UnknownName("granularity", self.granularity, GRANULARITIES)
-        if self.granularity == "op":
+        if self.granularity == "op" and self.rule != MODULE_RULE:
             return self.rule
+        if asked.count != 1:
+            hint = "A device map places modules for whole batches: leave `--micro-batches` out."
+            raise InvalidValue("micro_batches", asked.count, "1 where modules are placed", hint=hint)
         if self.rule not in (TrainConfig.grouping, MODULE_RULE):
             hint = "Modules are a rule of their own: leave `--grouping` out."
             raise InvalidValue("grouping", self.rule, "none beside --granularity module", hint=hint)

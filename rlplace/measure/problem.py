@@ -173,6 +173,11 @@ class Problem:
             graph = dataclasses.replace(graph, colocation=resolved.colocation)
         allowed = None if resolved is None else resolved.allowed
         if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
+            if graph.num_micro_batches > 1:
+                hint = "A device map places modules for whole batches: capture with `micro_batches=1`."
+                raise InvalidValue(
+                    "micro_batches", graph.num_micro_batches, "1", where=f"grouping {grouping}", hint=hint
+                )
             graph = tied_as_modules(graph)
             allowed = None if allowed is None else _shared(allowed, graph.colocation)
         made = group_ops(

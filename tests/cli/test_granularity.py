@@ -39,6 +39,8 @@ def test_a_placement_keeps_modules_together(method: str, tmp_path: Path, capsys:
     [
         (["--granularity", "modul"], "unknown granularity 'modul': did you mean 'module'?"),
         (["--granularity", "module", "--grouping", "metis"], "leave `--grouping` out"),
+        (["--granularity", "module", "--micro-batches", "2"], "leave `--micro-batches` out"),
+        (["--grouping", "device-map", "--micro-batches", "auto"], "leave `--micro-batches` out"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
