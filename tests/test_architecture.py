@@ -13,7 +13,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda"}
+GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},
@@ -28,11 +28,12 @@ LAYERS = {
     "training": {"graphs", "measure", "search", "env", "policy", "report", "runs", "workloads", "export"},
     "compare": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
-    "export": {"graphs", "measure", "runs", "training", "workloads"},
+    "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "cli": {
         *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
         *("compare", "partitioning"),
     },
+    "__main__": {"cli"},
 }
 """What each room may import besides itself and the ground, lazy imports included."""
 OPEN_CIRCLES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +15,7 @@ from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import only_simulated
 from rlplace.workloads import WorkloadSpec, parse_workload
 
-EXPORTED = ("step.py", "placement.csv", "device_map.json")
+EXPORTED = ("step.py", "placement.csv", "device_map.json", "pipeline.py", "torchrec.json")
 """The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
 
 
@@ -55,6 +55,16 @@ class ExportRequest:
             )
         return spec
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the run was of a simulated host, so that its placement runs nowhere here."""
+        if not self.run.has("problem.json"):
+            return False
+        host = self.run.read_json("problem.json").get("host")
+        devices = host.get("devices") if isinstance(host, dict) else None
+        listed = devices if isinstance(devices, list) else []
+        return any(isinstance(device, dict) and device.get("backend") == "simulated" for device in listed)
+
     def problem(self) -> dict[str, Any]:
         """What `problem.json` holds of the graph, its groups and costs; builds and captures nothing.
 
@@ -76,14 +86,12 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a format made of a run, where that is more than the file."""
+    """What a format makes of a run, where it has figures to tell besides."""
 
     text: str
     """What the file holds."""
-    report: Mapping[str, Any] = field(default_factory=dict)
-    """What `--json` says of it."""
-    lines: tuple[str, ...] = ()
-    """What people are told of it."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What `--json` says besides, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,7 @@ class ExportFormat:
     summary: str
     """What it is, in a few words."""
     text: Callable[[ExportRequest], str | Exported]
-    """What the file holds."""
+    """What the file holds, with figures or without; what people are told besides it prints on stderr."""
     options: tuple[str, ...] = ()
     """The fields of `ExportRequest` that it takes, beside those of every run."""
 
@@ -116,6 +124,8 @@ FORMATS = Registry[ExportFormat](
         "script": "rlplace.export.script:SCRIPT",
         "csv": "rlplace.export.table:TABLE",
         "device_map": "rlplace.export.device_map.format:DEVICE_MAP",
+        "pipeline": "rlplace.export.pipeline.script:PIPELINE",
+        "torchrec": "rlplace.export.torchrec:TABLES",
     },
     group="rlplace.export_formats",
     entry_type=ExportFormat,

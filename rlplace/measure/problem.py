@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +19,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
+from rlplace.say import Say, counted, sayer
 
 OP_ORDERS = ("rank", "tilt", "backward-first")
 """Which op comes first where several are ready: by upward rank; the same, earlier micro-batches before later ones;
@@ -62,8 +62,8 @@ class Problem:
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""
-        of = f"{self.grouping.num_groups} groups on {self.host.name} ({self.host.num_devices} devices)"
-        return f"Problem({self.graph!r}, {of}, {self.costs.source} costs)"
+        of, on = counted(self.grouping.num_groups, "group"), counted(self.host.num_devices, "device")
+        return f"Problem({self.graph!r}, {of} on {self.host.name} ({on}), {self.costs.source} costs)"
 
     @cached_property
     def group_allowed(self) -> NDArray[np.bool_]:
@@ -103,7 +103,7 @@ class Problem:
         grouping: str = "heavy-edge",
         acyclic: bool = False,
         constraints: Constraints | None = None,
-        on_progress: Callable[[str], None] | None = None,
+        progress: Say | bool | None = None,
     ) -> Problem:
         """The problem with costs and link figures measured on this machine, from real steps and real copies.
 
@@ -114,7 +114,7 @@ class Problem:
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions and what stays together.
-            on_progress: told what is being profiled.
+            progress: told what is being profiled; True says it on stderr, False to nobody, None on a terminal only.
 
         Raises:
             UserError: a rule or constraint that does not fit, or a device that this machine lacks.
@@ -126,7 +126,7 @@ class Problem:
         (constraints or Constraints()).resolve(graph, *_names(host))
         check_present(host)
         host = profile_links(host)
-        costs = profile_costs(graph, host, on_progress=on_progress)
+        costs = profile_costs(graph, host, on_progress=sayer(progress))
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
     @classmethod

@@ -80,7 +80,7 @@ class _Lane:
 
 
 def _draw(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
-    step_s = float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+    step_s = timeline.step_s
     lanes = _lanes(timeline, graph, host)
     lanes_in = _lay_out(lanes)
     height_in = _TOP_IN + lanes_in + _BOTTOM_IN

@@ -30,7 +30,7 @@ def barred_problem() -> Problem:
 
 def test_it_prints_as_one_line() -> None:
     problem = barred_problem()
-    graph = "OpGraph(3 ops, 3 tensors, 2 edges)"
+    graph = "OpGraph(3 ops, 2 edges)"
     assert repr(problem.graph) == graph
     assert repr(problem) == f"Problem({graph}, 3 groups on {problem.host.name} (3 devices), estimated costs)"
 

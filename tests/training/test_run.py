@@ -23,6 +23,7 @@ from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
 from rlplace.training import SearchConfig, TrainConfig, train
+from rlplace.training.run import title_of
 
 
 def simulated_problem() -> Problem:
@@ -64,6 +65,36 @@ def test_any_method_can_be_trained_and_portfolio_stands_beside_it() -> None:
     assert [row["method"] for row in result.table.rows][-3:] == ["genetic", "portfolio", "eager"]
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="portfolio"))
     assert [row["method"] for row in result.table.rows][-2:] == ["portfolio", "eager"]
+
+
+def test_how_long_it_takes_is_told_before_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    result = train(simulated_problem(), budget_s=0.6, search=SearchConfig(method="genetic"), run=run, progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "about 0:01 from here: search 0:01; genetic and portfolio search side by side"
+    assert said[-1].startswith("took 0:0")
+    assert said[-1].endswith("(expected: about 0:01)")
+    kept = run.read_json("result.json")["durations"]
+    assert kept == {"expected": result.expected.to_dict(), "taken": result.durations.to_dict()}
+    assert result.expected.search_s == 0.6
+    assert result.durations.search_s > 0.0
+    assert result.durations.total_s == pytest.approx(sum(list(kept["taken"].values())[:-1]))
+    run.close()
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_off_a_terminal_nothing_is_told_unless_asked(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    train(simulated_problem(), budget_s=0.2, search=SearchConfig(method="portfolio"), progress=progress)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_title_of_a_timeline_is_the_length_of_its_axis() -> None:
+    problem = simulated_problem()
+    simulator = Simulator(problem)
+    timeline = simulator.timeline(simulator.plan(np.zeros(problem.graph.num_ops, dtype=np.int32)))
+    shown = f"{timeline.step_s * 1e3:.1f} ms"
+    assert title_of("heft", timeline, timeline.step_s) == f"heft: one simulated step, {shown}"
+    assert title_of("heft", timeline, 1e-3) == f"heft: one simulated step, {shown} (median of many: 1.0 ms)"
 
 
 def test_when_nothing_runs_to_its_end_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

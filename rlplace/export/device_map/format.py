@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from rlplace.errors import InvalidValue
+from rlplace.export.captured import CapturedRun
 from rlplace.export.device_map.cache import cache_by_module
 from rlplace.export.device_map.memory import DeviceMemory, device_memory
 from rlplace.export.device_map.places import CPU, Place, map_places
 from rlplace.export.device_map.projection import Projection, device_map, project
 from rlplace.export.registry import Exported, ExportFormat, ExportRequest
-from rlplace.export.run_problem import run_problem
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
@@ -29,7 +33,7 @@ def exported(request: ExportRequest) -> Exported:
     Raises:
         UserError: the run's step cannot be had again, its host is several machines, or the model keeps no cache.
     """
-    problem = run_problem(request)
+    problem = _problem(request)
     places = map_places(problem.host)
     plan = request.placement.plan
     projection = project(problem, plan.devices)
@@ -40,7 +44,7 @@ def exported(request: ExportRequest) -> Exported:
     modules = ops if is_kept else simulator.measure(projection.devices[None])[0]
     memory = device_memory(problem, projection.devices, places, _cache(problem, projection, request.cache_tokens))
     ratio = modules.step_time_s / ops.step_time_s if ops.ok and modules.ok else None
-    report = {
+    figures: dict[str, Any] = {
         "device_map": entries,
         "inputs": _shapes(problem),
         "projection": {
@@ -60,7 +64,23 @@ def exported(request: ExportRequest) -> Exported:
         *_warnings(memory, modules, places, entries),
         *_main_device(projection, places, entries),
     )
-    return Exported(json.dumps(entries, indent=2) + "\n", report, lines)
+    for line in lines:
+        print(line, file=sys.stderr)
+    return Exported(json.dumps(entries, indent=2) + "\n", figures)
+
+
+def _problem(request: ExportRequest) -> Problem:
+    """The run's problem, with the user's pins and exclusions."""
+    problem, kept = CapturedRun.of(request).problem(), request.problem()
+    if kept.get("allowed") is None:
+        return problem
+    try:
+        allowed = np.array(kept["allowed"], dtype=np.bool_)[np.array(kept["grouping"]["op_group"], dtype=np.int64)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidValue(
+            "allowed", "malformed", "devices where each group may be", where="problem.json", hint=f"It holds: {error}."
+        ) from error
+    return dataclasses.replace(problem, allowed=allowed)
 
 
 def _cache(problem: Problem, projection: Projection, num_tokens: int) -> dict[int, int]:

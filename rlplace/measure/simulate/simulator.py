@@ -24,6 +24,7 @@ from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanne
 from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch, new_scratch
 from rlplace.measure.timeline import Timeline
+from rlplace.say import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,6 +77,9 @@ class Simulator:
         self._default_order = _order(default_priorities(problem))
         self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"Simulator({self._problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
 
     @property
     def problem(self) -> Problem:

@@ -15,6 +15,7 @@ from rlplace.measure.problem import Problem
 from rlplace.policy.gnn.config import GnnConfig
 from rlplace.policy.gnn.network import AssignmentNetwork
 from rlplace.policy.network_file import load_network, save_network
+from rlplace.policy.one_line import one_line
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.problem_tensors import ProblemTensors
 from rlplace.policy.temperature import temperature_for
@@ -74,6 +75,9 @@ class GnnPolicy(nn.Module):
         self.register_buffer("marks", torch.from_numpy(table).float()[self.problem.twins])
         self.register_buffer("temperature", torch.ones(()))
         self.generator = torch.Generator().manual_seed(seed)
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def num_groups(self) -> int:

@@ -16,6 +16,7 @@ from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.improver.network import ImproverNetwork
 from rlplace.policy.improver.state import PassArrays, PassState, replay
 from rlplace.policy.network_file import load_network, save_network
+from rlplace.policy.one_line import one_line
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.problem_tensors import ProblemTensors
 
@@ -88,6 +89,9 @@ class ImproverPolicy(nn.Module):
         self.register_buffer("moves", torch.zeros(()))
         self.generator = torch.Generator().manual_seed(seed)
         self.set_flips(self.config.moves)
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def num_groups(self) -> int:

@@ -25,6 +25,7 @@ from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
 from rlplace.policy.config import PlacerArchitecture
+from rlplace.policy.one_line import one_line
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
 from rlplace.policy.temperature import temperature_for
@@ -88,6 +89,9 @@ class PlacerPolicy(ActorCriticPolicy):
             )
         self.generator = torch.Generator().manual_seed(seed)
         self.feature_names = features.names
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def num_groups(self) -> int:

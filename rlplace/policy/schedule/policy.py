@@ -13,6 +13,7 @@ from rlplace.env.list_schedules import GROUPINGS, Pair
 from rlplace.env.problem_features import problem_features
 from rlplace.env.sequential import SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
+from rlplace.policy.one_line import one_line
 from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.schedule.group_features import group_features
 from rlplace.policy.schedule.network import MARKS, ScheduleNetwork, heavy_tailed
@@ -76,6 +77,9 @@ class SchedulePolicy(nn.Module):
     def kind(self) -> str:
         """What its checkpoints say they are of."""
         return KIND
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def num_groups(self) -> int:

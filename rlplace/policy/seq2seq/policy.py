@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rlplace.decode import decode_record
 from rlplace.errors import FileProblem
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
+from rlplace.policy.one_line import one_line
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.seq2seq.config import Seq2SeqConfig
 from rlplace.policy.seq2seq.inputs import Seq2SeqInputs
@@ -77,6 +78,9 @@ class Seq2SeqPolicy(nn.Module):
             self.network = Seq2SeqNetwork(len(inputs.types), self.num_groups, self.num_devices, self.config)
         self.generator = torch.Generator().manual_seed(seed)
         self.logit_noise = 0.0
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def num_groups(self) -> int:
