@@ -60,7 +60,7 @@ class Figures:
     costs: str
     """Where the op times come from: `profiled`, `estimated` or `given`."""
     bound_s: float
-    """No placement's step is shorter, by those op times."""
+    """No placement's step is shorter, by those op times; scaled to what one device measured, where it was."""
     bound: str
     single_s: float | None
     """Everything on the best single device."""
