@@ -145,6 +145,7 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
+        heuristics_s = watch.lap_s()
         own = {
             LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
             POLICY: {"config": config.learn, "start": start},
@@ -178,7 +179,7 @@ def train(
         plan = table.plans[table.best]
         timeline = evaluator.timeline(plan)
         placement = Placement.of(problem, plan, table.best)
-        taken = Durations(calibration_s=calibration_s, search_s=search_s, table_s=watch.lap_s())
+        taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
         result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
         if run is not None:
             _write(run, problem, result)
