@@ -101,8 +101,8 @@ Make = Callable[[OpGraph, int], Problem]
 def counts_for(host: Host) -> tuple[int, ...]:
     """The numbers of micro-batches that `auto` tries beside the whole batch while there is time: one a device first."""
     devices = sum(not device.members for device in host.devices)
-    wanted = (devices, 2 * devices, 2)
-    return tuple(dict.fromkeys(count for count in wanted if 2 <= count <= MOST_COUNT)) or (2,)
+    wanted = (min(devices, MOST_COUNT), min(2 * devices, MOST_COUNT), 2)
+    return tuple(dict.fromkeys(count for count in wanted if count > 1))
 
 
 def _cut(steps: Steps, make: Make, count: int) -> Problem:

@@ -13,4 +13,4 @@ def test_one_micro_batch_a_device_is_tried_first() -> None:
     assert counts_for(plain_host(2)) == (2, 4)
     assert counts_for(core_host(2, has_gang=True)) == (2, 4)
     assert counts_for(plain_host(1)) == (2,)
-    assert counts_for(plain_host(32)) == (2,)
+    assert counts_for(plain_host(32)) == (16, 2)
