@@ -270,10 +270,10 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     if method in (POLICY, GUIDED) or config.guide is not None:
         check_fit(config.guide or config.learn)
         return
-    for field, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
+    for option, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
         if named is not None:
             hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
-            raise InvalidValue(field, named, f"none with method {method}, which learns none", where="train", hint=hint)
+            raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

@@ -16,6 +16,7 @@ from rlplace.graphs import Grouping, capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
 from rlplace.policy import LearnConfig, load_policy
@@ -55,6 +56,13 @@ def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path:
     result.placement.require(problem.graph, problem.host)
     placed = problem.grouping.expand(load_policy(run.path("policy.safetensors")).mode())
     assert Simulator(problem).step_times(placed)[0] == pytest.approx(optimum_s, rel=1e-12)
+    explanation = load_explanation(run.path("explanation.json"))
+    assert (explanation.kind, explanation.step_time_s, explanation.method) == (
+        "simulated",
+        result.step_time_s,
+        result.table.best,
+    )
+    assert explanation.path.seconds == explanation.explained_s == result.step_time_s
     run.close()
 
 
@@ -148,6 +156,13 @@ def test_on_this_machine_what_was_learned_about_it_is_kept_and_said(
     said = capsys.readouterr().err
     assert "calibrated on 6 placements" in said
     assert "about the host:" in said or "as profiled, as far as" in said
+    explanation = load_explanation(run.path("explanation.json"))
+    assert (explanation.kind, explanation.step_time_s) == ("measured", result.step_time_s)
+    path = explanation.path
+    assert path.op_s + path.transfer_s + path.wait_s == pytest.approx(explanation.explained_s)
+    one_device, _, eager = explanation.alternatives
+    assert one_device.step_time_s == result.table.row("single")["step_time_s"]
+    assert (eager.step_time_s, eager.kind) == (result.table.row("eager")["step_time_s"], "measured")
     run.close()
 
 

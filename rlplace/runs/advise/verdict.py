@@ -60,7 +60,7 @@ class Figures:
     costs: str
     """Where the op times come from: `profiled`, `estimated` or `given`."""
     bound_s: float
-    """No placement's step is shorter, by those op times."""
+    """No placement's step is shorter, by those op times; scaled to what one device measured, where it was."""
     bound: str
     single_s: float | None
     """Everything on the best single device."""
@@ -170,8 +170,10 @@ def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
     if f.counts == (1,):
         return "cut-batch", f"{needs}; in micro-batches its activations take less", words.advise()
     tried = ", ".join(str(count) for count in f.counts)
-    return "cut-batch", f"{needs}, cut into {tried} micro-batches: it needs a smaller batch, or more memory", (
-        "a smaller batch, then the same again"
+    return (
+        "cut-batch",
+        f"{needs}, cut into {tried} micro-batches: it needs a smaller batch, or more memory",
+        ("a smaller batch, then the same again"),
     )
 
 

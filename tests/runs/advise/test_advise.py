@@ -55,10 +55,10 @@ def no_split(problem: Problem) -> Problem:
 def test_parallel_branches_are_worth_placing() -> None:
     found = asked(no_split(problem_of(branches(2), plain_host(2))))
     assert found.verdict == "place"
-    # 2 + 6 ops on one device; 1 + 3 + 1 and two copies of 1 byte at 100 bytes/s on two
+    # 2 + 6 ops on one device; on two 1 + 3 + 1 and a copy of 1 byte at 100 bytes/s, the join being where it went
     assert found.figures.single_s == 8.0
-    assert found.figures.placed_s == pytest.approx(5.02)
-    assert found.gain_low == pytest.approx(8.0 / 5.02)
+    assert found.figures.placed_s == pytest.approx(5.01)
+    assert found.gain_low == pytest.approx(8.0 / 5.01)
 
 
 def test_a_chain_stays_on_one_device() -> None:
@@ -94,8 +94,8 @@ def test_a_number_that_cannot_be_cut_is_left_out_and_said() -> None:
         raise InvalidValue("batch", 3, "a multiple of 2")
 
     said: list[str] = []
-    found = asked(no_split(problem_of(chain(6), plain_host(2))), cuts={2: fails}, say=said.append)
-    assert found.figures.counts == (1,)
+    found = asked(problem_of(chain(6), plain_host(2)), cuts={2: fails}, say=said.append)
+    assert (found.verdict, found.figures.counts, found.figures.split_s) == ("one-device", (1,), None)
     assert said[-1] == "2 micro-batches: left out (batch is 3, expected a multiple of 2.)"
 
 
