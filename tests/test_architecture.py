@@ -21,7 +21,7 @@ LAYERS = {
     "workloads": set(),
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
-    "env": {"graphs", "measure", "search"},
+    "env": {"graphs", "measure", "search", "report", "runs", "workloads"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "runs": {"graphs", "measure", "search", "report", "workloads"},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,6 +104,17 @@ class OpGraph:
             object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
             self.micro_batch.flags.writeable = False
         self._validate()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: without its program, which runs in this process alone."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return partial(OpGraph, **(facts | {"program": None})), ()
+
+    def __copy__(self) -> OpGraph:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpGraph:
+        return self
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""

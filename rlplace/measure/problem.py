@@ -60,6 +60,10 @@ class Problem:
         if self.allowed is not None:
             self._check_allowed(self.allowed, (n, d))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: its graph without a program, and nothing that was worked out meanwhile."""
+        return Problem, (self.graph, self.host, self.costs, self.grouping, self.allowed, self.op_order)
+
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""
         of, on = counted(self.grouping.num_groups, "group"), counted(self.host.num_devices, "device")

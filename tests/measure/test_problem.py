@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import plain_host, random_graph
+from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs import capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.hosts.host import Route
+from rlplace.measure.hosts.host import Host, Route
 from rlplace.measure.problem import Problem, _mean_transfer
 
 
@@ -33,6 +37,18 @@ def test_it_prints_as_one_line() -> None:
     graph = "OpGraph(3 ops, 2 edges)"
     assert repr(problem.graph) == graph
     assert repr(problem) == f"Problem({graph}, 3 groups on {problem.host.name} (3 devices), estimated costs)"
+
+
+def test_a_pickled_problem_is_the_same_without_its_program() -> None:
+    problem = barred_problem()
+    assert problem.group_allowed.any()  # worked out, and not pickled
+    found = pickle.loads(pickle.dumps(problem))  # noqa: S301 - our own bytes
+    assert found.graph.fingerprint == problem.graph.fingerprint
+    assert found.host == problem.host
+    assert np.array_equal(found.costs.op_time_s, problem.costs.op_time_s)
+    assert np.array_equal(found.allowed, problem.allowed)
+    assert not found.allowed.flags.writeable
+    assert (found.grouping.num_groups, found.op_order) == (3, problem.op_order)
 
 
 def test_the_next_allowed_device_is_taken() -> None:
@@ -146,3 +162,22 @@ def test_modules_are_placed_for_whole_batches() -> None:
     graph = replace(op_graph([[], [0], [0]]), modules=("a", "b", "c"), micro_batch=np.array([-1, 0, 1], dtype=np.int32))
     with pytest.raises(InvalidValue, match="A device map places modules for whole batches"):
         Problem.grouped(graph, plain_host(2), Costs(np.ones((3, 2)), "estimated"), grouping="device-map")
+
+
+@pytest.mark.parametrize("progress", [True, False, None])
+def test_profiling_is_told_as_asked(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = capture(nn.Linear(4, 4), torch.ones(2, 4))
+    Problem.profile(graph, Host.detect("cores"), num_groups=1, progress=progress)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert bool(said.err) == bool(progress)  # off a terminal only if it is asked for
+    if progress:
+        assert said.err.startswith("profiling ")
+
+
+def test_profiling_is_told_to_whoever_listens() -> None:
+    told: list[str] = []
+    Problem.profile(
+        capture(nn.Linear(4, 4), torch.ones(2, 4)), Host.detect("cores"), num_groups=1, progress=told.append
+    )
+    assert told[0].startswith("profiling ")
