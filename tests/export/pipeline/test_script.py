@@ -118,6 +118,7 @@ def test_processes_train_as_one_does(
     assert figures["ratio"] == pytest.approx(figures["step_s"] / figures["placement_step_s"])
     assert {one["device"] for one in figures["stages"]} <= {f"cpu:{index}" for index in range(num_stages)}
     assert "of the run's placement of ops" in said.err
+    assert f"--nproc-per-node {len(figures['stages'])} {run.path('pipeline.py')}" in said.err
     losses, state = launched(run, len(figures["stages"]), steps=steps)
     expected_losses, expected = trained(seeded(), steps)
     assert losses == pytest.approx(expected_losses, abs=1e-5)
