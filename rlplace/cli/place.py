@@ -59,7 +59,7 @@ def place(
         evaluations=evaluations,
         seed=seed,
         num_groups=grouping.num_groups,
-        grouping=grouping.rule,
+        grouping=grouping.word(asked),
         constraints=constraints,
         asked=asked,
         is_quiet=quiet,
