@@ -131,6 +131,7 @@ def write_run(
         "result": {
             "schema": 1, "rows": rows_of(others), "best": {"method": "portfolio", "step_time_s": 0.02},
             "measured": True, "time": 1.8e9,
+            "durations": {"expected": {"search_s": 60.0, "calibration_s": 0.0}, "taken": {"search_s": 75.0}},
         },
         "timeline": trace_of(names, modules, devices),
         "search": {"schema": 1, "methods": {"learned": search, "portfolio": search}},

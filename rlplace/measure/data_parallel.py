@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.costs.single_device import capacity_bytes
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
@@ -36,6 +36,16 @@ def ring_all_reduce_s(host: Host, devices: Sequence[int], num_bytes: float) -> f
     return 2 * (count - 1) * (latency_s + num_bytes / count * slowest)
 
 
+def can_be_split(graph: OpGraph) -> bool:
+    """Whether the batch may have several samples: an input's first dimension is 2 or more, or there is no input."""
+    inputs = [op for op, target in enumerate(graph.targets) if target == "input"]
+    tensors = [
+        int(graph.output_offsets[op]) for op in inputs if graph.output_offsets[op] < graph.output_offsets[op + 1]
+    ]
+    shapes = [graph.tensor_shapes[tensor] for tensor in tensors]
+    return not shapes or any(shape[0] > 1 for shape in shapes if shape)
+
+
 def even_split_s(problem: Problem) -> float:
     """Seconds of a step whose batch is split over devices by their speed, at best; infinite where it cannot be.
 
@@ -45,6 +55,8 @@ def even_split_s(problem: Problem) -> float:
     hold of the activations is not counted: a real split takes longer.
     """
     graph, host = problem.graph, problem.host
+    if not can_be_split(graph):
+        return math.inf
     time_s = np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s)
     forward_s, backward_s, update_s = (
         time_s[graph.phases == phase].sum(axis=0) for phase in (FORWARD, BACKWARD, UPDATE)

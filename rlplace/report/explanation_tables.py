@@ -1,4 +1,4 @@
-"""What `rlplace explain` shows people: devices, the critical path, the costliest copies, and what else it would cost."""
+"""What `rlplace explain` shows people: devices, critical path, costliest copies, and what else it would cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _headline(explanation: Explanation) -> Text:
 def _devices(explanation: Explanation) -> Table:
     table = _table("devices")
     table.add_column("device", no_wrap=True)
-    for heading in ("ops", "busy", "copies\nalone", "idle", "sent", "received", "peak\nmemory", "of"):
+    for heading in ("ops", "busy", "copies\nalone", "idle", "sent", "received", "peak memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     step_s = explanation.explained_s
     for device in explanation.devices:
@@ -54,7 +54,6 @@ def _devices(explanation: Explanation) -> Table:
             format_bytes(device.sent_bytes),
             format_bytes(device.received_bytes),
             f"{format_bytes(device.peak_bytes)} ({_share(device.peak_bytes, device.capacity_bytes)})",
-            format_bytes(device.capacity_bytes) + (f" ({device.memory_pool})" if device.memory_pool else ""),
         )
     return table
 
@@ -123,7 +122,14 @@ def _alternatives(explanation: Explanation) -> Table:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    return Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        collapse_padding=True,
+    )
 
 
 def _share(part: float, whole: float) -> str:

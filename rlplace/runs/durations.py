@@ -22,6 +22,8 @@ class Durations:
     """Times of ops and links, and where it is asked for, the choice of how the batch is cut."""
     calibration_s: float = 0.0
     """Placements that are measured before the search, and what is learned from them."""
+    heuristics_s: float = 0.0
+    """Placements without search, and the kernels of searches: read from disk, or compiled the first time."""
     search_s: float = 0.0
     """The search of all methods, measuring included."""
     table_s: float = 0.0
@@ -30,7 +32,7 @@ class Durations:
     @property
     def total_s(self) -> float:
         """All parts together."""
-        return self.profiling_s + self.calibration_s + self.search_s + self.table_s
+        return float(sum(asdict(self).values()))
 
     def to_dict(self) -> dict[str, float]:
         """The parts and `total_s`, as `result.json` keeps them."""

@@ -35,32 +35,45 @@ def explain_run(
 
     kind: Kind = timeline.source
     by_name = {str(row["method"]): row for row in rows}
+    one_device = _of_row("one device", by_name.get("single"), kind)
     alternatives = [
-        _of_row("one device", by_name.get("single"), kind),
-        data_parallel(problem),
+        one_device,
+        data_parallel(problem, one_device),
         _of_row("eager", by_name.get("eager"), kind),
     ]
     step_time_s = by_name[method]["step_time_s"] if method in by_name else None
     return explain(problem, plan, timeline, method=method, step_time_s=step_time_s, alternatives=alternatives)
 
 
-def data_parallel(problem: Problem) -> Alternative:
-    """What the step would cost with its batch split over devices: simulated where it is cut, else an estimate."""
-    if problem.graph.num_micro_batches > 1:
-        from rlplace.measure.simulate.simulator import Simulator
-        from rlplace.search.registry import find
+def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
+    """What the step would cost with its batch split over devices: simulated where it is cut, else an estimate.
 
-        step_s = find(problem, "data-parallel", Simulator(problem)).step_time_s
+    Args:
+        problem: of the run.
+        one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
+    """
+    from rlplace.measure.simulate.simulator import Simulator
+    from rlplace.search.registry import find
+    from rlplace.search.rules.baselines import best_single
+
+    simulator, ratio = Simulator(problem), 1.0
+    if one_device.kind == "measured" and one_device.step_time_s is not None:
+        single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
+        ratio = one_device.step_time_s / single_s if 0 < single_s < math.inf else 1.0
+    if problem.graph.num_micro_batches > 1:
+        step_s = ratio * find(problem, "data-parallel", simulator).step_time_s
         note = f"{problem.graph.num_micro_batches} micro-batches dealt out"
         if math.isfinite(step_s):
             return Alternative("data parallel", step_s, "simulated", note)
         return Alternative("data parallel", None, "simulated", f"{note}: does not fit into memory")
     from rlplace.measure.data_parallel import even_split_s
 
-    step_s = even_split_s(problem)
+    step_s = ratio * even_split_s(problem)
     if math.isfinite(step_s):
         return Alternative("data parallel", step_s, "estimated", SPLIT_NOTE)
-    return Alternative("data parallel", None, "estimated", "no two devices hold the model each")
+    return Alternative(
+        "data parallel", None, "estimated", "the batch is one sample, or no two devices hold the model each"
+    )
 
 
 def read_explanation(folder: Path) -> Explanation:

@@ -16,10 +16,10 @@ PROFILED_STEPS = 15
 """Steps that are traced on each kind of device, those before the first that counts included."""
 CALIBRATION_STEPS = 6
 """Steps of each placement that the simulator is calibrated on."""
-LOAD_S_PER_OP = 0.5e-3
+LOAD_S_PER_OP = 0.05e-3
 """Seconds that it takes to make code of a plan, for each of its ops."""
-PLACED_PER_EAGER = 1.3
-"""A step with everything on one core over an eager one with all cores, about."""
+HEURISTICS_S = 3.0
+"""What the heuristics take, and reading the kernels of searches from disk; compiling them takes most of a minute."""
 LONG_STEP_S = 5.0
 """An eager step of this length is not run a second time to know it better."""
 
@@ -38,7 +38,7 @@ def forecast(
         is_profiled: whether the ops have been profiled already.
     """
     if host.is_simulated:
-        return Durations(search_s=config.budget_s)
+        return Durations(heuristics_s=HEURISTICS_S, search_s=config.budget_s)
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
     num_calibrated = max(config.search.num_calibrated, LEAST) if config.search.num_calibrated else 0
@@ -46,21 +46,22 @@ def forecast(
     return Durations(
         profiling_s=num_kinds * (PROFILED_STEPS * step_s + load_s),
         calibration_s=num_calibrated * (CALIBRATION_STEPS * step_s + load_s),
+        heuristics_s=HEURISTICS_S,
         search_s=config.budget_s,
         table_s=num_rows * (num_rounds * step_s + load_s),
     )
 
 
 def one_device_step_s(graph: OpGraph, host: Host) -> float | None:
-    """Seconds that a step on one device takes, about, from an eager one; None where plain PyTorch cannot run it."""
+    """Seconds that a step on one device takes, from an eager one there; None where plain PyTorch cannot run it."""
     try:
-        eager = EagerStep(graph, host)
+        eager = EagerStep(graph, host, num_threads=max(len(host.devices[0].cores), 1))
         step_s = eager()
         if step_s < LONG_STEP_S:  # the first takes long for other reasons
             step_s = min(step_s, eager())
     except RlplaceError:  # it has no values, or does not fit on one device
         return None
-    return step_s * (PLACED_PER_EAGER if eager.is_widest else 1.0)
+    return step_s
 
 
 def ahead(expected: Durations, methods: tuple[str, ...], *, is_simulated: bool, whole: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,8 @@ class TrainResult:
     table: Table
     timeline: Timeline
     is_measured: bool
-    durations: Durations = field(default_factory=Durations)
-    expected: Durations = field(default_factory=Durations)
+    durations: Durations = dataclasses.field(default_factory=Durations)
+    expected: Durations = dataclasses.field(default_factory=Durations)
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every op of the placement and the timeline."""
@@ -145,6 +145,7 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
+        heuristics_s = watch.lap_s()
         own = {
             LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
             POLICY: {"config": config.learn, "start": start},
@@ -178,7 +179,7 @@ def train(
         plan = table.plans[table.best]
         timeline = evaluator.timeline(plan)
         placement = Placement.of(problem, plan, table.best)
-        taken = Durations(calibration_s=calibration_s, search_s=search_s, table_s=watch.lap_s())
+        taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
         result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
         if run is not None:
             _write(run, problem, result)
@@ -269,10 +270,10 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     if method in (POLICY, GUIDED) or config.guide is not None:
         check_fit(config.guide or config.learn)
         return
-    for field, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
+    for option, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
         if named is not None:
             hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
-            raise InvalidValue(field, named, f"none with method {method}, which learns none", where="train", hint=hint)
+            raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

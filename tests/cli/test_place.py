@@ -38,14 +38,21 @@ def test_a_graph_is_placed_with_one_simulated_step(
     assert json.loads(capsys.readouterr().out)["step_time_s"] <= first["step_time_s"]
 
 
-def test_a_guess_that_is_slower_than_one_device_is_said(
-    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["place", graph, "--host", "4xV100-pcie", "--quiet"]
-    for method, evaluations, is_slower in (("random", 1, True), ("single", 16, False)):
+def test_a_guess_that_is_slower_than_one_device_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_graph(synthetic("layered", seed=1, layers=6, width=1, fan_in=1, flops=1e8), tmp_path / "chain.json")
+    words = ["place", str(tmp_path / "chain.json"), "--host", "4xV100-pcie", "--quiet"]
+    for method, evaluations, is_slower in (("round-robin", 16, True), ("single", 16, False)):
         budget = ["--method", method, "--evaluations", str(evaluations)]
         assert main([*words, *budget, "--placement", str(tmp_path / f"{method}.json")]) == 0
         assert ("slower than the best single device" in capsys.readouterr().err) is is_slower
+
+
+def test_what_no_single_device_holds_is_said(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["place", graph, "--host", "4xV100-pcie", "--quiet", "--method", "round-robin"]
+    assert main([*words, "--placement", str(tmp_path / "found.json")]) == 0
+    said = capsys.readouterr().err
+    assert "no single device holds it" in said
+    assert "inf" not in said
 
 
 @pytest.mark.parametrize(

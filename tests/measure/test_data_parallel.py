@@ -12,7 +12,7 @@ from random_problems import plain_host
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.data_parallel import even_split_s, ring_all_reduce_s
+from rlplace.measure.data_parallel import can_be_split, even_split_s, ring_all_reduce_s
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 
@@ -72,3 +72,14 @@ def test_every_replica_launches_every_op_and_holds_the_model() -> None:
     small = replace(host, devices=(host.devices[0], replace(host.devices[1], memory_bytes=49)))
     assert even_split_s(step(small, [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]])) == float("inf")
     assert even_split_s(step(plain_host(1), [[4.0], [8.0], [1.0]])) == float("inf")
+
+
+def test_a_batch_of_one_sample_cannot_be_split() -> None:
+    graph = op_graph([[], [], [0, 1]], targets=["input", "parameter", "aten.op"])
+    one, several, scalar = (replace(graph, tensor_shapes=(shape, (4,), (4,))) for shape in ((1, 8), (2, 8), ()))
+    assert [can_be_split(step) for step in (one, several, scalar)] == [False, True, False]
+    assert can_be_split(op_graph([[], [0]]))
+    host = plain_host(2)
+    problem = Problem(one, host, Costs(np.ones((3, 2)), "estimated"), Grouping(np.arange(3)))
+    assert even_split_s(problem) == float("inf")
+    assert even_split_s(replace(problem, graph=several)) == pytest.approx(0.5)

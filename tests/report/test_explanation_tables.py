@@ -46,7 +46,7 @@ def test_everything_is_shown_and_the_advice_is_last() -> None:
     lines = shown(explained())
     text = "\n".join(lines)
     assert "the placement of hand, 5000.00 ms a step simulated" in text
-    assert line_of(lines, " d0  ")[:5] == ["d0", "3", "60%", "40%", "0%"]
+    assert line_of(lines, " d0  ")[:5] == ["d0", "3", "60%", "20%", "20%"]
     assert "critical path: ops 60%, copies 40%, waits 0%" in text
     assert line_of(lines, "(the model itself)")[-2:] == ["1000.00", "20%"]
     assert line_of(lines, "copies d0 → d1")[-3:] == ["1", "1000.00", "20%"]

@@ -14,6 +14,7 @@ def test_parts_that_are_not_there_are_left_out() -> None:
     assert durations.to_dict() == {
         "profiling_s": 4.6,
         "calibration_s": 0.2,
+        "heuristics_s": 0.0,
         "search_s": 150.0,
         "table_s": 31.0,
         "total_s": durations.total_s,

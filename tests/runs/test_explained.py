@@ -61,10 +61,11 @@ def test_rows_that_failed_or_are_not_there_say_why() -> None:
 def test_a_cut_batch_is_dealt_out_by_simulation() -> None:
     problem = problem_of()
     halves = replace(op_graph([[], [0], [], [2]]), micro_batch=np.array([0, 0, 1, 1]))
-    found = data_parallel(replace(problem, graph=halves))
+    simulated = Alternative("one device", 4.0, "simulated")
+    found = data_parallel(replace(problem, graph=halves), simulated)
     assert (found.kind, found.step_time_s, found.note) == ("simulated", 2.0, "2 micro-batches dealt out")
-    alone = data_parallel(problem_of(1))
-    assert (alone.step_time_s, alone.note) == (None, "no two devices hold the model each")
+    alone = data_parallel(problem_of(1), simulated)
+    assert (alone.step_time_s, alone.note) == (None, "the batch is one sample, or no two devices hold the model each")
 
 
 def test_a_run_without_an_explanation_says_what_to_do(tmp_path: Path) -> None:
@@ -72,3 +73,10 @@ def test_a_run_without_an_explanation_says_what_to_do(tmp_path: Path) -> None:
     run.write_json("config.json", {})
     with pytest.raises(FileProblem, match=r"no explanation: .* `rlplace train` again with `--run .*run --overwrite`"):
         read_explanation(tmp_path / "run")
+
+
+def test_a_split_is_scaled_to_what_one_device_measured() -> None:
+    problem = problem_of()  # everything on one device takes 4 s by simulation
+    slow = Alternative("one device", 10.0, "measured")
+    assert data_parallel(problem, slow).step_time_s == pytest.approx(2.0 * 10.0 / 4.0)
+    assert data_parallel(problem, Alternative("one device", None, "measured", "oom")).step_time_s == 2.0

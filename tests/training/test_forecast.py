@@ -13,7 +13,7 @@ from rlplace.graphs import capture
 from rlplace.measure import Host
 from rlplace.runs.durations import Durations
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.forecast import LOAD_S_PER_OP, afterwards, ahead, forecast, one_device_step_s
+from rlplace.training.forecast import HEURISTICS_S, LOAD_S_PER_OP, afterwards, ahead, forecast, one_device_step_s
 
 PROBLEM = chain_problem(5, 2)
 HERE = dataclasses.replace(
@@ -23,7 +23,8 @@ CONFIG = TrainConfig(budget_s=60.0, search=SearchConfig(num_calibrated=12, table
 
 
 def test_a_simulated_run_is_its_search() -> None:
-    assert forecast(PROBLEM.graph, PROBLEM.host, CONFIG, 2.0, num_rows=9) == Durations(search_s=60.0)
+    expected = forecast(PROBLEM.graph, PROBLEM.host, CONFIG, 2.0, num_rows=9)
+    assert expected == Durations(heuristics_s=HEURISTICS_S, search_s=60.0)
 
 
 def test_each_part_is_the_steps_that_it_runs() -> None:

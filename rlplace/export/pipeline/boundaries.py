@@ -88,14 +88,14 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pipe = split_step(copy.deepcopy(step), tensors, begins)
+            pipe, shared = split_step(copy.deepcopy(step), tensors, begins)
     except Exception as error:  # of the tracer, which may raise anything
         raise _refused(step, "split it before " + ", ".join(_in_model(begins)), error) from error
     if pipe.num_stages != len(begins) + 1:
         raise InvalidValue(
             "stages", pipe.num_stages, f"{len(begins) + 1}: every module runs once and in turn", where=WHERE
         )
-    return tuple(sorted(name_in_model(next(iter(users.values()))) for users in pipe.replicated_params))
+    return tuple(sorted(name_in_model(next(iter(names.values()))) for names in shared))
 
 
 def _exported(step: WholeStep, tensors: Sequence[torch.Tensor]) -> ExportedProgram:

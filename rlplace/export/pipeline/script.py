@@ -9,7 +9,7 @@ from typing import Any
 from rlplace import __version__
 from rlplace.export.captured import CapturedRun
 from rlplace.export.pipeline.plan import PipelinePlan, plan_pipeline
-from rlplace.export.pipeline.stages import WholeStep, hand_on, is_graph, name_in_model, open_regions, split_step
+from rlplace.export.pipeline.stages import WholeStep, hand_on, is_graph, name_in_model, open_regions, split_step, tie
 from rlplace.export.registry import Exported, ExportFormat, ExportRequest
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import OptimizerSpec
@@ -17,7 +17,7 @@ from rlplace.graphs.program import OptimizerSpec
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Classes of `torch.distributed.pipelining` by the order of micro-batches."""
 
-PARTS = (WholeStep, split_step, hand_on, open_regions, is_graph, name_in_model)
+PARTS = (WholeStep, split_step, tie, hand_on, open_regions, is_graph, name_in_model)
 """What is part of the text."""
 
 _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
@@ -76,10 +76,10 @@ def main(steps: int, save: Path | None) -> None:
 
     names = tuple(workload.inputs) if isinstance(workload.inputs, dict) else None
     whole = WholeStep(workload.model, workload.loss_fn, names, len(workload.targets))
-    pipe = split_step(whole, first, BEGINS)
+    pipe, copies = split_step(whole, first, BEGINS)
     stage = pipe.build_stage(rank, device)
     optimizer = torch.optim.{optimizer}(stage.submod.parameters(), {options})
-    shared = [(users, dist.new_group(ranks)) for users, ranks in shared_parameters(pipe)]
+    shared = [(by_rank, dist.new_group(sorted(by_rank))) for by_rank in copies]
     schedule = {schedule}(
         stage,
         MICRO_BATCHES,
@@ -98,9 +98,11 @@ def main(steps: int, save: Path | None) -> None:
             losses=losses,
             return_outputs=False,
         )
-        for users, group in shared:  # what several stages have a copy of is updated alike
-            if rank in users:
-                dist.all_reduce(stage.submod.get_parameter(users[rank]).grad, group=group)
+        for by_rank, group in shared:  # copies of one parameter are updated alike
+            if rank in by_rank:
+                copy = stage.submod.get_parameter(by_rank[rank])
+                copy.grad = torch.zeros_like(copy) if copy.grad is None else copy.grad
+                dist.all_reduce(copy.grad, group=group)
         optimizer.step()
         if last_stage:
             print(number, float(torch.stack(losses).detach().{reduce}()), flush=True)
@@ -109,13 +111,6 @@ def main(steps: int, save: Path | None) -> None:
         named = ((name, p) for name, p in stage.submod.named_parameters() if p.grad is not None)  # else not its own
         save_file({{name_in_model(name): p.detach().cpu() for name, p in named}}, save / f"stage{{rank}}.safetensors")
     dist.destroy_process_group()
-
-
-def shared_parameters(pipe: Pipe) -> list[tuple[dict[int, str], list[int]]]:
-    """Of every parameter that several stages have a copy of, its name on each rank, and the ranks."""
-    named = pipe.replicated_params  # by stage, submod_pp_N
-    every = [{{int(stage.rpartition("_")[2]): name for stage, name in users.items()}} for users in named]
-    return [(users, sorted(users)) for users in every]
 
 
 if __name__ == "__main__":
@@ -135,6 +130,9 @@ def pipeline_script(request: ExportRequest) -> Exported:
     """
     run = CapturedRun.of(request)
     plan = plan_pipeline(run)
+    constraints = request.config["train"].get("constraints") or {}
+    if any(constraints.values()):
+        print("the run's pins, exclusions and what is together are not followed by stages", file=sys.stderr)
     for line in said(plan):
         print(line, file=sys.stderr)
     return Exported(text_of(run, plan), figures(plan))

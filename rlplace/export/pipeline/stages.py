@@ -43,8 +43,13 @@ class WholeStep(nn.Module):
         return first.reshape(1)
 
 
-def split_step(step: nn.Module, tensors: Sequence[torch.Tensor], begins: Sequence[str]) -> Pipe:
+def split_step(
+    step: nn.Module, tensors: Sequence[torch.Tensor], begins: Sequence[str]
+) -> tuple[Pipe, list[dict[int, str]]]:
     """`step` in stages; a stage begins with each module of `begins`, as with `SplitPoint.BEGINNING` there.
+
+    Returns:
+        The stages; and of every parameter that several hold a copy of, its name in each of them.
 
     Args:
         step: traced as it is; its modules of `begins` are marked for good.
@@ -54,7 +59,29 @@ def split_step(step: nn.Module, tensors: Sequence[torch.Tensor], begins: Sequenc
     mark: Callable[[], None] = pipe_split
     for path in begins:
         step.get_submodule(path).register_forward_pre_hook(lambda *_: mark())
-    return pipeline(step, tuple(tensors), split_policy=hand_on)
+    pipe = pipeline(step, tuple(tensors), split_policy=hand_on)
+    return pipe, tie(pipe, step)
+
+
+def tie(pipe: Pipe, step: nn.Module) -> list[dict[int, str]]:
+    """Makes what is one parameter of `step` one of each stage, whatever its names there: copies may have come of them.
+
+    Args:
+        pipe: stages of `step`.
+        step: as it was.
+
+    Returns:
+        Of every parameter that several stages hold, its name by stage.
+    """
+    identity = {name_in_model(name): id(one) for name, one in step.named_parameters(remove_duplicate=False)}
+    held: dict[int, dict[int, str]] = {}
+    for stage in range(pipe.num_stages):
+        module = pipe.get_stage_module(stage)
+        for name, _ in list(module.named_parameters(remove_duplicate=False)):
+            first = held.setdefault(identity[name_in_model(name)], {}).setdefault(stage, name)
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, module.get_parameter(first))
+    return [names for names in held.values() if len(names) > 1]
 
 
 def hand_on(traced: fx.GraphModule) -> fx.GraphModule:

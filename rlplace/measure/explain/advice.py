@@ -30,6 +30,8 @@ IDLE = 0.4
 
 def advise_on(explanation: Explanation) -> Advice:
     """What to do, in one sentence; the advice that `explanation` has already is not looked at."""
+    if not explanation.explained_s or not explanation.step_time_s:
+        return Advice("keep", "Keep this placement: the step takes no time.")
     for name, rule in RULES.items():
         sentence = rule(explanation)
         if sentence:
@@ -97,10 +99,10 @@ def _transfers(explanation: Explanation) -> str:
         one, other = sorted((route.source, route.destination))
         seconds[one, other] += route.seconds
     (one, other), most_s = max(seconds.items(), key=lambda pair: pair[1])
+    others = f", all copies {_percent(path.transfer_s / explanation.explained_s)}" if len(seconds) > 1 else ""
     return (
         f"Copies of {_what(explanation, {one, other})} between {one} and {other} take "
-        f"{_percent(most_s / explanation.explained_s)} of the step, all copies "
-        f"{_percent(path.transfer_s / explanation.explained_s)}: a coarser grouping (fewer `--groups`) or "
+        f"{_percent(most_s / explanation.explained_s)} of the step{others}: a coarser grouping (fewer `--groups`) or "
         f"{_more_micro_batches(explanation)} may help."
     )
 
@@ -130,13 +132,14 @@ def _chain(explanation: Explanation) -> str:
 
 
 def _keep(explanation: Explanation) -> str:
-    if not explanation.step_time_s:
-        return "Keep this placement: the step takes no time."
     single_s = _step_s(explanation, ONE_DEVICE)
-    over_bound = f"no placement can be below {_percent(explanation.bound_s / explanation.step_time_s)} of its step time"
+    over_bound = (
+        f"none can take less than {_percent(explanation.bound_s / explanation.step_time_s)} of its own step time"
+    )
     if single_s is None:
         return f"Keep this placement: {over_bound}."
-    return f"Keep this placement: it is {single_s / explanation.step_time_s:.2f}x as fast as one device; {over_bound}."
+    share = _percent(explanation.step_time_s / single_s)
+    return f"Keep this placement: it takes {share} of one device's step; {over_bound}."
 
 
 RULES: dict[str, Callable[[Explanation], str]] = {
@@ -158,12 +161,12 @@ def _step_s(explanation: Explanation, name: str) -> float | None:
 
 
 def _what(explanation: Explanation, pair: set[str]) -> str:
-    """What most of the costly copies between two devices send."""
+    """What the copies between two devices on the critical path send for most of their time."""
     seconds: dict[str, float] = defaultdict(float)
-    for cut in explanation.cuts:
-        if {cut.source, cut.destination} == pair and cut.is_critical:
-            seconds[cut.what] += cut.seconds
-    return f"{max(seconds, key=lambda what: seconds[what])}s" if seconds else "tensors"
+    for part in explanation.path.parts:
+        if part.kind == "transfer" and {part.source, part.device} == pair:
+            seconds[part.what] += part.seconds
+    return f"{max(seconds, key=lambda what: seconds[what])}s"
 
 
 def _more_micro_batches(explanation: Explanation) -> str:

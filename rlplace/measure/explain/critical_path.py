@@ -1,4 +1,4 @@
-"""`find_critical_path`: what ends a step, back from its last item, in one placed step that was simulated or measured."""
+"""`find_critical_path`: what ends a placed step, back from its last item, be it simulated or measured."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import PHASES
+from rlplace.measure.explain.cuts import what_is_sent
 from rlplace.measure.explain.explanation import CriticalPath, ModuleShare, PathPart, RouteShare
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -62,7 +63,6 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
         timeline: of a step of it.
         items: `critical_items` of them.
     """
-    n = problem.graph.num_ops
     start_s = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))[items]
     end_s = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))[items]
     parts: list[PathPart] = []
@@ -72,12 +72,11 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
         ended_s = max(min(ended_s, next_s), 0.0)
         began_s = min(max(began_s, 0.0), ended_s)
         if ended_s < next_s:
-            after = parts[-1]
-            parts.append(replace(after, kind="wait", start_s=ended_s, end_s=next_s, source="", num_ops=0, num_bytes=0))
+            parts.append(_wait(parts[-1], ended_s, next_s))
         parts.append(replace(described, start_s=began_s, end_s=ended_s))
         next_s = began_s
     if next_s > 0:
-        parts.append(replace(parts[-1], kind="wait", start_s=0.0, end_s=next_s, source="", num_ops=0, num_bytes=0))
+        parts.append(_wait(parts[-1], 0.0, next_s))
     parts.reverse()
     totals = {kind: sum(part.seconds for part in parts if part.kind == kind) for kind in ("op", "transfer", "wait")}
     return CriticalPath(
@@ -109,7 +108,13 @@ def _described(problem: Problem, plan: Plan, item: int) -> PathPart:
         source="" if is_op else home,
         num_ops=int(is_op),
         num_bytes=0 if is_op else int(graph.tensor_bytes[tensor]),
+        what="" if is_op else what_is_sent(graph, op),
     )
+
+
+def _wait(after: PathPart, start_s: float, end_s: float) -> PathPart:
+    """The wait before a part."""
+    return PathPart("wait", start_s, end_s, after.device, after.name, after.module, after.phase)
 
 
 def _joined(parts: Sequence[PathPart]) -> list[PathPart]:

@@ -70,6 +70,8 @@ class PathPart:
     """Ops of the stretch; 0 for others."""
     num_bytes: int = 0
     """What a transfer sends; 0 for others."""
+    what: Literal["", "parameter", "input", "activation", "gradient"] = ""
+    """What that is; empty for others."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_s <= self.end_s < math.inf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rlplace.report.format import NOTHING, format_ms
 from rlplace.report.html.run_data import Row, RunData
 from rlplace.report.html.tags import Raw, Section, paragraph, table
@@ -11,7 +13,10 @@ NO_PLACEMENT_NOTE = "† no placement: timed for comparison, cannot be handed ba
 
 def field_section(data: RunData) -> Section:
     """Rows as the run printed them: placements first, fastest first, what failed last."""
-    rows = sorted(data.rows, key=lambda row: (not row.placement, row.step_s or float("inf"), row.method))
+    rows = sorted(
+        data.rows,
+        key=lambda row: (not row.placement, row.step_s or math.inf, row.method != data.best, row.method),
+    )
     longest = max((_high(row) for row in rows), default=0.0)
     single_s, eager_s = data.step_s("single"), data.step_s("eager")
     cells: list[list[object]] = []

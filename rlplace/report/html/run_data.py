@@ -66,6 +66,14 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """How long each part of the run was expected to take and took, by name, in seconds."""
+
+    expected: dict[str, float] = field(default_factory=dict)
+    taken: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Factor:
     """One factor of `host_model.json`."""
 
@@ -95,6 +103,7 @@ class RunData:
         host_lines: what was learned about the host, in words; None where no method learned any.
         factors: the same as figures.
         explanation: where the time of the step goes; None without one.
+        durations: of the parts of the run.
         files: names of the files of the run that a reader may open.
     """
 
@@ -112,6 +121,7 @@ class RunData:
     host_lines: tuple[str, ...] | None = None
     factors: tuple[Factor, ...] = ()
     explanation: Explanation | None = None
+    durations: Seconds = field(default_factory=Seconds)
     files: tuple[str, ...] = ()
 
     @property
@@ -184,6 +194,7 @@ def decode_run(
         host_lines=None if learned is None else learned.lines,
         factors=_list_of(Factor, (host_model or {}).get("factors"), "host_model.json", "factors"),
         explanation=explanation,
+        durations=part_of(Seconds, _mapping(result.get("durations") or {}, where, "durations"), where),
         files=files,
     )
 

@@ -22,7 +22,7 @@ from rlplace.report.html.figure import (
 from rlplace.report.html.module_groups import OTHERS, module_groups
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.tags import Section, paragraph, table
-from rlplace.report.html.trace import TRANSFER, Lane, Slice, Trace, covered_s
+from rlplace.report.html.trace import TRANSFER, Slice, Trace, covered_s
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
@@ -31,6 +31,7 @@ _COLORS_MIX_FROM = 1 / 2_000
 _DEVICE_PX, _LINK_PX, _AROUND_PX = 56, 26, 84
 _MOST_LANES = 40
 _LABEL_CHARACTERS = 22
+_FILLED = 0.84
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ def timeline_section(data: RunData) -> Section | None:
         return None
     bars = merged(trace)
     shown = sum(map(len, bars.values()))
+    typical = ", a typical one" if data.is_measured else ""
     lead = (
-        f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}, a typical one: {len(trace.ops):,} ops "
+        f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}{typical}: {len(trace.ops):,} ops "
         f"and {_num_transfers(trace):,} transfers. Drag to zoom, double-click to see all of it again."
     )
     note = ""
@@ -117,9 +119,13 @@ def _bar(one: Slice) -> Bar:
 
 def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
     lanes = [k for k, lane in enumerate(trace.lanes) if bars.get(k) or lane.is_device][:_MOST_LANES]
-    traces = [_lane_trace(trace.lanes[lane], place, bars.get(lane, [])) for place, lane in enumerate(lanes)]
     shown = [bars.get(lane, []) for lane in lanes]
     heights = [_DEVICE_PX if trace.lanes[lane].is_device else _LINK_PX for lane in lanes]
+    centers = [sum(heights[:place]) + height / 2 for place, height in enumerate(heights)]
+    traces = [
+        _lane_trace(trace.lanes[lane].name, center, height, row)
+        for lane, center, height, row in zip(lanes, centers, heights, shown, strict=True)
+    ]
     layout = base_layout(
         barmode="overlay",
         bargap=0,
@@ -127,9 +133,9 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
         xaxis=axis("milliseconds since the step began", range=[0, trace.step_s * 1e3], minallowed=0),
         yaxis=axis(
             "",
-            tickvals=list(range(len(lanes))),
+            tickvals=centers,
             ticktext=[plot_text(trace.lanes[lane].name.replace("->", "→"), _LABEL_CHARACTERS) for lane in lanes],
-            range=[len(lanes) - 0.5, -0.5],
+            range=[sum(heights), 0],
             fixedrange=True,
             gridcolor="rgba(0,0,0,0)",
         ),
@@ -162,16 +168,15 @@ def _by_module(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:
     return _coloured("by module", shown, color_of, colors, legend)
 
 
-def _lane_trace(lane: Lane, place: int, bars: Sequence[Bar]) -> dict[str, Any]:
-    width = 0.86 if lane.is_device else 0.5
+def _lane_trace(name: str, center: float, height: int, bars: Sequence[Bar]) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",
-        "name": plot_text(lane.name),
-        "y": [place] * len(bars),
+        "name": plot_text(name),
+        "y": [center] * len(bars),
         "base": [_ms(bar.start_s) for bar in bars],
         "x": [_ms(bar.end_s - bar.start_s) for bar in bars],
-        "width": width,
+        "width": _FILLED * height,
         "hovertext": [_words(bar) for bar in bars],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "marker": {"color": [0] * len(bars), "line": {"width": 0}},

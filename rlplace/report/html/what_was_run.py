@@ -6,11 +6,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlplace.report.format import format_clock
 from rlplace.report.html.escape import clean, escaped, prose
-from rlplace.report.html.run_data import RunData
+from rlplace.report.html.run_data import RunData, Seconds
 from rlplace.report.html.tags import Raw, Section, details, table
 
 _MOST_SETTINGS, _MOST_DEPTH = 400, 8
+_LEAST_S = 0.5
 
 
 def what_was_run_section(data: RunData) -> Section:
@@ -18,6 +20,7 @@ def what_was_run_section(data: RunData) -> Section:
     settings = list(_flat(data.config, ""))[:_MOST_SETTINGS]
     lead = "The same again; the rest of the settings are the program's own, listed below as they were."
     body = f'<pre class="command">{prose(command(data.config))}</pre>'
+    body += _durations(data.durations)
     body += details(f"{len(settings)} settings", table(["setting", "value"], settings))
     if data.files:
         links = [[Raw(f'<a href="{escaped(name)}">{escaped(name)}</a>')] for name in data.files]
@@ -49,6 +52,23 @@ def command(config: Mapping[str, Any]) -> str:
     if cut.get("count") not in (None, 1):
         words += ["--micro-batches", cut["count"]]
     return shlex.join(clean(word) for word in words)
+
+
+def _durations(durations: Seconds) -> str:
+    """A row for each part that took time, or was expected to; empty where nothing is known."""
+    parts = [name for name in {**durations.expected, **durations.taken} if _some(durations, name)]
+    rows = [
+        [
+            name.removesuffix("_s"),
+            *(format_clock(known.get(name, 0.0)) for known in (durations.expected, durations.taken)),
+        ]
+        for name in parts
+    ]
+    return table(["part of the run", "expected, m:ss", "taken, m:ss"], rows, numbers=(1, 2)) if rows else ""
+
+
+def _some(durations: Seconds, name: str) -> bool:
+    return any(known.get(name, 0.0) >= _LEAST_S for known in (durations.expected, durations.taken))
 
 
 def _flat(value: object, path: str, depth: int = 0) -> Iterator[list[object]]:

@@ -32,8 +32,8 @@ EVALUATIONS = 2000
 """Placements that a search may simulate, of every number of micro-batches."""
 FIRST_EVALUATIONS = 50
 """Simulated whatever the time: kernels may have to be compiled first."""
-SEARCH_SHARE = 0.5
-"""Part of the time for all searches; on a real host the rest is for the race."""
+SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
+"""Part of the time for all searches, where a race follows and where none does."""
 RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=9, hopeless=math.inf, margin=math.inf)
 
 Say = Callable[[str], None]
@@ -90,20 +90,24 @@ def advise(
         raise InvalidValue("evaluations", evaluations, "at least 1", where="advise")
     say = say or (lambda _: None)
     begin_s = time.monotonic()
-    search_s = seconds * SEARCH_SHARE / (1 + len(cuts or {}))
-    found = [_search(problem, search_s, evaluations, seed)]
+    searching_s = seconds * (SIMULATED_SHARE if problem.host.is_simulated else SEARCH_SHARE)
+    search_s = searching_s / (1 + len(cuts or {}))
+    found, is_refused = [_search(problem, search_s, evaluations, seed)], False
     say(f"{_each(found[0].count)}: {_words(found[0])}")
     for count, make in (cuts or {}).items():
-        if time.monotonic() - begin_s > seconds * SEARCH_SHARE:
+        if time.monotonic() - begin_s > searching_s:
             say(f"{_each(count)}: left out, the time is up")
             continue
         try:
             found.append(_search(make(), search_s, evaluations, seed))
         except UserError as error:
+            is_refused = True
             say(f"{_each(count)}: left out ({str(error).splitlines()[0]})")
             continue
         say(f"{_each(count)}: {_words(found[-1])}")
     figures = _simulated(found)
+    if is_refused:  # a batch that cannot be cut cannot be split over devices either
+        figures = replace(figures, split_s=None)
     if not problem.host.is_simulated:
         say("racing one device, the best placement and plain PyTorch")
         figures = _measured(figures, found, begin_s + seconds, seed)
@@ -155,20 +159,26 @@ def _simulated(found: list[_Found]) -> Figures:
 def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: int) -> Figures:
     """The figures with step times that were measured: the first problem's, then those of the best in micro-batches.
 
-    What is cut is raced only where the simulator has it ahead.
+    What is cut is raced only where the simulator has it ahead. The bound and the even split, which op times give, are
+    scaled by what one device measured over what it takes by simulation: a busy machine is slower than its profile.
     """
     first = found[0]
     cut = min((one for one in found[1:] if one.count > 1), key=lambda one: one.step_s, default=None)
     single, placed, eager, why = _race(first, deadline_s, seed)
+    single_s = _step_s(single)
+    ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
     spreads = [outcome.spread_s / outcome.step_time_s for outcome in (single, placed, eager) if outcome and outcome.ok]
     figures = replace(
         figures,
         kind="measured",
-        single_s=_step_s(single),
+        bound_s=figures.bound_s * ratio,
+        split_s=None if figures.split_s is None else figures.split_s * ratio,
+        single_s=single_s,
         eager_s=_step_s(eager),
         eager_why=why,
         spread=max(spreads, default=0.0),
-        **({"cut_s": _step_s(placed)} if first.count > 1 else {"placed_s": _step_s(placed)}),
+        placed_s=_step_s(placed) if first.count == 1 else None,
+        cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
     )
     if cut is None:
         return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,10 @@ from rlplace.search.parallel.step_roles import StepRoles, step_roles
 from rlplace.search.rules.baselines import plain_devices
 
 Schedule = Literal["gpipe", "1f1b"]
+REFINED = 2
+"""Numbers of stages, the best, of which other places are tried ..."""
+MOST_TRIES = 100
+"""... and how many pipelines of each, or a few more."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ def best_pipeline(
 
     For every number of stages up to that of devices, in the order of the devices and by speed, the chain is cut by
     dynamic programming (`cut_stages`) at some of `places`: by work, by work and what is sent, and by bytes. Each is
-    simulated in GPipe's order and, with as many micro-batches as stages, in that of 1F1B.
+    simulated in GPipe's order and, with as many micro-batches as stages, in that of 1F1B; in the best ones, stages then
+    begin earlier or later as long as the simulated step gets shorter.
 
     Args:
         problem: whose graph is cut into micro-batches.
@@ -63,29 +69,80 @@ def best_pipeline(
     """
     step = step_roles(problem.graph) if step is None else step
     _check_places(places, step.num_positions)
-    chain, simulator = Chain.of(problem, step), Simulator(problem, threads=1)
-    blocks = np.searchsorted(places, np.arange(step.num_positions), side="right")
-    priorities = gpipe_priorities(problem)
-    best: BoundedPipeline | None = None
+    trials = _Trials(problem, step, places)
     usable = plain_devices(problem) if devices is None else list(devices)
-    for stage_of_block, line in _stagings(chain, usable, blocks, places):
+    best_of: dict[int, BoundedPipeline] = {}  # by number of stages
+    for stage_of_block, line in _stagings(trials.chain, usable, trials.blocks, places):
+        found = trials.simulated(tuple(np.flatnonzero(np.diff(stage_of_block)).tolist()), line)
+        known = best_of.get(len(line))
+        if np.isfinite(found.step_s) and (known is None or found.step_s < known.step_s):
+            best_of[len(line)] = found
+    ranked = sorted(best_of.values(), key=lambda one: (one.step_s, len(one.devices)))
+    refined = [trials.refined(one) for one in ranked[:REFINED]]
+    return min(refined, key=lambda one: (one.step_s, len(one.devices)), default=None)
+
+
+class _Trials:
+    """Pipelines of one problem, simulated.
+
+    Args:
+        problem: whose graph is cut into micro-batches.
+        step: its roles.
+        places: (C,) where stages may begin.
+    """
+
+    def __init__(self, problem: Problem, step: StepRoles, places: NDArray[np.integer]) -> None:
+        self.chain = Chain.of(problem, step)
+        self.blocks = np.searchsorted(places, np.arange(step.num_positions), side="right")
+        self._problem, self._step, self._num_places = problem, step, len(places)
+        self._simulator = Simulator(problem, threads=1)
+        self._priorities = gpipe_priorities(problem)
+
+    def simulated(
+        self, chosen: tuple[int, ...], line: tuple[int, ...], schedules: Sequence[Schedule] = ("gpipe", "1f1b")
+    ) -> BoundedPipeline:
+        """The pipeline with stages that begin at the places `chosen`, in the better of some schedules."""
+        problem, step, count = self._problem, self._step, self.chain.num_micro_batches
+        stage = np.searchsorted(np.array(chosen), self.blocks, side="left").astype(np.int32)
         layout = Layout(
             devices=np.array(line, dtype=np.int32)[:, None],
-            role_stage=stage_of_block[blocks][step.position],
-            replica=np.zeros(chain.num_micro_batches, dtype=np.int32),
+            role_stage=stage[step.position],
+            replica=np.zeros(count, dtype=np.int32),
             owners="with-stage",
         )
         placed = placement_of(problem, layout, step)
-        times: dict[Schedule, float] = {"gpipe": float(simulator.step_times(placed[None], priorities)[0])}
-        if chain.num_micro_batches >= len(line):
-            limit = most_under_way(layout, chain.num_micro_batches)
-            times["1f1b"] = simulator.retime(one_f_one_b(problem, step, layout, placed, limit)).step_time_s
-        schedule = min(times, key=lambda name: times[name])
-        if times[schedule] < (np.inf if best is None else best.step_s):
-            chosen = tuple(np.flatnonzero(np.diff(stage_of_block)).tolist())
-            work_s = _work_s(problem, layout.role_stage[step.role], line)
-            best = BoundedPipeline(chosen, line, schedule, times[schedule], work_s)
-    return best
+        times: dict[Schedule, float] = {}
+        if "gpipe" in schedules:
+            times["gpipe"] = float(self._simulator.step_times(placed[None], self._priorities)[0])
+        if "1f1b" in schedules and count >= len(line):
+            limit = most_under_way(layout, count)
+            times["1f1b"] = self._simulator.retime(one_f_one_b(problem, step, layout, placed, limit)).step_time_s
+        best = min(times, key=lambda name: times[name])
+        return BoundedPipeline(chosen, line, best, times[best], _work_s(problem, layout.role_stage[step.role], line))
+
+    def refined(self, one: BoundedPipeline) -> BoundedPipeline:
+        """A pipeline with stages that begin elsewhere: one at a time is moved, ever less far, while it gets faster."""
+        far, tries = max(self._num_places // 8, 1), 0
+        while far:
+            is_better = False
+            for chosen in _moved(one.chosen, far, self._num_places):
+                tries += 1
+                other = self.simulated(chosen, one.devices, (one.schedule,))
+                if other.step_s < one.step_s:
+                    one, is_better = other, True
+                    break
+            if tries >= MOST_TRIES:
+                return one
+            far = far if is_better else far // 2
+        return one
+
+
+def _moved(chosen: tuple[int, ...], far: int, num_places: int) -> Iterator[tuple[int, ...]]:
+    for index, place in enumerate(chosen):
+        for moved in (place - far, place + far):
+            other = (*chosen[:index], moved, *chosen[index + 1 :])
+            if all(a < b for a, b in itertools.pairwise((-1, *other, num_places))):
+                yield other
 
 
 def _stagings(

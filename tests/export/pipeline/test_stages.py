@@ -51,7 +51,7 @@ def test_inputs_go_by_their_names() -> None:
 def test_stages_compute_what_the_step_did() -> None:
     batch = skipping_batch()
     expected = skipping()(*batch)
-    pipe = split_step(skipping(), batch, BEGINS)
+    pipe, _ = split_step(skipping(), batch, BEGINS)
     assert pipe.num_stages == 4
     (loss,) = torch.utils._pytree.tree_leaves(pipe(*batch))
     torch.testing.assert_close(loss, expected)
@@ -61,7 +61,7 @@ def test_gradients_of_stages_are_those_of_the_step() -> None:
     """Backward from stage to stage, as a schedule does; no gradient comes out of a region without."""
     batch, whole = skipping_batch(), skipping()
     whole(*batch).backward()
-    pipe = split_step(skipping(), batch, BEGINS)
+    pipe, _ = split_step(skipping(), batch, BEGINS)
     stages = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
     received: list[list[torch.Tensor]] = [list(batch)]
     sent: list[list[torch.Tensor]] = []
@@ -105,13 +105,35 @@ def test_a_region_of_another_kind_is_refused() -> None:
 
 
 def test_a_stage_reads_from_the_one_before_it_alone() -> None:
-    pipe = split_step(skipping(), skipping_batch(), BEGINS)
+    pipe, _ = split_step(skipping(), skipping_batch(), BEGINS)
     assert stage_reads(pipe) == [["input"], ["submod_pp_0"], ["submod_pp_1"], ["submod_pp_2"]]
 
 
 def test_a_parameter_of_several_stages_is_known() -> None:
-    pipe = split_step(skipping(), skipping_batch(), BEGINS)
-    shared = [{name_in_model(name) for name in users.values()} for users in pipe.replicated_params]
-    assert sorted(map(sorted, shared)) == [["twice.bias"], ["twice.weight"], ["words.weight"]]
-    (users,) = [users for users in pipe.replicated_params if "twice.bias" in next(iter(users.values()))]
-    assert users == {"submod_pp_0": "model.twice.bias", "submod_pp_3": "model.twice@1.bias"}
+    pipe, shared = split_step(skipping(), skipping_batch(), BEGINS)
+    known = {name_in_model(names[0]): sorted(names) for names in shared}
+    assert known == {"words.weight": [0, 3], "twice.weight": [0, 3], "twice.bias": [0, 3]}
+    names = [name for name, _ in pipe.get_stage_module(3).named_parameters() if "twice" in name]
+    assert len(names) == 2, "the second call's are those of the first"
+
+
+class Tied(nn.Module):
+    """One parameter under three names, two of them in the second half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.middle, self.again = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.again.weight = self.words.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.words(rows)) + self.again(rows))
+
+
+def test_names_of_one_parameter_in_a_stage_stay_one() -> None:
+    step = WholeStep(Tied(), torch.sum, None, 0)
+    pipe, (names,) = split_step(step, [torch.tensor([1, 2])], ["model.middle"])
+    assert sorted(names) == [0, 1]
+    second = pipe.get_stage_module(1)
+    assert second.get_parameter("model.again.weight") is second.get_parameter("model.head.weight")
+    assert second.get_parameter(names[1]) is not pipe.get_stage_module(0).get_parameter(names[0])

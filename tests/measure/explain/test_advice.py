@@ -12,10 +12,10 @@ from rlplace.measure.explain.explanation import (
     Advice,
     Alternative,
     CriticalPath,
-    CutEdge,
     DeviceShare,
     Explanation,
     ModuleShare,
+    PathPart,
     RouteShare,
 )
 
@@ -30,9 +30,17 @@ def device(name: str, busy_s: float, *, peak: float = 0.5, members: tuple[str, .
 
 
 def path(op_s: float, transfer_s: float = 0.0, wait_s: float = 0.0) -> CriticalPath:
-    routes = (RouteShare("gpu:1", "gpu:0", transfer_s * 0.6, 3, 30), RouteShare("gpu:0", "gpu:1", transfer_s * 0.4, 1, 9))
+    routes = (
+        RouteShare("gpu:1", "gpu:0", transfer_s * 0.6, 3, 30),
+        RouteShare("gpu:0", "gpu:1", transfer_s * 0.4, 1, 9),
+    )
     modules = (ModuleShare("decoder.attention", "backward", 0.6 * op_s, 40), ModuleShare("", "forward", 0.4 * op_s, 9))
-    return CriticalPath((), op_s, transfer_s, wait_s, modules, routes if transfer_s else ())
+    sent = (
+        PathPart("transfer", 0.0, 0.1, "gpu:1", "op", "m", "backward", "gpu:0", num_bytes=9, what="gradient"),
+        PathPart("transfer", 0.1, 0.3, "gpu:0", "op", "m", "forward", "gpu:1", num_bytes=9, what="activation"),
+        PathPart("transfer", 0.3, 0.9, "gpu:2", "op", "m", "forward", "gpu:1", num_bytes=9, what="parameter"),
+    )
+    return CriticalPath(sent if transfer_s else (), op_s, transfer_s, wait_s, modules, routes if transfer_s else ())
 
 
 PLAIN = Explanation(
@@ -62,10 +70,6 @@ def beside(*others: Alternative) -> Explanation:
     return replace(PLAIN, alternatives=others)
 
 
-def cut(what: str, *, is_critical: bool = True) -> CutEdge:
-    return CutEdge("op", "m", what, "r", "n", 1, "gpu:0", "gpu:1", 9, 0.0, 0.4, is_critical)  # type: ignore[arg-type]
-
-
 CASES = {
     "use-eager": (
         beside(Alternative(EAGER, 0.8, "measured"), Alternative(ONE_DEVICE, 0.9, "measured")),
@@ -90,8 +94,8 @@ CASES = {
         "1,000 ms.",
     ),
     "transfers": (
-        replace(PLAIN, path=path(0.69, 0.31), cuts=(cut("gradient", is_critical=False), cut("activation"))),
-        "Copies of activations between gpu:0 and gpu:1 take 31 % of the step, all copies 31 %: a coarser grouping "
+        replace(PLAIN, path=path(0.69, 0.31)),
+        "Copies of activations between gpu:0 and gpu:1 take 31 % of the step: a coarser grouping "
         "(fewer `--groups`) or micro-batches (`--micro-batches auto`) may help.",
     ),
     "waits": (
@@ -106,7 +110,7 @@ CASES = {
     ),
     "keep": (
         PLAIN,
-        "Keep this placement: it is 1.50x as fast as one device; no placement can be below 50 % of its step time.",
+        "Keep this placement: it takes 67 % of one device's step; none can take less than 50 % of its own step time.",
     ),
 }
 
@@ -155,4 +159,4 @@ def test_a_step_that_takes_no_time_is_kept() -> None:
 
 def test_without_one_device_the_bound_alone_is_told() -> None:
     forced = beside(Alternative(ONE_DEVICE, None, "simulated", "does not fit"))
-    assert advise_on(forced).sentence == "Keep this placement: no placement can be below 50 % of its step time."
+    assert advise_on(forced).sentence == "Keep this placement: none can take less than 50 % of its own step time."

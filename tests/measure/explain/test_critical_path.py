@@ -66,6 +66,7 @@ def test_a_diamond_goes_by_the_branch_that_is_copied() -> None:
         ("transfer", "d1", "d0", "right", 1.0),
         ("op", "", "d0", "head", 1.0),
     ]
+    assert [part.what for part in path.parts] == ["", "activation", "", "activation", ""]
     check_is_exact(path, 9.0)
     assert (path.op_s, path.transfer_s, path.wait_s) == (7.0, 2.0, 0.0)
     assert [(share.module, share.seconds) for share in path.modules] == [("right", 5.0), ("head", 1.0), ("stem", 1.0)]

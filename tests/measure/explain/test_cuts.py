@@ -29,19 +29,19 @@ def cuts_of(graph: OpGraph, devices: list[int], count: int = 10) -> tuple[CutEdg
 
 
 def test_the_longest_come_first_with_who_reads_them() -> None:
-    graph = replace(op_graph([[], [], [0, 1], [1]], [100, 500, 1, 1]), modules=("a", "b", "c", "d"))
-    cuts = cuts_of(graph, [0, 1, 2, 2])
+    graph = replace(op_graph([[], [], [1], [1], [0]], [100, 500, 1, 1, 1]), modules=tuple("abcde"))
+    cuts = cuts_of(graph, [0, 1, 2, 2, 3])
     assert [(cut.op, cut.module, cut.reader, cut.reader_module, cut.num_readers) for cut in cuts] == [
         ("op1", "b", "op2", "c", 2),
-        ("op0", "a", "op2", "c", 1),
+        ("op0", "a", "op4", "e", 1),
     ]
     assert [(cut.source, cut.destination, cut.num_bytes, cut.seconds) for cut in cuts] == [
         ("d1", "d2", 500, 5.0),
-        ("d0", "d2", 100, 1.0),
+        ("d0", "d3", 100, 1.0),
     ]
     assert [cut.is_critical for cut in cuts] == [True, False]
-    assert cuts_of(graph, [0, 1, 2, 2], count=1) == cuts[:1]
-    assert cuts_of(graph, [0, 0, 0, 0]) == ()
+    assert cuts_of(graph, [0, 1, 2, 2, 3], count=1) == cuts[:1]
+    assert cuts_of(graph, [0, 0, 0, 0, 0]) == ()
 
 
 def test_what_is_sent() -> None:

@@ -38,7 +38,7 @@ def test_an_explanation_by_hand() -> None:
     assert [share.busy_s for share in found.devices] == [3.0, 1.0]
     assert [cut.is_critical for cut in found.cuts] == [True, True]
     assert [max(curve.num_bytes) for curve in found.memory] == [share.peak_bytes for share in found.devices]
-    assert found.bound_s == 3.0
+    assert found.bound_s == 4.0
     assert found.advice.rule == "one-device"
 
 
@@ -87,7 +87,7 @@ def test_a_strangers_file_is_checked(changes: dict[str, Any], message: str) -> N
 def test_an_unknown_field_or_kind_is_named() -> None:
     with pytest.raises(UnknownName, match="'stepp_time_s': did you mean 'step_time_s'"):
         Explanation.from_dict(changed(stepp_time_s=1.0), "strange.json")
-    with pytest.raises(UnknownName, match="kind in strange.json 'guessed'"):
+    with pytest.raises(UnknownName, match=r"kind in strange\.json 'guessed'"):
         Explanation.from_dict(changed(kind="guessed"), "strange.json")
 
 

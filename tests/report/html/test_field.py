@@ -21,6 +21,12 @@ def test_rows_are_in_order_with_ratios_and_reasons() -> None:
     assert "cannot be handed back" in body
 
 
+def test_of_equals_the_one_that_is_handed_back_is_first() -> None:
+    rows = [{"method": name, "step_time_s": 0.5} for name in ("a", "b")]
+    body = field_section(decode_run({}, {"rows": rows, "best": {"method": "b"}})).body
+    assert body.index("b ★") < body.index("<td>a<")
+
+
 def test_hostile_methods_are_text() -> None:
     body = field_section(decode_run({}, {"rows": rows_of(HOSTILE), "best": {"method": HOSTILE[0]}})).body
     assert "<script" not in body

@@ -20,12 +20,22 @@ def test_curves_end_where_their_search_ended_beside_what_they_had_to_beat(tmp_pa
     assert section is not None
     over_time, over_measured, over_scored = check(section.figures[0])
     names = [line["name"] for line in over_time["data"]]
-    assert names == ["learned", "portfolio", "one device", "eager PyTorch", "best heuristic: heft"]
+    assert names == ["learned", "portfolio", "best heuristic: heft", "eager PyTorch", "one device"]
     assert (over_time["data"][0]["x"], over_time["data"][0]["y"]) == ([2.0, 9.0, 12.0], [25.0, 20.0, 20.0])
     assert over_measured["data"][0]["x"] == [1.0, 4.0, 5.0]
     assert over_scored["data"][0]["x"] == [10.0, 400.0, 400.0]
-    assert over_time["data"][2]["y"] == [30.0, 30.0]
+    assert over_time["data"][4]["y"] == [30.0, 30.0]
+    assert over_time["layout"]["yaxis"]["range"][1] > 30
     assert "the table is right" in section.lead
+
+
+def test_what_is_far_away_does_not_flatten_the_curves(tmp_path: Path) -> None:
+    rows = rows_of()
+    rows[-1]["step_time_s"] = 9.0
+    change(write_run(tmp_path), "result.json", rows=rows)
+    section = learning_section(data_of(tmp_path))
+    assert section is not None
+    assert check(section.figures[0])[0]["layout"]["yaxis"]["range"][1] < 40
 
 
 def test_a_run_without_search_json_is_drawn_from_its_table(tmp_path: Path) -> None:

@@ -23,6 +23,14 @@ def test_the_command_asks_for_the_same_run() -> None:
     assert command({"workload": "$(reboot)"}).startswith("rlplace train '$(reboot)'")
 
 
+def test_what_took_how_long() -> None:
+    durations = {"expected": {"search_s": 60.0, "calibration_s": 0.0}, "taken": {"search_s": 75.0, "<b>_s": 5.0}}
+    body = what_was_run_section(decode_run({}, {"rows": rows_of(), "durations": durations})).body
+    assert '<td>search</td><td class="number">1:00</td><td class="number">1:15</td>' in body
+    assert "calibration" not in body
+    assert "<td>&lt;b&gt;</td>" in body
+
+
 def test_every_setting_is_listed_and_hostile_ones_are_text() -> None:
     deep: dict[str, Any] = {}
     for _ in range(500):

@@ -55,6 +55,16 @@ def test_more_stages_where_they_are_faster(tmp_path: Path) -> None:
     assert found.step_s < two.step_s
 
 
+def test_places_are_moved_where_the_chain_alone_does_not_tell(tmp_path: Path) -> None:
+    """Every other cut, and every device order, is no faster than what is found."""
+    rows = [(50.0 * (1 + index % 3), 100.0 * (1 + index % 3), 40, 0) for index in range(7)]
+    problem = profile_problem(tmp_path, rows, 4, 2)
+    every = [best_pipeline(problem, np.array([place])) for place in range(1, 7)]
+    found = best_pipeline(problem, np.arange(1, 7))
+    assert found is not None
+    assert found.step_s == min(one.step_s for one in every if one is not None)
+
+
 def test_the_schedule_is_that_which_fits(tmp_path: Path) -> None:
     problem = layers(tmp_path, 4, 8)
     host = plain_host(2)
