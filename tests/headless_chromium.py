@@ -95,6 +95,15 @@ class Browser:
             raise ValueError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
+    def point_at(self, selector: str) -> None:
+        """Moves the mouse to the middle of the first element that the selector finds, which is scrolled into view."""
+        one = f"document.querySelector({json.dumps(selector)})"
+        self.ask(f"{one}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        box = self.ask(f"{one}.getBoundingClientRect().toJSON()")
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        for shift in (0, 1):  # from beside it onto it
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + shift / 4, y=y + shift / 4)
+
     def picture(self, path: Path) -> None:
         """Writes the whole page, as tall as it is, as a PNG file."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=True)

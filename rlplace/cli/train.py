@@ -58,7 +58,7 @@ def train(
         budget_s=budget,
         seed=seed,
         num_groups=grouping.num_groups,
-        grouping=grouping.rule,
+        grouping=grouping.word(asked),
         acyclic=acyclic,
         constraints=placing.constraints(found),
         track=track,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from headless_chromium import CHROMIUM, Browser
-from run_files import hostile_run, write_run
+from run_files import HOSTILE, hostile_run, write_run
 
 from rlplace.runs.report import write_report
 
@@ -60,6 +60,18 @@ def test_another_way_to_look_at_a_figure_is_a_click_away(browser: Browser, tmp_p
     )
     browser.wait_for(f"{color} !== '{before}'")
     assert browser.ask("document.querySelector('#timeline-figure [aria-pressed=true]').textContent") == "by module"
+    assert browser.problems == []
+
+
+def test_pointing_at_an_op_tells_its_name_as_it_is(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=1200)
+    browser.open(write_report(hostile_run(tmp_path / "run")), DRAWN)
+    browser.point_at("#timeline-figure .plot .point path")
+    told = "document.querySelector('#timeline-figure .hoverlayer .hovertext')?.textContent"
+    browser.wait_for(told)
+    assert HOSTILE[0] in browser.ask(told)
+    assert "aten.op.default" in browser.ask(told)
+    assert browser.ask("document.querySelectorAll('.hoverlayer a, .hoverlayer script').length") == 0
     assert browser.problems == []
 
 
