@@ -25,10 +25,9 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_recipe import EagerRecipe, Other, Recipe
-from rlplace.measure.run.race import RaceProtocol, Timer
+from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer
 from rlplace.measure.run.runner import Planner, check_runs_here, status_of
 from rlplace.measure.run.threads import usable_cores
-from rlplace.measure.run.watch import REFERENCE
 from rlplace.measure.timeline import Timeline
 
 _UNKNOWN = Measurement("error", math.inf)

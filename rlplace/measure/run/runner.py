@@ -25,10 +25,9 @@ from rlplace.measure.run.first_losses import FirstLosses, NotANumber
 from rlplace.measure.run.loaded_plans import LoadedPlans
 from rlplace.measure.run.memory_limits import limited_memory
 from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.race import Lane, RaceProtocol, Timer, race
+from rlplace.measure.run.race import REFERENCE, Lane, RaceProtocol, Timer, Unwatched, Watch, race, watched
 from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.threads import keep_freed_memory, usable_cores
-from rlplace.measure.run.watch import REFERENCE, Unwatched, Watch, watched
 from rlplace.measure.run.workers import Crew, Worker
 from rlplace.measure.timeline import Timeline
 

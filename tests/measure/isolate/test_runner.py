@@ -36,7 +36,7 @@ from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import usable_cores
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
-PATIENT = TimeLimits(least_s=10.0, longest_s=30.0)
+PATIENT = TimeLimits(least_s=6.0, longest_s=30.0)
 SMALL = 256 << 20
 """Bytes that placements may take in these tests."""
 
