@@ -29,7 +29,7 @@ def main(workload: str, out: str) -> None:
     work = build(parse_workload(workload))
     graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
     profiled = Problem.profile(graph, Host.detect("cores", gangs=True), num_groups=256)
-    problem = calibrated(profiled, 24, seed=0, say=print)
+    problem, _ = calibrated(profiled, 24, seed=0, say=print)
     simulator = Simulator(problem)
     starts = [eft(problem), *(baselines.single(problem, device) for device in range(problem.host.num_devices))]
     grouped = [majority_devices(problem, devices) for devices in starts]

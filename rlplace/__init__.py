@@ -1,6 +1,7 @@
 """rlplace: reinforcement-learning device placement for PyTorch.
 
-The face of the package; importing it imports no torch.
+The face of the package; importing it imports no torch. Import it before torch where gangs of cores run ops: it tells
+OpenMP how long to spin (`rlplace.openmp`).
 
     graph   = rlplace.capture(model, inputs, loss_fn=loss, optimizer="adam", targets=labels)
     problem = rlplace.Problem.profile(graph, rlplace.Host.detect())
@@ -13,6 +14,10 @@ from __future__ import annotations
 
 import importlib
 from typing import Any
+
+from rlplace.openmp import spin_briefly
+
+spin_briefly()
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda"}
+GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},
@@ -33,6 +33,7 @@ LAYERS = {
         *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
         *("compare", "partitioning"),
     },
+    "__main__": {"cli"},
 }
 """What each room may import besides itself and the ground, lazy imports included."""
 OPEN_CIRCLES = {

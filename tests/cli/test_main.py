@@ -24,6 +24,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rlplace {__version__}\n"
 
 
+def test_it_is_a_module_that_python_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlplace", "--version"], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert done.stdout == f"rlplace {__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from rlplace.openmp import SPIN_COUNT
 from rlplace.report.format import format_bytes
 from rlplace.runs.doctor.cgroups import cpu_quota, memory_limit_bytes
 from rlplace.runs.doctor.check import Finding
@@ -130,7 +131,8 @@ def check_wait_policy(system: System) -> Iterator[Finding]:
         remedy = "unset them: threads sleep between ops, which slows eager PyTorch and gangs in the same table"
         yield Finding("wait policy", "warn", found, remedy)
     else:
-        yield Finding("wait policy", "ok", f"{found}: OpenMP's threads spin between ops")
+        length = "briefly" if spins == str(SPIN_COUNT) else "between ops"
+        yield Finding("wait policy", "ok", f"{found}: OpenMP's threads spin {length}")
 
 
 def check_malloc(system: System) -> Iterator[Finding]:
