@@ -24,7 +24,14 @@ STARTS_WITHIN_S = 600.0
 """Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""
 _ENDS_WITHIN_S = 10.0
 _STACKS_WITHIN_S = 0.2
-_CODE = "import sys; sys.path[:] = {path!r}; from rlplace.measure.isolate.worker import main; main({ends!r}, {index!r})"
+_CODE = """
+import sys
+sys.path[:] = {path!r}
+import torch
+from rlplace.measure.isolate.worker import main
+main({ends!r}, {index!r})
+"""
+"""PyTorch comes first: then OpenMP has the settings of this process, which the worker inherits, and no others."""
 
 
 class CannotIsolate(RunnerError):

@@ -20,7 +20,7 @@ from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.settings import TorchSettings
 from rlplace.measure.isolate.time_limits import MAKING_S, TimeLimits
-from rlplace.measure.isolate.wait import wait_for
+from rlplace.measure.isolate.wait import Asked, wait_for
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -179,7 +179,8 @@ class IsolatedRunner:
             raise RunnerError("its worker was ended (`close`), so nothing can run there any more; make a new one")
         process = self._process or self._start(None)
         try:
-            answer = wait_for(process, request, self._problem, timers, self._limit_s(process, request))
+            asked = Asked(request, self._problem, self._reference)
+            answer = wait_for(process, asked, timers, self._limit_s(process, request))
         except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race that nobody waits for
             self._drop(process)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rlplace.measure.isolate.board import IDLE
 from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Race, Timed, Trace
@@ -11,26 +12,59 @@ from rlplace.measure.isolate.post_mortem import op_at_fault
 from rlplace.measure.isolate.process import WorkerProcess
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import Timer
+from rlplace.measure.run.race import REFERENCE, Timer
 from rlplace.measure.run.runner import status_of
 
 LOOKS_EVERY_S = 0.1
 """How often the worker is looked at while it measures: rarely enough that nobody notices."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A request, and what is needed to say who was at work when its worker ended."""
+
+    request: Race | Trace
+    """What the worker is asked."""
+    problem: Problem
+    """Of the plans."""
+    reference: Plan | None
+    """What every plan of a race is timed beside."""
+
+    def describe(self, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
+        """A contender in words: which plan, and the op where stacks tell.
+
+        Args:
+            contender: its index, `REFERENCE` or `IDLE`.
+            stacks: what the worker wrote.
+            is_stuck: whether its step hung.
+        """
+        if contender == IDLE:
+            return "nothing that it was asked for"
+        plan = self._plan(contender)
+        if plan is None:
+            return "plain PyTorch"
+        who = "the reference placement" if contender == REFERENCE else f"plan {contender}"
+        graph, host = self.problem.graph, self.problem.host
+        is_traced = isinstance(self.request, Trace)
+        op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
+        return f"{who}, {op}" if op else who
+
+    def _plan(self, contender: int) -> Plan | None:
+        if isinstance(self.request, Trace):
+            return self.request.plan
+        if contender == REFERENCE:
+            return self.reference
+        return self.request.plans[contender] if contender < len(self.request.plans) else None
+
+
 def wait_for(
-    process: WorkerProcess,
-    request: Race | Trace,
-    problem: Problem,
-    timers: Sequence[Timer | None],
-    limit_s: Callable[[], float],
+    process: WorkerProcess, asked: Asked, timers: Sequence[Timer | None], limit_s: Callable[[], float]
 ) -> Done | Fault:
     """What the worker answers; where it is ended, by itself or from here, the fault of what it ran.
 
     Args:
         process: a worker that is ready.
-        request: what it is asked.
-        problem: of the plans.
+        asked: what it is asked.
         timers: of this process, by their number among the request's others; it waits while one of them runs.
         limit_s: how long the contender that is at work may take.
     """
@@ -38,7 +72,7 @@ def wait_for(
     board.reset()
     not_before_s = 0.0
     try:
-        process.connection.send(request)
+        process.connection.send(asked.request)
         while True:
             if process.connection.poll(LOOKS_EVERY_S):
                 answer = process.connection.recv()
@@ -48,15 +82,15 @@ def wait_for(
                 process.connection.send(_timed(timers[answer.other]))
                 not_before_s = time.monotonic()
             elif process.has_ended:
-                raise EOFError
+                return _dead(process, asked)
             elif process.look_at_memory():
-                return _ended(process, request, problem)
+                return _full(process, asked)
             elif board.is_at_work:
                 allowed_s = limit_s()
                 if time.monotonic() > max(board.begin_s, not_before_s) + allowed_s:
-                    return _late(process, request, problem, allowed_s)
+                    return _late(process, asked, allowed_s)
     except (EOFError, ConnectionError):
-        return _dead(process, request, problem)
+        return _dead(process, asked)
 
 
 def _timed(timer: Timer | None) -> Timed | Failed:
@@ -67,51 +101,31 @@ def _timed(timer: Timer | None) -> Timed | Failed:
         return Failed(status_of(error), str(error))
 
 
-def _dead(process: WorkerProcess, request: Race | Trace, problem: Problem) -> Fault:
+def _dead(process: WorkerProcess, asked: Asked) -> Fault:
     """Of a worker that is gone."""
     process.end()
     contender, how = process.board.contender, process.how_it_ended()
-    who = _who(contender, request, problem, process.stacks())
-    if process.is_ended_from_outside():
-        if process.ran_out_of_memory():
-            return Fault(contender, "oom", f"the worker was ended for want of memory ({how}) in {who}")
-        why = f"the worker was ended from outside ({how}) in {who}"
-        return Fault(contender, "error", why, is_from_outside=True)
-    return Fault(contender, "error", f"the worker died: {how} in {who}")
+    who = asked.describe(contender, process.stacks())
+    if not process.is_ended_from_outside():
+        return Fault(contender, "error", f"the worker died: {how} in {who}")
+    if process.ran_out_of_memory():
+        return Fault(contender, "oom", f"the worker was ended for want of memory ({how}) in {who}")
+    return Fault(contender, "error", f"the worker was ended from outside ({how}) in {who}", is_from_outside=True)
 
 
-def _ended(process: WorkerProcess, request: Race | Trace, problem: Problem) -> Fault:
+def _full(process: WorkerProcess, asked: Asked) -> Fault:
     """Of a worker that holds more memory than it may."""
     contender, held, limit = process.board.contender, process.held_bytes, process.limit_bytes
     process.write_stacks()
     process.end()
-    who = _who(contender, request, problem, process.stacks())
+    who = asked.describe(contender, process.stacks())
     return Fault(contender, "oom", f"out of memory: the worker held {held:,} bytes of {limit:,.0f} allowed in {who}")
 
 
-def _late(process: WorkerProcess, request: Race | Trace, problem: Problem, allowed_s: float) -> Fault:
+def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
     """Of a worker whose contender does not come to an end."""
     contender = process.board.contender
     process.write_stacks()
     process.end()
-    who = _who(contender, request, problem, process.stacks(), is_stuck=True)
+    who = asked.describe(contender, process.stacks(), is_stuck=True)
     return Fault(contender, "timeout", f"a step did not end within {allowed_s:.3g} s: {who}")
-
-
-def _who(contender: int, request: Race | Trace, problem: Problem, stacks: str, *, is_stuck: bool = False) -> str:
-    """What was at work, in words: the op where the stacks tell."""
-    if contender == IDLE:
-        return "nothing that it was asked for"
-    plan = _plan(contender, request)
-    if contender < 0:
-        return "the reference placement"
-    if plan is None:
-        return "plain PyTorch"
-    op = op_at_fault(stacks, problem.graph, problem.host, plan, is_stuck=is_stuck, is_traced=isinstance(request, Trace))
-    return f"plan {contender}, {op}" if op else f"plan {contender}"
-
-
-def _plan(contender: int, request: Race | Trace) -> Plan | None:
-    if isinstance(request, Trace):
-        return request.plan
-    return request.plans[contender] if 0 <= contender < len(request.plans) else None
