@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
+import fcntl
 import os
 import signal
 import threading
@@ -52,7 +54,7 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; who asks decides
     faulthandler.enable(file=stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    threading.Thread(target=_end_with, args=(alive,), name="rlplace lifeline", daemon=True).start()
+    _end_with(alive)
     memory_watch.volunteer_to_die()
     connection: Connection[Any, Any] = Connection(messages)
     try:
@@ -205,6 +207,17 @@ def _asking(connection: Connection[Any, Any], other: int) -> Timer:
 
 
 def _end_with(alive: int) -> None:
-    """Ends this process when the one that asks is gone, whatever it is doing."""
-    os.read(alive, 1)
-    os._exit(1)
+    """Has this process end when the one that asks is gone: when the other end of the pipe `alive` is closed.
+
+    A signal of the kernel does it, also while an op hangs in native code; where there is none, a thread.
+    """
+    with contextlib.suppress(OSError):
+        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
+        fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def wait() -> None:
+        os.read(alive, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="rlplace lifeline", daemon=True).start()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,45 @@ def test_a_main_module_needs_no_guard_and_may_define_ops(how: str, tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["the main module runs", "ok "]
+
+
+ORPHAN = """
+import threading, time
+import numpy as np
+from faulty_ops import faulty_graph
+from core_hosts import core_host
+from rlplace.measure import Costs, Problem, RaceProtocol, Simulator
+from rlplace.measure.isolate.runner import IsolatedRunner
+
+graph = faulty_graph(("hang",))
+problem = Problem.grouped(graph, core_host(2), Costs(np.ones((3, 2)), "profiled"), 3)
+simulator = Simulator(problem)
+runner = IsolatedRunner(problem, simulator)
+worker = runner._process
+
+def say_when_it_hangs():
+    while not worker.board.is_at_work:
+        time.sleep(0.01)
+    print(worker.pid, flush=True)
+
+threading.Thread(target=say_when_it_hangs).start()
+runner.measure_plans([simulator.plan(np.array([0, 1, 0], dtype=np.int32))], protocol=RaceProtocol(0, 1, 1))
+"""
+
+
+def test_a_worker_ends_with_the_process_that_asks_whatever_it_is_doing() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ORPHAN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        process.kill()
+    while is_alive(worker):  # as long as the test may take
+        time.sleep(0.05)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
