@@ -110,7 +110,8 @@ def run_fidelity(
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()
-    prepared = prepare(Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints)
+    steps = Steps(spec, host, seed, asked)
+    prepared = prepare(steps, progress, seed=seed, constraints=constraints, isolated=isolated)
     problem = prepared.problem
     mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed, isolated=isolated)
     calibration = calibrate_on(mix.known)

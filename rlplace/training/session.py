@@ -77,6 +77,7 @@ def run_training(
             grouping=config.grouping,
             acyclic=config.acyclic,
             constraints=config.constraints,
+            isolated=config.isolated,
         )
         problem = prepared.problem
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})

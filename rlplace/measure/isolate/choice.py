@@ -16,7 +16,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_recipe import Other
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.race import RaceProtocol, Timer
 from rlplace.measure.run.runner import HostRunner, Planner
 from rlplace.measure.timeline import Timeline
 
@@ -40,6 +40,10 @@ class Runner(Protocol):
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Measured timelines of steps of `plan`, in order of step time."""
+        ...
+
+    def timer(self, plan: Plan) -> Timer:
+        """What runs one step of `plan`, which is loaded now, to be raced by another runner."""
         ...
 
     def close(self) -> None:

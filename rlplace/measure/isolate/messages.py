@@ -70,6 +70,17 @@ class Trace:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Asks for the seconds of one step of a plan, which stays loaded until a race."""
+
+    plan: Plan
+    """What is to run."""
+
+
+Request = Race | Trace | Step
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker has what it needs."""
 
@@ -90,7 +101,7 @@ class Done:
     """The answer to what was asked."""
 
     result: Any
-    """Measurements, or timelines."""
+    """Measurements, timelines, or seconds."""
 
 
 @dataclass(frozen=True)

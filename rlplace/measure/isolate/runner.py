@@ -15,7 +15,7 @@ from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Done, Fault, Race, Setup, Trace
+from rlplace.measure.isolate.messages import Done, Fault, Race, Request, Setup, Step, Trace
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.settings import TorchSettings
@@ -165,6 +165,14 @@ class IsolatedRunner:
         timelines: list[Timeline] = answer.result
         return timelines
 
+    def timer(self, plan: Plan) -> Timer:
+        """What runs one step of `plan` in the worker, to be raced by another runner.
+
+        It raises a TimeoutError, a MemoryError or a RunnerError where the plan ended the worker or did not run.
+        """
+        self._step_s(plan)  # the first one loads it
+        return lambda: self._step_s(plan)
+
     def close(self) -> None:
         """Ends the worker; the runner cannot be used again."""
         self._is_closed = True
@@ -173,7 +181,17 @@ class IsolatedRunner:
             self._process = None
         self._packed.close()
 
-    def _ask(self, request: Race | Trace, timers: Sequence[Timer | None]) -> Done | Fault:
+    def _step_s(self, plan: Plan) -> float:
+        answer = self._ask(Step(plan), [])
+        if isinstance(answer, Done):
+            return float(answer.result)
+        if answer.status == "timeout":
+            raise TimeoutError(answer.why)
+        if answer.status == "oom":
+            raise MemoryError(answer.why)
+        raise RunnerError(answer.why)
+
+    def _ask(self, request: Request, timers: Sequence[Timer | None]) -> Done | Fault:
         """The answer of a worker, which is started if there is none, and gone if it broke."""
         if self._is_closed:
             raise RunnerError("its worker was ended (`close`), so nothing can run there any more; make a new one")
@@ -188,11 +206,13 @@ class IsolatedRunner:
             self._start(process)
         return answer
 
-    def _limit_s(self, process: WorkerProcess, request: Race | Trace) -> Callable[[], float]:
+    def _limit_s(self, process: WorkerProcess, request: Request) -> Callable[[], float]:
         """What tells how long the contender that is at work may take, as far as is known by then."""
         board = process.board
 
         def limit_s() -> float:
+            if isinstance(request, Step):
+                return self._limits.longest_s
             if isinstance(request, Trace) or not board.is_made or board.contender >= len(request.plans):
                 return MAKING_S
             if board.contender == REFERENCE:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Race, Timed, Trace
+from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Race, Request, Timed, Trace
 from rlplace.measure.isolate.post_mortem import op_at_fault
 from rlplace.measure.isolate.process import WorkerProcess
 from rlplace.measure.plan import Plan
@@ -23,7 +23,7 @@ LOOKS_EVERY_S = 0.1
 class Asked:
     """A request, and what is needed to say who was at work when its worker ended."""
 
-    request: Race | Trace
+    request: Request
     """What the worker is asked."""
     problem: Problem
     """Of the plans."""
@@ -50,7 +50,7 @@ class Asked:
         return f"{who}, {op}" if op else who
 
     def _plan(self, contender: int) -> Plan | None:
-        if isinstance(self.request, Trace):
+        if not isinstance(self.request, Race):
             return self.request.plan
         if contender == REFERENCE:
             return self.reference

@@ -24,7 +24,20 @@ from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.board import Board
-from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Race, Ready, Setup, Timed, Trace, Unfit
+from rlplace.measure.isolate.messages import (
+    Ask,
+    Done,
+    Failed,
+    Fault,
+    Race,
+    Ready,
+    Request,
+    Setup,
+    Step,
+    Timed,
+    Trace,
+    Unfit,
+)
 from rlplace.measure.isolate.packing import Section, Unpacked
 from rlplace.measure.isolate.time_limits import MAKING_S
 from rlplace.measure.measurement import Measurement
@@ -89,6 +102,7 @@ class _Worker:
         self._has_gpus = any(device.backend == "cuda" for device in setup.problem.host.devices)
         self._plans = _SentPlans(setup)
         self._graph: OpGraph | None = None
+        self._steps: dict[str, Timer] = {}  # by fingerprint of the plan
         self._runner = HostRunner(
             setup.problem,
             self._plans,
@@ -116,11 +130,25 @@ class _Worker:
             request = self._connection.recv()
             self._board.reset()
             try:
-                answer: Done | Fault = Done(self._race(request) if isinstance(request, Race) else self._trace(request))
+                answer: Done | Fault = Done(self._answer(request))
             except Exception as error:
                 is_usable = not self._is_fatal(error)
                 answer = Fault(self._board.contender, status_of(error), str(error), is_usable=is_usable)
             self._connection.send(answer)
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Step):
+            return self._step(request)
+        self._steps = {}
+        return self._race(request) if isinstance(request, Race) else self._trace(request)
+
+    def _step(self, request: Step) -> float:
+        self._board.begin(0)
+        if request.plan.fingerprint not in self._steps:
+            self._steps[request.plan.fingerprint] = self._runner.timer(request.plan)
+        seconds = self._steps[request.plan.fingerprint]()
+        self._board.end()
+        return seconds
 
     def _race(self, request: Race) -> list[Measurement]:
         self._plans.learn(request.plans, request.peaks)

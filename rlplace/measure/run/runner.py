@@ -164,6 +164,16 @@ class HostRunner:
         self._watch.end()
         return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
 
+    def timer(self, plan: Plan) -> Timer:
+        """What runs one step of `plan`, which is loaded now, to be raced by another runner.
+
+        Raises:
+            RunnerError: a device has no memory for it.
+        """
+        step = self.load(plan)
+        step.load()
+        return lambda: step.run(deadline_s=self._timeout_s)
+
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
         """The plan for this runner's threads and tensors; it is loaded when it runs."""
         return PlacedStep(

@@ -180,6 +180,13 @@ def test_traces_come_back(runner: IsolatedRunner) -> None:
     assert all(np.all(timeline.op_end_s[is_run] > 0) for timeline in timelines)
 
 
+def test_its_steps_can_be_raced_by_another_runner(runner: IsolatedRunner) -> None:
+    timer = runner.timer(on_first(runner))
+    assert timer() > 0
+    assert runner.measure_plans([on_first(runner)], protocol=PROTOCOL)[0].ok
+    assert timer() > 0, "a race lets go of what was loaded, and it is loaded again"
+
+
 def test_the_worker_has_the_affinity_of_this_process_and_so_has_its_successor(runner: IsolatedRunner) -> None:
     for _ in range(2):
         assert runner._process is not None
@@ -240,6 +247,9 @@ def test_a_reference_that_fails_leaves_nothing_to_compare_with() -> None:
         with pytest.raises(RunnerError, match="SIGABRT"):
             runner.trace(with_fault(graph, "abort"))
         assert len(runner.trace(harmless(graph)[0], num_steps=1)) == 1
+        for kind, error in (("raise", RunnerError), ("exit", RunnerError)):
+            with pytest.raises(error):
+                runner.timer(with_fault(graph, kind))
     finally:
         runner.close()
 
