@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint format check bench gpu clean
+.PHONY: install demo test lint format check bench pictures gpu docs clean
 
 install: $(STAMP)
 
@@ -41,9 +41,17 @@ bench: install
 	$(BIN)/python benchmarks/core.py core-dev --methods anneal,evolve --seeds 10 --name core-dev-seeds
 	$(BIN)/python benchmarks/core.py core
 
+# The pictures at the top of README.md, from the run of `make demo`; that of its report needs chromium.
+pictures: install
+	$(BIN)/python scripts/readme_pictures.py runs/demo
+
 # At most eight minutes on GPUs; one line where PyTorch sees none.
 gpu: install
 	$(BIN)/python benchmarks/gpu.py
 
+# The pages of docs/, the API from docstrings, and measured results: `python -m http.server -d site` shows them.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

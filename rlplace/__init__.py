@@ -22,6 +22,7 @@ spin_briefly()
 __version__ = "0.1.0"
 
 _HOMES = {
+    "advise": "rlplace.runs.advise.advise",
     "capture": "rlplace.graphs",
     "OpGraph": "rlplace.graphs",
     "OptimizerSpec": "rlplace.graphs",

@@ -13,7 +13,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp"}
+GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},
@@ -21,14 +21,14 @@ LAYERS = {
     "workloads": set(),
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
-    "env": {"graphs", "measure", "search"},
+    "env": {"graphs", "measure", "search", "report", "runs", "workloads"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "runs": {"graphs", "measure", "search", "report", "workloads"},
     "training": {"graphs", "measure", "search", "env", "policy", "report", "runs", "workloads", "export"},
     "compare": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
-    "export": {"graphs", "measure", "runs", "training", "workloads"},
+    "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "cli": {
         *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
         *("compare", "partitioning"),

@@ -118,3 +118,12 @@ def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pyte
     for option, default in shown:
         (said,) = re.findall(r"\(default: ([\d.]+)\)", told[option])
         assert float(said) == float(default), option
+
+
+def test_ratios_of_times_point_one_way() -> None:
+    """Step time over a reference: below 1 is better, in tables as in prose."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")]
+    sources = [*(ROOT / "rlplace").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    other_way = re.compile(r"\d ?(?:×|x|times) (?:as fast|faster)|times as fast|\bspeed-?ups?\b(?!\")", re.IGNORECASE)
+    found = {path.name: other_way.findall(path.read_text(encoding="utf-8")) for path in (*pages, *sources)}
+    assert {name: words for name, words in found.items() if words} == {}

@@ -16,13 +16,14 @@ PAGE = (Path(__file__).resolve().parent.parent / "docs" / "environment.md").read
 
 def test_the_pages_python_runs() -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(code) == 5
+    assert len(code) == 6
     names: dict[str, Any] = {}
     for block in code:
         exec(compile(block, "environment.md", "exec"), names)
     assert names["info"]["status"] == "ok"
     assert names["features"].group_cost.shape == names["problem"].group_allowed.shape
     assert names["same"].action_space == names["env"].action_space
+    assert names["seen"]["adjacency"].shape == (2, names["problem"].grouping.num_groups ** 2)
     assert 0 < names["step_time_s"] < np.inf
     _, return_, *_ = names["env"].step(names["steps"]._batch.placed[0].astype(np.int64))
     assert names["total"] == pytest.approx(return_)

@@ -21,7 +21,9 @@ def export(
     Args:
         folder: a run folder
         workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
-        format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), or one of yours
+        format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), pipeline (a script
+            of torch.distributed.pipelining), torchrec (a sharding plan of embedding tables), or one of yours; list says
+            what there is and what each is for, and writes nothing
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout
     """

@@ -15,9 +15,11 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
+from rlplace.cli.advise import advise
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
+from rlplace.cli.explain import explain
 from rlplace.cli.export import export
 from rlplace.cli.fidelity import fidelity
 from rlplace.cli.fit_priors import fit_priors
@@ -26,6 +28,7 @@ from rlplace.cli.hosts import hosts
 from rlplace.cli.measure import measure
 from rlplace.cli.place import place
 from rlplace.cli.pretrain import pretrain
+from rlplace.cli.report import report
 from rlplace.cli.simulate import simulate
 from rlplace.cli.train import train
 from rlplace.cli.workloads import workloads
@@ -34,8 +37,11 @@ from rlplace.errors import RlplaceError, UserError
 DESCRIPTION = "Finds where each op of a PyTorch model should run so that the measured step is shortest."
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "advise": advise,
     "train": train,
     "place": place,
+    "report": report,
+    "explain": explain,
     "export": export,
     "compare": compare,
     "simulate": simulate,

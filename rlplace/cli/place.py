@@ -72,3 +72,7 @@ def place(
         f"{result['plan_s']:.2f} s; best single device {result['single_s'] * 1e3:.2f} ms, "
         f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
     )
+    if result["step_time_s"] > result["single_s"]:
+        say(
+            "warning: this is slower than the best single device: give more `--evaluations`, or do not place this model"
+        )

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -17,7 +16,8 @@ from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
-from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.data_parallel import ring_all_reduce_s
+from rlplace.measure.hosts.host import Device
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules.baselines import plain_devices, single
@@ -40,28 +40,6 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
         raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
     options = {**dict(spec.options), "batch": batch // count}
     return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
-
-
-def ring_all_reduce_s(host: Host, devices: Sequence[int], num_bytes: float) -> float:
-    """Seconds of a ring all-reduce of `num_bytes` over `devices`, in their order.
-
-    2 (k - 1) rounds, in each of which every device sends a k-th of the bytes to the next one, all at once (Patarasuk &
-    Yuan 2009, J. Parallel Distrib. Comput. 69(2)); hops that share a link share its bandwidth.
-    """
-    count = len(devices)
-    if count < 2:
-        return 0.0
-    links = {link.name: link for link in host.links}
-    routes = {(route.source, route.destination): route for route in host.routes}
-    names = [host.devices[device].name for device in devices]
-    hops: dict[str, int] = defaultdict(int)
-    latency_s = 0.0
-    for source, destination in zip(names, [*names[1:], names[0]], strict=True):
-        for link in routes[source, destination].links:
-            hops[link] += 1
-            latency_s = max(latency_s, links[link].latency_s)
-    slowest = max((count_ / links[name].bandwidth_bytes_per_s for name, count_ in hops.items()), default=0.0)
-    return 2 * (count - 1) * (latency_s + num_bytes / count * slowest)
 
 
 def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: Size, seed: int) -> Row:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.plan import Plan
+from rlplace.report.compare_table import compare_table
+from rlplace.report.printed import as_html, as_text
 from rlplace.search.best_so_far import BestSoFar
 
 Objective = Literal["latency", "throughput", "max-load", "piece-latency"]
@@ -92,6 +94,20 @@ class Comparison:
     is_measured: bool = False
     is_interrupted: bool = False
     truth: str = ""
+
+    def __repr__(self) -> str:
+        """In one line; `print` shows all of it."""
+        best = "nothing feasible" if self.best is None else f"best {self.best.method!r}"
+        of = f" of {self.workload}" if self.workload else ""
+        return f"Comparison({len(self.rows)} rows{of} on {self.host}, {best})"
+
+    def __str__(self) -> str:
+        """The table as `rlplace compare` prints it, without colours."""
+        return as_text(compare_table(self.to_dict()))
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return as_html(compare_table(self.to_dict()))
 
     @property
     def best(self) -> Row | None:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlplace.env.actions import ActionSpace, check_actions
 from rlplace.env.rewards import Reward
 from rlplace.env.scoring import Scores, make_scorer
 from rlplace.errors import InvalidValue
@@ -33,7 +34,7 @@ class BatchedVecEnv(VecEnv):
         num_envs: int,
         reward: str | Reward,
         observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
+        action_space: ActionSpace,
         *,
         baseline_s: float | None,
         deterministic: bool,
@@ -59,11 +60,16 @@ class BatchedVecEnv(VecEnv):
         self.render_mode: str | None = None
         self.last_scores: Scores | None = None
         self._actions: NDArray[np.int64] | None = None
+        self._action_space = action_space
         super().__init__(num_envs, observation_space, action_space)
 
     def step_async(self, actions: NDArray[np.int64]) -> None:
-        """Takes the actions, one an env, that the next `step_wait` carries out."""
-        self._actions = actions
+        """Takes the actions, one an env, that the next `step_wait` carries out.
+
+        Raises:
+            InvalidValue: another number of them, or one that is not in the action space.
+        """
+        self._actions = check_actions(actions, self._action_space, type(self).__name__, self.num_envs)
 
     def take_actions(self) -> NDArray[np.int64]:
         """The actions of `step_async`, once.

@@ -1,4 +1,4 @@
-"""`PlacementEnv`: what the environments share: a measurer, a reward, and a spec that another env can be made from."""
+"""`PlacementEnv`: what the environments share: a measurer, a reward, pictures, and a spec to make another env from."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import dataclasses
 from typing import Any, Generic, TypeVar
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
 
+from rlplace.env.measurers import SharedMeasurer
+from rlplace.env.rendering import FRAMES_PER_S, RENDER_MODES, LastPlacement
 from rlplace.env.rewards import Reward
 from rlplace.env.scoring import make_scorer
-from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurer
 from rlplace.measure.problem import Problem
 
 Observation = dict[str, Any]
 Action = TypeVar("Action")
-
-
-class SharedMeasurer:
-    """A measurer that copies of an env's spec share: it may hold threads, and a host cannot be copied."""
-
-    def __init__(self, measurer: Measurer) -> None:
-        self.measurer = measurer
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedMeasurer:
-        return self
+GIVEN = ("measurer", "problem", "workload", "host", "num_groups", "seed")
+"""What says which problem is placed; a spec says it by the measurer alone."""
 
 
 class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
@@ -35,36 +30,33 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         scorer: measures and rewards placements.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
+    metadata = {"render_modes": list(RENDER_MODES), "render_fps": FRAMES_PER_S}  # noqa: RUF012 - gymnasium's own declaration
     _spec: EnvSpec | None = None
 
     def __init__(
         self,
-        measurer: Measurer | SharedMeasurer,
+        found: tuple[Measurer, bool],
         reward: str | Reward,
         baseline_s: float | None,
         deterministic: bool,
         render_mode: str | None,
     ) -> None:
-        """An env over the problem of `measurer`.
+        """An env over the problem of a measurer.
 
         Args:
-            measurer: what measures placements.
+            found: what measures placements, and whether `close` closes it; see `find_measurer`.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; None is the best single device's, measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
-            render_mode: None; there is nothing to see.
+            render_mode: one of `RENDER_MODES`, or None.
 
         Raises:
-            UnknownName: no reward has that name.
-            InvalidValue: `render_mode` is not None.
+            UnknownName: no reward or render mode has that name.
         """
-        if render_mode is not None:
-            raise InvalidValue("render_mode", render_mode, "None", where=type(self).__name__)
-        if isinstance(measurer, SharedMeasurer):
-            measurer = measurer.measurer
+        measurer, self._is_owner = found
         self.render_mode = render_mode
         self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
+        self._last = LastPlacement(self.problem, render_mode)
 
     @property
     def problem(self) -> Problem:
@@ -78,6 +70,30 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
 
     @spec.setter
     def spec(self, spec: EnvSpec | None) -> None:
-        if spec is not None and "measurer" in spec.kwargs:
-            spec = dataclasses.replace(spec, kwargs={**spec.kwargs, "measurer": SharedMeasurer(self.scorer.measurer)})
+        if spec is not None:
+            kept = {name: value for name, value in spec.kwargs.items() if name not in GIVEN}
+            spec = dataclasses.replace(spec, kwargs={**kept, "measurer": SharedMeasurer(self.scorer.measurer)})
         self._spec = spec
+
+    def render(self) -> NDArray[np.uint8] | str | None:
+        """The timeline of the last placement that was measured, simulated, in the render mode.
+
+        Returns:
+            The picture, (height, width, 3), of the same size every time, for `rgb_array`; text for `ansi`. None for
+            `human`, which shows every placement as it comes, in a window of matplotlib or, where there is no display,
+            as text on stdout; None without a render mode.
+        """
+        return self._last.draw()
+
+    def close(self) -> None:
+        """Closes the window, and the measurer if the env made it."""
+        self._last.close()
+        close = getattr(self.scorer.measurer, "close", None)
+        if self._is_owner and close is not None:
+            close()
+            self._is_owner = False
+
+    def _ended(self, step_time_s: float, status: str, placement: NDArray[np.int32]) -> dict[str, Any]:
+        """The info of a last step; the placement (N,) is what is drawn from now on."""
+        self._last.note(placement, status, step_time_s)
+        return {"step_time_s": step_time_s, "status": status, "placement": placement}

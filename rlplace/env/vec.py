@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.batched_vec import BatchedVecEnv
-from rlplace.env.one_shot import action_space, observation_space
+from rlplace.env.graph_observation import GraphObservation
+from rlplace.env.one_shot import action_space
 from rlplace.env.rewards import Reward
 from rlplace.measure.measurement import Measurer
 
@@ -28,6 +29,7 @@ class PlacementVecEnv(BatchedVecEnv):
         *,
         baseline_s: float | None = None,
         deterministic: bool = True,
+        observation: str = "index",
     ) -> None:
         """Envs over the problem of `measurer`.
 
@@ -37,41 +39,42 @@ class PlacementVecEnv(BatchedVecEnv):
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
+            observation: `index` or `graph`, see `GraphObservation`.
 
         Raises:
-            UnknownName: no reward has that name.
+            UnknownName: no reward or observation has that name.
             InvalidValue: `num_envs` is less than 1.
         """
-        spaces = observation_space(), action_space(measurer.problem)
+        self._observation = GraphObservation(measurer.problem, observation)
+        spaces = self._observation.space, action_space(measurer.problem)
         super().__init__(measurer, num_envs, reward, *spaces, baseline_s=baseline_s, deterministic=deterministic)
 
     def reset(self) -> dict[str, NDArray[Any]]:
         """The observations of `num_envs` new episodes."""
         self._reset_seeds()
         self._reset_options()
-        return self._observe()
+        return self._observation.batch(self.num_envs)
 
     def step_wait(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Measures the placements (B, G); observations of the next episodes, and rewards, ends and infos of these."""
         scores = self.scorer.score(self.take_actions())
         self.last_scores = scores
+        last = self._observation.one()
         infos = [
             {
                 "step_time_s": step_time_s,
                 "status": status,
                 "placement": placement,
                 "episode": {"r": reward, "l": 1},
-                "terminal_observation": {"graph": np.int64(0)},
+                "terminal_observation": last,
             }
             for step_time_s, status, placement, reward in zip(
                 scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist(), strict=True
             )
         ]
-        return self._observe(), scores.reward.astype(np.float32), np.ones(self.num_envs, dtype=np.bool_), infos
+        observations, dones = self._observation.batch(self.num_envs), np.ones(self.num_envs, dtype=np.bool_)
+        return observations, scores.reward.astype(np.float32), dones, infos
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(G * D,) bool: whether each group may be on each device; the same in every env."""
         return self.scorer.problem.group_allowed.reshape(-1)
-
-    def _observe(self) -> dict[str, NDArray[Any]]:
-        return {"graph": np.zeros(self.num_envs, dtype=np.int64)}

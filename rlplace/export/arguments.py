@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.capturing.capture import as_targets
+from rlplace.graphs.capturing.capture import as_targets, has_numbers
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
@@ -30,7 +30,7 @@ class Arguments:
     """
 
     def __init__(self, origin: Origin) -> None:
-        self._keywords = tuple(origin.kwargs)
+        self._call, self._keywords = (origin.args, origin.kwargs), tuple(origin.kwargs)
         self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
         self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
         self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
@@ -59,20 +59,20 @@ class Arguments:
         """
         if has_targets and "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
             kwargs, targets = {**kwargs, "targets": targets}, None
-        ordered = {name: kwargs[name] for name in self._keywords if name in kwargs}
-        leaves, spec = pytree.tree_flatten((args, {**ordered, **kwargs}))
+        args, kwargs = _in_order((args, kwargs), self._call)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._spec:
-            expected = _shown(pytree.tree_unflatten(self._leaves, self._spec))
+            expected = _shown(self._call)
             more = self._num_targets and targets is None and len(args) > self._num_positional
             hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
-            if any(isinstance(leaf, (int, float)) for leaf in leaves) and len(leaves) > len(self._leaves):
+            if has_numbers((args, kwargs)) and not has_numbers(self._call):
                 hint = "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
             raise InvalidValue(
                 "inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step", hint=hint
             )
         for position, (value, captured) in enumerate(zip(leaves, self._leaves, strict=True)):
             if not _agree(value, captured):
-                paths, _ = pytree.tree_flatten_with_path((args, {**ordered, **kwargs}))
+                paths, _ = pytree.tree_flatten_with_path((args, kwargs))
                 name = f"inputs{pytree.keystr(paths[position][0][1:])}"
                 if isinstance(value, np.ndarray):
                     hint = "Pass `torch.from_numpy(...)` of it."
@@ -147,6 +147,18 @@ class InputCutter:
                     hint="A placed step takes the shapes that it was captured with, and cuts the batch itself.",
                 )
             yield op, source.cut.of(tensor)
+
+
+def _in_order(value: Any, captured: Any) -> Any:
+    """`value` with its dicts in the order of `captured`, as far as they have the same keys: order says nothing."""
+    if type(value) is not type(captured):
+        return value
+    if type(value) is dict:
+        known = {key: _in_order(value[key], twin) for key, twin in captured.items() if key in value}
+        return known | {key: item for key, item in value.items() if key not in known}
+    if type(value) in (tuple, list) and len(value) == len(captured):
+        return type(value)(_in_order(item, twin) for item, twin in zip(value, captured, strict=True))
+    return value
 
 
 class _Word:

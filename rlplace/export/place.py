@@ -14,6 +14,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.program import OptimizerSpec
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
+from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.micro_batches import BatchDims, CutOptions, Loss
 from rlplace.runs.prepared import chosen_problem
 from rlplace.runs.setup import check_exact
@@ -36,6 +37,7 @@ def place(
     batch_dims: BatchDims | None = None,
     loss: Loss = "auto",
     exact: bool = False,
+    progress: Progress | bool | None = None,
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
 
@@ -58,6 +60,7 @@ def place(
         loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
         exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
             losses.
+        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
 
     Raises:
         UserError: the model cannot be captured, or its batch cannot be cut so.
@@ -65,14 +68,22 @@ def place(
     config = TrainConfig(budget_s=budget_s, seed=seed)  # refused before anything is measured
     asked, where = CutOptions(micro_batches, batch_dims, loss, exact), Host.detect() if host is None else host
 
+    is_own, progress = not isinstance(progress, Progress), progress_of(progress)
+    say = progress.say
+
     def problem_of(count: int) -> Problem:
         step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets)
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
-        return Problem.profile(check_exact(step(**cut), asked), where, grouping=grouping, constraints=constraints)
+        graph = check_exact(step(**cut), asked)
+        return Problem.profile(graph, where, grouping=grouping, constraints=constraints, progress=say)
 
-    prepared = chosen_problem(asked, where, problem_of, seed=seed)
-    problem = prepared.problem
-    result = train(problem, config, start=prepared.start)
+    try:
+        prepared = chosen_problem(asked, where, problem_of, seed=seed, say=say)
+        problem = prepared.problem
+        result = train(problem, config, start=prepared.start, progress=progress)
+    finally:
+        if is_own:
+            progress.close()
     return PlacedModel(
         problem.graph,
         problem.host,

@@ -89,6 +89,10 @@ class PlacedModel:
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
         self.num_steps = 0
 
+    def __repr__(self) -> str:
+        time = "" if self._step_time_s is None else f", {self._step_time_s * 1e3:.4g} ms a step"
+        return f"PlacedModel({self._first.graph!r} on {self._host.name}{time})"
+
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and name != "num_steps" and not hasattr(type(self), name):
             raise UnknownName("attribute of a placed step", name, _SETTABLE, hint="Only these may be set.")

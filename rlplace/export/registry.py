@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -15,7 +15,7 @@ from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import only_simulated
 from rlplace.workloads import WorkloadSpec, parse_workload
 
-EXPORTED = ("step.py", "placement.csv")
+EXPORTED = ("step.py", "placement.csv", "pipeline.py", "torchrec.json")
 """The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
 
 
@@ -53,6 +53,16 @@ class ExportRequest:
             )
         return spec
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the run was of a simulated host, so that its placement runs nowhere here."""
+        if not self.run.has("problem.json"):
+            return False
+        host = self.run.read_json("problem.json").get("host")
+        devices = host.get("devices") if isinstance(host, dict) else None
+        listed = devices if isinstance(devices, list) else []
+        return any(isinstance(device, dict) and device.get("backend") == "simulated" for device in listed)
+
     def problem(self) -> dict[str, Any]:
         """What `problem.json` holds of the graph, its groups and costs; builds and captures nothing.
 
@@ -62,14 +72,24 @@ class ExportRequest:
             FingerprintMismatch: it is not what the placement was made for.
         """
         problem = self.run.read_json("problem.json")
-        for field in ("graph", "grouping", "costs"):
-            if not isinstance(problem.get(field), dict):
-                raise InvalidValue(field, described(problem.get(field)), "an object", where="problem.json")
+        for part in ("graph", "grouping", "costs"):
+            if not isinstance(problem.get(part), dict):
+                raise InvalidValue(part, described(problem.get(part)), "an object", where="problem.json")
         for kind, actual in (("graph", problem["graph"].get("fingerprint")), ("host", problem.get("host_fingerprint"))):
             expected = getattr(self.placement, f"{kind}_fingerprint")
             if actual != expected:
                 raise FingerprintMismatch(kind, str(actual), expected)
         return problem
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What a format makes of a run, where it has figures to tell besides."""
+
+    text: str
+    """What the file holds."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What `--json` says besides, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +104,8 @@ class ExportFormat:
     """Name of the file in the run folder that it becomes."""
     summary: str
     """What it is, in a few words."""
-    text: Callable[[ExportRequest], str]
-    """What the file holds."""
+    text: Callable[[ExportRequest], str | Exported]
+    """What the file holds, with figures or without; what people are told besides it prints on stderr."""
 
     def __post_init__(self) -> None:
         if PurePath(self.file).name != self.file or self.file in ("", ".."):
@@ -99,6 +119,8 @@ FORMATS = Registry[ExportFormat](
     {
         "script": "rlplace.export.script:SCRIPT",
         "csv": "rlplace.export.table:TABLE",
+        "pipeline": "rlplace.export.pipeline.script:PIPELINE",
+        "torchrec": "rlplace.export.torchrec:TABLES",
     },
     group="rlplace.export_formats",
     entry_type=ExportFormat,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplace.errors import InvalidValue
 from rlplace.export.check import check_export
-from rlplace.export.registry import FORMATS, ExportRequest
+from rlplace.export.registry import FORMATS, Exported, ExportRequest
 from rlplace.export.step import matching_host
 from rlplace.files import write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
@@ -20,6 +20,9 @@ from rlplace.runs.micro_batches import read_asked
 from rlplace.runs.setup import capture_workload
 from rlplace.workloads import build
 
+LIST = "list"
+"""The word for all formats."""
+
 
 @one_thread_here()
 def export_run(folder: Path, *, workload: str | None, is_check: bool, format: str = "script") -> dict[str, Any]:
@@ -29,7 +32,7 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         folder: of the run.
         workload: the workload again, where the run is of a user's function.
         is_check: compare, and write nothing.
-        format: a name of `FORMATS`.
+        format: a name of `FORMATS`; or `list`, which writes nothing and says what there is.
 
     Raises:
         UnknownName: there is no such format.
@@ -38,6 +41,8 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file, and
             the format needs the model; or `is_check` with another format than `script`.
     """
+    if format == LIST:
+        return listed()
     chosen = FORMATS[format]
     if is_check and format != "script":
         hint = "A check runs the placed step and writes nothing: leave one of the two out."
@@ -49,14 +54,31 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         print(line, file=sys.stderr)
     if is_check:
         return _check(request)
-    text = chosen.text(request)
+    made = chosen.text(request)
+    exported = made if isinstance(made, Exported) else Exported(made)
     if workload is not None:  # it may be another one, or have changed since
         placement.require_graph(_graph(request))
     path = run.root / chosen.file
-    write_text_atomic(path, text)
-    how = f": run it with python {path}" if path.suffix == ".py" else f": {chosen.summary}"
-    print(f"wrote {path}{how}", file=sys.stderr)
-    return {"schema": 1, "format": format, "path": str(path)}
+    write_text_atomic(path, exported.text)
+    how = _how_to_run(path, request) if format == "script" else chosen.summary
+    print(f"wrote {path}: {how}", file=sys.stderr)
+    return {"schema": 1, "format": format, "path": str(path)} | exported.figures
+
+
+def listed() -> dict[str, Any]:
+    """Every format with its file and what it is for, said on stderr; what `--format list --json` prints."""
+    formats = {name: FORMATS[name] for name in FORMATS}
+    width = max(map(len, formats))
+    for name, one in formats.items():
+        print(f"{name:{width}}  {one.file}: {one.summary}", file=sys.stderr)
+    return {"schema": 1, "formats": {name: {"file": one.file, "is": one.summary} for name, one in formats.items()}}
+
+
+def _how_to_run(path: Path, request: ExportRequest) -> str:
+    if request.is_simulated:
+        host = request.config.get("host", "a host")
+        return f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
+    return f"run it with python {path}"
 
 
 def unchecked_loss(config: Mapping[str, Any]) -> str | None:
@@ -87,6 +109,9 @@ def _graph(request: ExportRequest) -> OpGraph:
 
 def _check(request: ExportRequest) -> dict[str, Any]:
     placement = request.placement
+    if request.is_simulated:
+        hint = "A check runs the placed step: train on a host of this machine (`--host auto`) first."
+        raise InvalidValue("host", request.config.get("host"), "one of this machine", where="export --check", hint=hint)
     graph, host = _graph(request), matching_host(placement)
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)

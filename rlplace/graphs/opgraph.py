@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.say import counted
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -65,6 +66,7 @@ class OpGraph:
         micro_batch: (N,) int32, which slice of the batch each op works on; -1 for ops that all slices share
             (parameters, sums of gradients, updates), and everywhere in a step that is not cut. Empty: -1 everywhere.
         program: the executable graph, where this one was captured here; never saved.
+        name: what it is of, for people, e.g. `nmt@small`; neither saved nor in the fingerprint.
     """
 
     names: tuple[str, ...]
@@ -91,6 +93,7 @@ class OpGraph:
     output_tensors: IntArray
     micro_batch: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     program: Program | None = field(default=None, repr=False)
+    name: str = ""
 
     def __post_init__(self) -> None:
         for name, dtype in _ARRAY_DTYPES.items():
@@ -102,9 +105,27 @@ class OpGraph:
             self.micro_batch.flags.writeable = False
         self._validate()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: without its program, which runs in this process alone."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return partial(OpGraph, **(facts | {"program": None})), ()
+
+    def __copy__(self) -> OpGraph:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpGraph:
+        return self
+
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""
-        return f"OpGraph({self.num_ops} ops, {self.num_tensors} tensors, {self.num_edges} edges)"
+        slices = f"{self.num_micro_batches} micro-batches" if self.num_micro_batches > 1 else ""
+        facts = (counted(self.num_ops, "op"), counted(self.num_edges, "edge"), slices, self.label)
+        return f"OpGraph({', '.join(filter(None, facts))})"
+
+    @property
+    def label(self) -> str:
+        """Its name, else that of the class of the model that it was captured from; empty where neither is known."""
+        return self.name or ("" if self.program is None else type(self.program.origin.model).__name__)
 
     @property
     def num_ops(self) -> int:

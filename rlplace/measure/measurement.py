@@ -52,6 +52,14 @@ class Measurement:
     reference_s: float = 0.0
     key: MeasurementKey | None = None
 
+    def __repr__(self) -> str:
+        """In one line: the step time with its spread, or what went wrong."""
+        if not self.ok:
+            return f"Measurement({self.status}{self.why and f': {self.why}'})"
+        steps = f" ± {self.spread_s * 1e3:.4g} ms, median of {len(self.samples_s)} steps" if self.samples_s[1:] else ""
+        peak = f", at most {max(self.peak_bytes) / 2**20:,.1f} MiB on a device" if self.peak_bytes else ""
+        return f"Measurement({self.step_time_s * 1e3:.4g} ms{steps}{peak})"
+
     @property
     def ratio(self) -> float:
         """Step time over the reference's, in which a drift of the machine cancels; infinite where it failed.

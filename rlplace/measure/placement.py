@@ -18,6 +18,7 @@ from rlplace.graphs.program import LossKind
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import OP_ORDERS, Problem
+from rlplace.say import counted
 
 SCHEMA = 1
 
@@ -93,8 +94,15 @@ class Placement:
     cut: PlacedCut | None = None
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, method: str = "") -> Placement:
-        """The placement of `plan` on `problem`."""
+    def of(cls, problem: Problem, plan: Plan | None, method: str = "") -> Placement:
+        """The placement of `plan` on `problem`.
+
+        Raises:
+            InvalidValue: there is no plan: a search may find none.
+        """
+        if plan is None:
+            hint = "A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of devices."
+            raise InvalidValue("plan", None, "a Plan", where="placement", hint=hint)
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro
@@ -105,6 +113,15 @@ class Placement:
     def devices(self) -> NDArray[np.int32]:
         """(N,) int32 device of each op."""
         return self.plan.devices
+
+    def __repr__(self) -> str:
+        """In one line: how many ops are where, and what found it."""
+        counts = np.bincount(self.devices, minlength=len(self.device_names)).tolist()
+        where = ", ".join(
+            f"{counted(count, 'op')} on {name}" for count, name in zip(counts, self.device_names) if count
+        )
+        by = self.method and f", by {self.method}"
+        return f"Placement({where}; {counted(self.plan.num_transfers, 'transfer')}{by})"
 
     def require(self, graph: OpGraph, host: Host) -> Placement:
         """This placement, if it was made for `graph` and `host`.

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.say import counted
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -46,3 +48,8 @@ class Plan:
     @property
     def num_transfers(self) -> int:
         return len(self.transfer_tensor)
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        on = f"{counted(len(self.devices), 'op')} on {counted(len(np.unique(self.devices)), 'device')}"
+        return f"Plan({on}, {counted(self.num_transfers, 'transfer')})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +18,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
+from rlplace.say import Say, counted, sayer
 
 OP_ORDERS = ("rank", "tilt", "backward-first")
 """Which op comes first where several are ready: by upward rank; the same, earlier micro-batches before later ones;
@@ -59,10 +59,14 @@ class Problem:
         if self.allowed is not None:
             self._check_allowed(self.allowed, (n, d))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: its graph without a program, and nothing that was worked out meanwhile."""
+        return Problem, (self.graph, self.host, self.costs, self.grouping, self.allowed, self.op_order)
+
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""
-        of = f"{self.grouping.num_groups} groups on {self.host.name} ({self.host.num_devices} devices)"
-        return f"Problem({self.graph!r}, {of}, {self.costs.source} costs)"
+        of, on = counted(self.grouping.num_groups, "group"), counted(self.host.num_devices, "device")
+        return f"Problem({self.graph!r}, {of} on {self.host.name} ({on}), {self.costs.source} costs)"
 
     @cached_property
     def group_allowed(self) -> NDArray[np.bool_]:
@@ -102,7 +106,7 @@ class Problem:
         grouping: str = "heavy-edge",
         acyclic: bool = False,
         constraints: Constraints | None = None,
-        on_progress: Callable[[str], None] | None = None,
+        progress: Say | bool | None = None,
     ) -> Problem:
         """The problem with costs and link figures measured on this machine, from real steps and real copies.
 
@@ -113,7 +117,7 @@ class Problem:
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions and what stays together.
-            on_progress: told what is being profiled.
+            progress: told what is being profiled; True says it on stderr, False to nobody, None on a terminal only.
 
         Raises:
             UserError: a rule or constraint that does not fit, or a device that this machine lacks.
@@ -125,7 +129,7 @@ class Problem:
         (constraints or Constraints()).resolve(graph, *_names(host))
         check_present(host)
         host = profile_links(host)
-        costs = profile_costs(graph, host, on_progress=on_progress)
+        costs = profile_costs(graph, host, on_progress=sayer(progress))
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
     @classmethod

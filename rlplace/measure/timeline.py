@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.say import counted
+
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
@@ -35,3 +37,32 @@ class Timeline:
     memory_device: NDArray[np.int32]
     memory_bytes: NDArray[np.int64]
     source: Literal["simulated", "measured"]
+
+    @classmethod
+    def empty(cls, num_ops: int) -> Timeline:
+        """A simulated step of no time in which every op is on device 0 and nothing is sent."""
+        ops, none, no_times = np.zeros(num_ops), np.zeros(0, dtype=np.int32), np.zeros(0)
+        return cls(
+            op_device=np.zeros(num_ops, dtype=np.int32),
+            op_start_s=ops,
+            op_end_s=ops,
+            transfer_tensor=none,
+            transfer_source=none,
+            transfer_destination=none,
+            transfer_start_s=no_times,
+            transfer_end_s=no_times,
+            memory_time_s=no_times,
+            memory_device=none,
+            memory_bytes=np.zeros(0, dtype=np.int64),
+            source="simulated",
+        )
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from the start of the step to the end of its last op or transfer; 0 without any."""
+        return float(max(self.op_end_s.max(initial=0.0), self.transfer_end_s.max(initial=0.0)))
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        count = f"{counted(len(self.op_device), 'op')}, {counted(len(self.transfer_tensor), 'transfer')}"
+        return f"Timeline({self.source}, {self.step_s * 1e3:.4g} ms, {count})"

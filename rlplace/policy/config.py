@@ -83,7 +83,7 @@ class CloneConfig:
     learning_rate: float = 3e-3
     """Of Adam."""
     num_elites: int = 8
-    """How many of the best placements are cloned."""
+    """How many of the best placements are cloned; the mode after cloning several need not be one of them."""
     num_steps: int = 3
     """Gradient steps an update."""
     smoothing: float = 0.02
@@ -133,6 +133,10 @@ class ReinforceConfig:
     """Share of learning after which there is no such noise."""
     ent_coef: float = 0.0
     """Weight of the mean entropy of a group."""
+    elite_coef: float = 0.0
+    """Weight of cloning the best placement seen; 0 is plain REINFORCE."""
+    flips: float | None = None
+    """Groups in which a sample differs from the mode on average, where the policy can be told; None lets it be sure."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "max_grad_norm"):
@@ -141,9 +145,11 @@ class ReinforceConfig:
         for name in ("failing_until", "noise_until"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidValue(name, getattr(self, name), "0..1", where="reinforce")
-        for name in ("logit_noise", "ent_coef"):
+        for name in ("logit_noise", "ent_coef", "elite_coef"):
             if not getattr(self, name) >= 0:
                 raise InvalidValue(name, getattr(self, name), "at least 0", where="reinforce")
+        if self.flips is not None and not self.flips > 0:
+            raise InvalidValue("flips", self.flips, "more than 0", where="reinforce")
         if not 0.0 <= self.baseline_decay < 1.0:
             raise InvalidValue("baseline_decay", self.baseline_decay, "at least 0 and less than 1", where="reinforce")
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
 from rlplace.report.format import format_clock, format_seconds
+from rlplace.say import is_shown
 
 LINE_EVERY_S = 10.0
 REDRAW_EVERY_S = 0.25
@@ -108,3 +109,12 @@ class Progress:
 def make_progress(*, is_quiet: bool = False) -> Progress:
     """The progress display on stderr; nothing at all if `is_quiet`."""
     return Progress(is_quiet=is_quiet)
+
+
+def progress_of(asked: Progress | bool | None) -> Progress:
+    """The progress display that is asked for.
+
+    Args:
+        asked: one of your own; True for one on stderr, False for none, None for one where stderr is a terminal.
+    """
+    return asked if isinstance(asked, Progress) else Progress(is_quiet=not is_shown(asked))

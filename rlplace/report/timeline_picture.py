@@ -58,12 +58,8 @@ def save_timeline_png(
         InvalidValue: a timeline of another graph.
         FileProblem: the file cannot be written.
     """
-    if len(timeline.op_device) != graph.num_ops:
-        raise InvalidValue(
-            "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where="timeline"
-        )
     buffer = io.BytesIO()
-    _draw(timeline, graph, host, title).savefig(buffer, format="png", dpi=_DPI)
+    draw_timeline(timeline, graph, host, title).savefig(buffer, format="png", dpi=_DPI)
     write_bytes_atomic(path, buffer.getvalue())
 
 
@@ -79,8 +75,17 @@ class _Lane:
     height: float = 0.0
 
 
-def _draw(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
-    step_s = float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+def draw_timeline(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
+    """The chart of `save_timeline_png`, as a figure of matplotlib.
+
+    Raises:
+        InvalidValue: a timeline of another graph.
+    """
+    if len(timeline.op_device) != graph.num_ops:
+        raise InvalidValue(
+            "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where="timeline"
+        )
+    step_s = timeline.step_s
     lanes = _lanes(timeline, graph, host)
     lanes_in = _lay_out(lanes)
     height_in = _TOP_IN + lanes_in + _BOTTOM_IN
@@ -185,6 +190,15 @@ def _lay_out(lanes: Sequence[_Lane]) -> float:
         lane.bottom = top - lane.height
         top = lane.bottom - _GAP_IN * scale
     return total * scale
+
+
+def tallest_in(host: Host) -> float:
+    """Height in inches of the tallest chart of a timeline on this host: one with tensors sent over every route."""
+    wired = {(route.source, route.destination) for route in host.routes if route.links}
+    senders = {source for source, _ in wired}
+    num_directions = len(wired) if len(wired) <= _MOST_DIRECTIONS else max(_MOST_DIRECTIONS, len(senders))
+    lanes = [_Lane(device.name, True) for device in host.devices if not device.members]
+    return _TOP_IN + _lay_out([*lanes, *(_Lane("", False) for _ in range(num_directions))]) + _BOTTOM_IN
 
 
 def _draw_bars(

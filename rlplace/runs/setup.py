@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class Steps:
         self.spec, self.host, self.asked = spec, host, asked
         self._workload = None if spec.is_file else build_for(spec, host, seed)
         self._seed = seed
+        is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
+        self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
         self._named_verdict: LossVerdict | None = None
         self._graphs: dict[int, OpGraph] = {}
 
@@ -119,8 +122,8 @@ class Steps:
             if verdict is None and count > 1:
                 verdict = judge_twin(self.spec, self._workload, count, self.asked, self._seed)
                 self._named_verdict = None if self.spec.is_function else verdict  # its twin has a batch of its own
-            return capture_workload(self._workload, count, self.asked, verdict)
-        graph = read_graph(self.spec, count)
+            return replace(capture_workload(self._workload, count, self.asked, verdict), name=self._name)
+        graph = replace(read_graph(self.spec, count), name=self._name)
         if graph.num_ops == 0:
             raise InvalidValue("ops", 0, "a graph with an op at least", where=str(self.spec.path))
         return graph
@@ -183,7 +186,7 @@ def make_problem(
             grouping=grouping,
             acyclic=acyclic,
             constraints=constraints,
-            on_progress=progress.say,
+            progress=progress.say,
         )
     if problem.grouping.dropped:
         progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")

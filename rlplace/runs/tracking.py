@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TRACKING_MODES = ("disabled", "offline", "online")
 PROJECT = "rlplace"
+TABLE_COLUMNS = ("method", "step_time_s", "spread_s", "placements", "measured", "placement", "status", "why")
+"""Of the final table, as a row of `result.json` has them."""
 SERVICE_WAIT_S = 300.0
 """How long wandb's own process may take to start; its default of 30 s is too little on a machine that is full."""
 
@@ -64,6 +67,19 @@ class Tracker(Protocol):
 
     def log_picture(self, name: str, path: Path) -> None:
         """Records the PNG file `path` under `name`."""
+        ...
+
+    def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Records the final table: rows of `result.json`."""
+        ...
+
+    def log_files(self, name: str, paths: Sequence[Path]) -> None:
+        """Records files of the run together, under `name` (`config`, `policy`)."""
+        ...
+
+    @property
+    def how_to_sync(self) -> str:
+        """What to run to send the record to a server; empty where there is nothing to send."""
         ...
 
     def finish(self, *, is_complete: bool = True) -> None:
@@ -111,6 +127,14 @@ class NoTracker:
     def log_picture(self, name: str, path: Path) -> None:
         pass
 
+    def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
+        pass
+
+    def log_files(self, name: str, paths: Sequence[Path]) -> None:
+        pass
+
+    how_to_sync = ""
+
     def finish(self, *, is_complete: bool = True) -> None:
         pass
 
@@ -127,7 +151,7 @@ class WandbTracker:
             import wandb
         except ImportError as error:
             raise UserError(f"wandb cannot be imported ({error}): pip install wandb, or --track disabled.") from error
-        self._folder = run_dir / "wandb"
+        self._folder, self._is_online = run_dir / "wandb", is_online
         self._wandb = wandb
         self._lock = threading.Lock()  # searches that run side by side log from threads of their own
         try:
@@ -153,6 +177,7 @@ class WandbTracker:
             hint = "Log in with `wandb login`, or use --track offline." if is_online else "Use --track disabled."
             cause = str(error).rstrip(".")
             raise UserError(f"Weights & Biases cannot be started: {cause}. {hint}") from error
+        self._record = str(Path(self._run.dir).parent)
         self._run.define_metric("place/placements")
         self._run.define_metric("place/*", step_metric="place/placements")
         for step in ("measured", "seconds"):
@@ -205,9 +230,32 @@ class WandbTracker:
         with _files_under(self._folder), self._lock:
             self._run.log({f"place/{name}": self._wandb.Image(str(path))})
 
+    def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
+        cells = [[_cell(row.get(column)) for column in TABLE_COLUMNS] for row in rows]
+        with _files_under(self._folder), self._lock:
+            self._run.log({"table": self._wandb.Table(columns=list(TABLE_COLUMNS), data=cells)})
+
+    def log_files(self, name: str, paths: Sequence[Path]) -> None:
+        with _files_under(self._folder):
+            artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=name)
+            for path in paths:
+                artifact.add_file(str(path), name=path.name)
+            self._run.log_artifact(artifact)
+
+    @property
+    def how_to_sync(self) -> str:
+        if self._is_online:
+            return ""
+        return f"to send this run to Weights & Biases: wandb sync {shlex.quote(self._record)}"
+
     def finish(self, *, is_complete: bool = True) -> None:
         with _files_under(self._folder):
             self._run.finish(exit_code=0 if is_complete else 1)
+
+
+def _cell(value: object) -> object:
+    """A value of the table: what is no plain number, text or truth is left out."""
+    return value if isinstance(value, (str, int, float)) else None
 
 
 def _config(config: Mapping[str, object]) -> dict[str, object]:

@@ -237,6 +237,12 @@ class SearchResult:
     learned: Saveable | None = None
     plan: Plan | None = None
 
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every op."""
+        spent = f"{self.evaluations:,} placements in {self.plan_s:.3g} s"
+        found = "nothing feasible" if self.devices is None else f"{self.step_time_s * 1e3:.4g} ms a step"
+        return f"SearchResult({found}, {spent})"
+
     @classmethod
     def of(cls, task: Task, learned: Saveable | None = None) -> SearchResult:
         """What `task` came to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.explain.explanation import save_explanation
 from rlplace.measure.host_model import load_priors, prior_of
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -30,8 +32,10 @@ from rlplace.policy.checks import check_fit
 from rlplace.policy.registry import LEARNERS, POLICIES
 from rlplace.report import Curve, save_best_so_far_png, save_timeline_png, write_chrome_trace
 from rlplace.report.format import format_clock, format_seconds
-from rlplace.report.progress import Progress, make_progress
+from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
+from rlplace.runs.durations import Durations, Stopwatch
+from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import find
@@ -39,6 +43,7 @@ from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
+from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
@@ -51,8 +56,6 @@ HEURISTIC_EVALUATIONS = 64
 WARM_UP_EVALUATIONS = 400
 """Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
 annealing, the last."""
-CALIBRATION_STEPS = 6
-"""Steps of each placement that the simulator is calibrated on."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,16 @@ class TrainResult:
         table: all methods, measured in one race (simulated on a simulated host).
         timeline: a typical step of the placement.
         is_measured: whether the step times come from running.
+        durations: how long the parts of the run took.
+        expected: how long they were expected to take.
     """
 
     placement: Placement
     table: Table
     timeline: Timeline
     is_measured: bool
+    durations: Durations = field(default_factory=Durations)
+    expected: Durations = field(default_factory=Durations)
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every op of the placement and the timeline."""
@@ -89,7 +96,7 @@ def train(
     *,
     start: NDArray[np.int32] | None = None,
     run: RunFolder | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     tracker: Tracker | None = None,
     **options: Any,
 ) -> TrainResult:
@@ -104,7 +111,7 @@ def train(
         config: how; or give its fields as keywords (`budget_s=60, seed=0`).
         start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
-        progress: told how it goes.
+        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
         tracker: told figures.
         options: fields of `TrainConfig`, over those of `config`.
 
@@ -115,14 +122,17 @@ def train(
     """
     config = _config(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
-    progress, tracker = progress or make_progress(is_quiet=True), tracker or NoTracker()
-    method = method_of(config, is_simulated=problem.host.is_simulated)
+    is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
+    methods = methods_of(config, problem.host)
+    method, is_simulated = methods[0], problem.host.is_simulated
     if method != method_of(config, is_simulated=False):
         progress.say(f"the host is simulated, nothing can be measured: `{method}` takes the place of `{LEARNED}`")
-    methods = tuple(dict.fromkeys((method, PORTFOLIO)))
-    progress.say(_forecast(problem, config, methods))
+    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
+    expected = forecast(problem.graph, problem.host, config, step_s, num_rows=num_rows(methods))
+    progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here"))
+    watch = Stopwatch()
     known, prior = None, prior_of(problem, config.search.priors)
-    if config.search.num_calibrated and not problem.host.is_simulated:
+    if config.search.num_calibrated and not is_simulated:
         problem, known = calibrated(
             problem,
             config.search.num_calibrated,
@@ -131,6 +141,7 @@ def train(
             prior=prior,
             isolated=config.isolated,
         )
+    calibration_s = watch.lap_s()
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
@@ -140,6 +151,7 @@ def train(
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
+        heuristics_s = watch.lap_s()
         own = {
             LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
             POLICY: {"config": config.learn, "start": start},
@@ -161,6 +173,7 @@ def train(
                 single_s=single_s,
                 on_best=lambda method, plan, step_time_s: keeper.of(method)(plan, step_time_s),
             )
+        search_s = watch.lap_s()
         entries += [_entry(method, found[method]) for method in methods]
         for result_of in found.values():
             if isinstance(result_of.learned, AgentResult):
@@ -172,10 +185,11 @@ def train(
         plan = table.plans[table.best]
         timeline = evaluator.timeline(plan)
         placement = Placement.of(problem, plan, table.best)
-        result = TrainResult(placement, table, timeline, evaluator.is_measured)
+        taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
+        result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
         if run is not None:
             _write(run, problem, result)
-            _draw_search(run, problem, found, is_measured=evaluator.is_measured)
+            _keep_search(run, problem, found, is_measured=evaluator.is_measured)
             if learning := {name: result_of.learning for name, result_of in found.items() if result_of.learning}:
                 run.write_json("learning.json", learning)
             for result_of in found.values():
@@ -188,9 +202,23 @@ def train(
                 timeline_png=run.path("timeline.png"),
             )
             tracker.log_picture("best_so_far", run.path("best_so_far.png"))
+        if is_own:
+            progress.say(afterwards(taken, expected))
         return result
     finally:
         evaluator.close()
+        if is_own:
+            progress.close()
+
+
+def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:
+    """The methods that search, the one that is asked for first."""
+    return tuple(dict.fromkeys((method_of(config, is_simulated=host.is_simulated), PORTFOLIO)))
+
+
+def num_rows(methods: tuple[str, ...]) -> int:
+    """Rows of the final table, the reference of the race and plain PyTorch among them."""
+    return len({*HEURISTICS, *methods}) + 2
 
 
 def _measured(
@@ -231,8 +259,8 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: a guide for a method that takes none, the learner cannot teach the policy, or the policy takes no
-            weights.
+        InvalidValue: a guide, a policy or a learner for a method that takes none, the learner cannot teach the policy,
+            or the policy takes no weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
@@ -247,6 +275,11 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
         raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
     if method in (POLICY, GUIDED) or config.guide is not None:
         check_fit(config.guide or config.learn)
+        return
+    for option, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
+        if named is not None:
+            hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
+            raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
 
 
 def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
@@ -270,20 +303,6 @@ def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
 def _compile_kernels(problem: Problem, simulator: Simulator) -> None:
     """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
     find(problem, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
-
-
-def _forecast(problem: Problem, config: TrainConfig, methods: tuple[str, ...]) -> str:
-    """How long all of it takes, before any of it begins."""
-    budget = format_clock(config.budget_s)
-    if problem.host.is_simulated:
-        return f"{budget} of search: {' and '.join(methods)}{' side by side' * (len(methods) > 1)}"
-    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
-    calibration_s = config.search.num_calibrated * CALIBRATION_STEPS * step_s
-    rows = len(HEURISTICS) + len(methods) + 2  # plain PyTorch and the reference among them
-    table_s = (config.search.table_rounds + RaceProtocol().warmup) * rows * step_s
-    parts = f"{budget} of search ({' and '.join(methods)}{' in turn' * (len(methods) > 1)})"
-    total = format_clock(config.budget_s + calibration_s + table_s)
-    return f"about {total} from here: calibration {format_clock(calibration_s)}, {parts}, table {format_clock(table_s)}"
 
 
 def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:
@@ -342,9 +361,9 @@ class _Keeper:
             problem = self._evaluator.problem
             _keep(self._run, problem, plan, method)
             if not isinstance(self._tracker, NoTracker):
-                title = f"{method}: {step_time_s * 1e3:.1f} ms a step"
-                path = self._run.path("timeline.png")
-                save_timeline_png(path, self._evaluator.timeline(plan), problem.graph, problem.host, title)
+                path, timeline = self._run.path("timeline.png"), self._evaluator.timeline(plan)
+                title = title_of(method, timeline, step_time_s)
+                save_timeline_png(path, timeline, problem.graph, problem.host, title)
                 placement = self._run.path("placement.json")
                 self._tracker.log_best(step_time_s=step_time_s, placement=placement, timeline_png=path)
 
@@ -357,15 +376,40 @@ def _keep(run: RunFolder, problem: Problem, plan: Plan, method: str) -> None:
 
 def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
     save_placement(result.placement, run.path("placement.json"))
-    run.write_json("result.json", {**result.table.to_dict(), "measured": result.is_measured, "time": time.time()})
+    durations = {"expected": result.expected.to_dict(), "taken": result.durations.to_dict()}
+    facts = {"measured": result.is_measured, "durations": durations, "time": time.time()}
+    run.write_json("result.json", {**result.table.to_dict(), **facts})
     kind = "measured" if result.is_measured else "simulated"
     write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
-    title = f"{result.table.best}: {result.step_time_s * 1e3:.1f} ms a step ({kind})"
+    title = title_of(result.table.best, result.timeline, result.step_time_s)
     save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
+    table = result.table
+    explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
+    save_explanation(explanation, run.path("explanation.json"))
 
 
-def _draw_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
-    """Writes what each method had come to over placements and seconds."""
+def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:
+    """The title of a timeline: the length of the step that it shows, and the median of many where that is another."""
+    shown, median = (f"{seconds * 1e3:.1f} ms" for seconds in (timeline.step_s, step_time_s))
+    other = "" if shown == median else f" (median of many: {median})"
+    return f"{method}: one {timeline.source} step, {shown}{other}"
+
+
+def _kept(found: LoopResult) -> dict[str, Any]:
+    """What `search.json` keeps of a method."""
+    return {
+        "placements": found.num_scored,
+        "measured": found.num_measured,
+        "seconds": found.seconds,
+        "single_s": found.single_s,
+        "history": [best.to_list() for best in found.history],
+        "tried": [list(pair) for pair in found.tried],
+    }
+
+
+def _keep_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
+    """Writes what each method had come to over placements and seconds, as figures and as a picture."""
+    run.write_json("search.json", {"schema": 1, "methods": {name: _kept(one) for name, one in found.items()}})
     curves = [
         Curve(
             method,

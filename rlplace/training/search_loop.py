@@ -55,6 +55,8 @@ class LoopResult:
         single_s: step time on the best single device, which those of `history` are to be set against.
         learned: what the method learned, if it learns.
         learning: what it told of every update, figures by name.
+        tried: simulated and measured step times of every placement that ran, in seconds, in order; in measured ones a
+            drift of the machine is taken out by the reference of their race.
     """
 
     plan: Plan | None
@@ -65,6 +67,7 @@ class LoopResult:
     single_s: float = float("nan")
     learned: Saveable | None = None
     learning: tuple[Mapping[str, float], ...] = ()
+    tried: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ def search_and_measure(
         loop.single_s,
         learned,
         tuple(loop.learning),
+        loop.tried(),
     )
 
 
@@ -170,6 +174,7 @@ class _Loop:
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
+        self._ran: list[tuple[Plan, float]] = []
         self._task: Task | None = None
         self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
 
@@ -241,6 +246,12 @@ class _Loop:
         # step times as they were would go up and down with the machine; ratios only go down
         return tuple(replace(best, best_s=ratio * self.single_s) for ratio, best in self._improved)
 
+    def tried(self) -> tuple[tuple[float, float], ...]:
+        """What the simulator says of every plan that ran, and what the host said, as of the latest reference."""
+        simulator = self._evaluator.simulator
+        said = [(simulator.retime(plan), ratio * self.single_s) for plan, ratio in self._ran]
+        return tuple((simulated.step_time_s, measured_s) for simulated, measured_s in said if simulated.ok)
+
     def report(self) -> None:
         """Shows how far the search is."""
         self._shown_s = self._clock()
@@ -256,6 +267,7 @@ class _Loop:
     def _race(self, plans: Sequence[Plan], protocol: RaceProtocol) -> list[Measurement]:
         measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s)
         self.candidates.record(plans, measurements)
+        self._ran += [(plan, measurement.ratio) for plan, measurement in zip(plans, measurements) if measurement.ok]
         finite = [measurement for measurement in measurements if measurement.ok]
         if finite:
             self.single_s = float(np.median([measurement.reference_s for measurement in finite]))

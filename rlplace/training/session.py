@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
+from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size, describe_problem, versions
 from rlplace.training.config import TrainConfig
+from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.methods import method_of
-from rlplace.training.run import TrainResult, check_names, train
+from rlplace.training.run import TrainResult, check_names, methods_of, num_rows, train
 from rlplace.workloads import WorkloadSpec
+
+if TYPE_CHECKING:
+    from rlplace.report.progress import Progress
+    from rlplace.runs.tracking import Tracker
 
 
 @one_thread_here()
@@ -69,6 +77,8 @@ def run_training(
     is_complete = False
     try:
         progress.say(f"devices: {_devices(host)}")
+        expected = _said_ahead(graph, host, config, progress)
+        watch = Stopwatch()
         prepared = prepare(
             steps,
             progress,
@@ -79,7 +89,7 @@ def run_training(
             constraints=config.constraints,
             isolated=config.isolated,
         )
-        problem = prepared.problem
+        problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_problem(problem))
         result = train(problem, config, start=prepared.start, run=run, progress=progress, tracker=tracker)
@@ -87,11 +97,17 @@ def run_training(
 
         if not (spec.is_function or spec.is_file):
             run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=prepared.to_dict()))
-        told = {"micro_batches": prepared.to_dict()}
+        taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
+        expected = result.expected if expected is None else expected
+        durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
+        told = {"micro_batches": prepared.to_dict(), "durations": durations}
         run.write_json("result.json", read_json(run.path("result.json")) | told)
+        _track(tracker, run, result)
         is_complete = True
+        progress.say(afterwards(taken, expected))
+        report = _report(run, progress)
         progress.close()
-        _show(result, folder, is_quiet=is_quiet)
+        _show(result, folder, report, is_quiet=is_quiet)
         return result.table.to_dict() | told
     except KeyboardInterrupt:
         if run.has("placement.json"):
@@ -100,7 +116,29 @@ def run_training(
     finally:
         progress.close()
         tracker.finish(is_complete=is_complete)
+        if tracker.how_to_sync:
+            progress.say(tracker.how_to_sync)
         run.close()
+
+
+def _said_ahead(graph: OpGraph, host: Host, config: TrainConfig, progress: Progress) -> Durations | None:
+    """How long all of the run is expected to take, which is said; None where that is not known before profiling."""
+    step_s = None if host.is_simulated else one_device_step_s(graph, host)
+    if step_s is None:
+        return None
+    methods = methods_of(config, host)
+    expected = forecast(graph, host, config, step_s, num_rows=num_rows(methods), is_profiled=False)
+    progress.say(ahead(expected, methods, is_simulated=False, whole="in all"))
+    return expected
+
+
+def _track(tracker: Tracker, run: RunFolder, result: TrainResult) -> None:
+    """Shows the tracker the final table and the files that a run is known by."""
+    tracker.log_table(result.table.rows)
+    tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
+    learned = [run.path(name) for name in ("policy.safetensors", "policy.json", HOST_MODEL) if run.has(name)]
+    if learned:
+        tracker.log_files("policy", learned)
 
 
 def _resolved(config: TrainConfig, host: Host) -> dict[str, Any]:
@@ -114,7 +152,18 @@ def _devices(host: Host) -> str:
     return ", ".join(f"{device.name} ({device.kind})" for device in host.devices)
 
 
-def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
+def _report(run: RunFolder, progress: Progress) -> Path | None:
+    """Writes the run's report; one that fails costs the run nothing but a line."""
+    from rlplace.runs.report import write_report
+
+    try:
+        return write_report(run)
+    except Exception as error:  # whatever it is: the run itself is complete
+        progress.say(f"no report.html: {error}")
+        return None
+
+
+def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
@@ -123,4 +172,4 @@ def _show(result: TrainResult, folder: Path, *, is_quiet: bool) -> None:
         return
     console = Console(stderr=True)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
-    console.print(f"best: {result.table.best}; run kept in {folder}")
+    console.print(f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""))

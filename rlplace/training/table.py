@@ -9,6 +9,8 @@ from typing import Any
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.eager_recipe import Other
+from rlplace.report.printed import as_html, as_text
+from rlplace.report.table import results_table
 from rlplace.search.best_so_far import BestSoFar
 
 
@@ -46,6 +48,18 @@ class Table:
     rows: tuple[dict[str, Any], ...]
     best: str
     plans: dict[str, Plan]
+
+    def __repr__(self) -> str:
+        """In one line; `print` shows all of it."""
+        return f"Table({len(self.rows)} rows, best {self.best!r})"
+
+    def __str__(self) -> str:
+        """The table as `rlplace train` prints it, without colours."""
+        return as_text(results_table(self.rows, best=self.best or None))
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return as_html(results_table(self.rows, best=self.best or None))
 
     def row(self, method: str) -> dict[str, Any]:
         """The row of `method`."""

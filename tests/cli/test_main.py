@@ -126,6 +126,5 @@ def test_a_step_that_does_not_end_in_time_is_a_failure_in_one_line(
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert len(COMMANDS) == 14
     for command in COMMANDS:
         assert command in done.stdout

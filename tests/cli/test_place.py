@@ -38,6 +38,15 @@ def test_a_graph_is_placed_with_one_simulated_step(
     assert json.loads(capsys.readouterr().out)["step_time_s"] <= first["step_time_s"]
 
 
+def test_a_guess_that_is_slower_than_one_device_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_graph(synthetic("layered", seed=1, layers=6, width=1, fan_in=1, flops=1e8), tmp_path / "chain.json")
+    words = ["place", str(tmp_path / "chain.json"), "--host", "4xV100-pcie", "--quiet"]
+    for method, evaluations, is_slower in (("round-robin", 16, True), ("single", 16, False)):
+        budget = ["--method", method, "--evaluations", str(evaluations)]
+        assert main([*words, *budget, "--placement", str(tmp_path / f"{method}.json")]) == 0
+        assert ("slower than the best single device" in capsys.readouterr().err) is is_slower
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -1,34 +1,17 @@
-"""Data parallelism: shares of a batch, the ring by hand, and real replicas."""
+"""Data parallelism: shares of a batch, and real replicas."""
 
 from __future__ import annotations
 
 import pytest
 
-from rlplace.compare.replicas import ReplicaTeam, ring_all_reduce_s, with_batch_share
+from rlplace.compare.replicas import ReplicaTeam, with_batch_share
 from rlplace.errors import InvalidValue, RunnerError
-from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.hosts.host import Device
 from rlplace.workloads import WorkloadSpec, parse_workload
 
 CORE = Device("cpu", "cpu-core", "cpu", 1 << 30)
 """Pinned nowhere."""
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
-
-
-def full_mesh(count: int, *, shared: bool) -> Host:
-    """Every pair by its own link of 10 bytes/s and 1 s of latency, or all by one bus."""
-    names = [f"d:{k}" for k in range(count)]
-    devices = tuple(Device(name, "d", "simulated", 1 << 30) for name in names)
-    pairs = [(a, b) for a in names for b in names if a != b]
-    links = (Link("bus", 10.0, 1.0),) if shared else tuple(Link(f"{a}>{b}", 10.0, 1.0) for a, b in pairs)
-    return Host("mesh", devices, links, tuple(Route(a, b, ("bus" if shared else f"{a}>{b}",)) for a, b in pairs))
-
-
-def test_a_ring_by_hand() -> None:
-    # 4 devices, 80 bytes: 6 rounds, each 1 s of latency and 20 bytes at 10 bytes/s; on one bus four hops share it
-    assert ring_all_reduce_s(full_mesh(4, shared=False), [0, 1, 2, 3], 80.0) == pytest.approx(6 * (1 + 2))
-    assert ring_all_reduce_s(full_mesh(4, shared=True), [0, 1, 2, 3], 80.0) == pytest.approx(6 * (1 + 8))
-    assert ring_all_reduce_s(full_mesh(2, shared=False), [0, 1], 80.0) == pytest.approx(2 * (1 + 4))
-    assert ring_all_reduce_s(full_mesh(2, shared=False), [1], 80.0) == 0.0
 
 
 def test_a_share_of_the_batch() -> None:

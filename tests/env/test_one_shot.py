@@ -7,7 +7,7 @@ from random_problems import random_problem
 from stable_baselines3.common.env_checker import check_env as check_sb3_env
 
 from rlplace.env import LogSpeedupReward, OneShotEnv
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import UnknownName
 from rlplace.measure.simulate.simulator import Simulator
 
 
@@ -72,5 +72,5 @@ def test_an_action_has_a_device_for_each_group():
 def test_bad_options_are_named(measurer):
     with pytest.raises(UnknownName):
         OneShotEnv(measurer, "sqrtt")
-    with pytest.raises(InvalidValue):
-        OneShotEnv(measurer, render_mode="human")
+    with pytest.raises(UnknownName):
+        OneShotEnv(measurer, render_mode="humane")

@@ -221,6 +221,9 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         "timeline.json",
         "timeline.png",
         "best_so_far.png",
+        "search.json",
+        "explanation.json",
+        "report.html",
         "step.py",
     }
     assert main(["export", str(folder), "--check", "--json"]) == 0

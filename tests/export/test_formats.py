@@ -18,7 +18,7 @@ from torch import nn
 
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
-from rlplace.export import FORMATS, ExportFormat, ExportRequest
+from rlplace.export import FORMATS, Exported, ExportFormat, ExportRequest
 from rlplace.export.session import export_run
 from rlplace.graphs import capture
 from rlplace.measure import Placement, Problem, Simulator
@@ -56,7 +56,8 @@ def test_the_script_is_the_default(run: RunFolder, capsys: pytest.CaptureFixture
     assert main(["export", str(run.root), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {"schema": 1, "format": "script", "path": str(run.path("step.py"))}
-    assert f"run it with python {run.path('step.py')}" in said.err
+    assert "which was simulated: it runs on such a host only, not on this machine" in said.err
+    assert "run it with" not in said.err
     assert 'parse_workload("nmt@small"), default_size="small", seed=3' in run.path("step.py").read_text()
 
 
@@ -94,9 +95,32 @@ def test_a_registered_format_works_from_the_command_line(run: RunFolder, short_f
 
 def test_an_unknown_format_is_answered_with_the_nearest(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run.root), "--format", "scrpt"]) == 2
-    assert "unknown export format 'scrpt': did you mean 'script'? Known: csv, script." in capsys.readouterr().err
+    assert (
+        "unknown export format 'scrpt': did you mean 'script'? Known: csv, pipeline, script, torchrec."
+        in capsys.readouterr().err
+    )
     with pytest.raises(UnknownName):
         export_run(run.root, workload=None, is_check=True, format="scrpt")
+
+
+def test_a_list_says_what_each_format_is_for(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--format", "list", "--json"]) == 0
+    said = capsys.readouterr()
+    formats = json.loads(said.out)["formats"]
+    assert formats.keys() == set(FORMATS)
+    assert formats["csv"]["file"] == "placement.csv"
+    assert len(said.err.splitlines()) == len(formats)
+    assert all(one["file"] in RUN_FILES for one in formats.values()), "else --overwrite would leave it"
+
+
+def test_figures_of_a_format_are_in_the_answer(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    FORMATS.register("counted", ExportFormat("counted.txt", "ops", lambda _: Exported("six", {"num_ops": 6})))
+    try:
+        assert main(["export", str(run.root), "--format", "counted", "--json"]) == 0
+    finally:
+        FORMATS.unregister("counted")
+    assert json.loads(capsys.readouterr().out)["num_ops"] == 6
+    assert (run.root / "counted.txt").read_text() == "six"
 
 
 def test_a_check_takes_no_format(run: RunFolder) -> None:
@@ -135,6 +159,19 @@ def test_csv_says_what_the_run_lacks(run: RunFolder) -> None:
 def test_a_format_writes_no_other_file_of_the_run(file: str) -> None:
     with pytest.raises(InvalidValue, match="export format: file is"):
         ExportFormat(file, "what it is", str)
+
+
+def test_a_simulated_run_cannot_be_checked_here(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run.root), "--check"]) == 2
+    assert "expected one of this machine" in capsys.readouterr().err
+
+
+def test_a_run_of_this_machine_is_said_to_run_here(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = run.read_json("problem.json")
+    devices = [{**device, "backend": "cpu"} for device in problem["host"]["devices"]]
+    run.write_json("problem.json", {**problem, "host": {**problem["host"], "devices": devices}})
+    assert main(["export", str(run.root)]) == 0
+    assert f"run it with python {run.path('step.py')}" in capsys.readouterr().err
 
 
 USERS = """

@@ -14,6 +14,7 @@ from torch.nn import functional
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.export import PlacedModel, check_export
 from rlplace.graphs import OptimizerSpec, capture
+from rlplace.measure import Problem
 
 
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, labels: Tensor) -> Tensor:
@@ -191,6 +192,27 @@ def test_a_model_that_writes_to_its_input_does_so_placed(other_shapes: Any) -> N
             eager(theirs)
             assert torch.equal(ours, theirs)
         assert_same_state(step.state_dict(), eager.state_dict(), 1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None, "inference"])
+def test_whatever_runs_a_step_what_it_writes_to_its_input_is_seen_and_the_sample_is_left_alone(
+    optimizer: str | None,
+) -> None:
+    model, sample = Adds(), torch.ones(5, 6)
+    loss_fn = None if optimizer == "inference" else torch.sum
+    graph = capture(model, sample, loss_fn, None if optimizer == "inference" else optimizer)
+    problem = Problem.profile(graph, HOST, num_groups=2)
+    assert torch.equal(sample, torch.ones(5, 6))  # the capture and the profile ran the step on copies
+    eager = twin(model)
+    with PlacedModel(graph, problem.host, apart(graph)) as step:
+        for view in (lambda: torch.ones(5, 6), lambda: torch.ones(6, 5).t(), lambda: torch.ones(7, 6)[1:6]):
+            ours, theirs = view(), view()
+            returned = step(ours)
+            expected = eager(theirs)
+            assert torch.equal(ours, theirs)
+            if optimizer != "sgd":  # there eager would have to step too
+                torch.testing.assert_close(returned, expected.detach() if loss_fn is None else expected.detach().sum())
+    assert torch.equal(sample, torch.ones(5, 6))
 
 
 def test_a_closed_step_says_so() -> None:

@@ -152,6 +152,28 @@ def test_keywords_come_in_any_order(step: Any) -> None:
     assert torch.equal(step(x=X, flag=False, scale=0.5, targets=LABELS), first)
 
 
+def test_keys_of_a_dict_among_the_inputs_come_in_any_order() -> None:
+    class TakesABatch(nn.Module):
+        def forward(self, batch: dict[str, Tensor], more: dict[str, dict[str, Tensor]]) -> Tensor:
+            return batch["a"] - 2 * batch["b"] + 4 * more["inner"]["c"] - 8 * more["inner"]["d"]
+
+    a, b, c, d = (torch.tensor([float(value)]) for value in (1, 10, 100, 1000))
+    *_, placed = placed_on_cores(capture(TakesABatch(), ({"a": a, "b": b}, {"inner": {"c": c, "d": d}})))
+    expected = TakesABatch()({"a": a, "b": b}, {"inner": {"c": c, "d": d}})
+    assert torch.equal(placed({"b": b, "a": a}, {"inner": {"d": d, "c": c}}), expected)
+    with pytest.raises(InvalidValue, match="as captured"):
+        placed({"a": a, "z": b}, {"inner": {"c": c, "d": d}})
+    placed.close()
+
+
+def test_a_list_of_one_number_is_told_too() -> None:
+    x = torch.ones(1)
+    *_, placed = placed_on_cores(capture(nn.ReLU(), x))
+    with pytest.raises(InvalidValue, match=r"pass `torch\.tensor\(\.\.\.\)` of them"):
+        placed([1.0])
+    placed.close()
+
+
 def test_a_step_without_targets_takes_none() -> None:
     inputs = {"x": random(3, 4), "scale": 0.5, "extra": {"shift": random(4)}}
     *_, placed = placed_on_cores(capture(Keywords(), inputs))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -169,3 +171,13 @@ def test_readers_invert_inputs(width: int, depth: int) -> None:
     pairs = {(t, int(op)) for t in range(graph.num_tensors) for op in ops[offsets[t] : offsets[t + 1]]}
     assert pairs == set(zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True))
     assert graph.to_networkx().number_of_edges() == graph.num_edges == 2 * width * depth
+
+
+def test_a_pickled_graph_is_the_same_without_its_program() -> None:
+    graph = dataclasses.replace(fork_join(2, 2), program=object())  # type: ignore[arg-type]
+    found = pickle.loads(pickle.dumps(graph))  # noqa: S301 - our own bytes
+    assert found.fingerprint == graph.fingerprint
+    assert found.program is None
+    assert not found.tensor_bytes.flags.writeable
+    assert copy.deepcopy(graph) is graph
+    assert copy.copy(graph).program is graph.program

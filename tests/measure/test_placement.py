@@ -34,6 +34,11 @@ def chain_problem(host: Host) -> Problem:
     return Problem(graph, host, Costs(np.ones((3, 2)), "estimated"), Grouping(np.arange(3)))
 
 
+def test_what_a_search_found_nothing_for_is_no_placement() -> None:
+    with pytest.raises(InvalidValue, match=r"placement: plan is None, expected a Plan\. A search that found nothing"):
+        Placement.of(chain_problem(two_devices()), None)
+
+
 def split_plan() -> Plan:
     # input and a on d0, b on d1: tensor 1 is sent to d1 as item 3
     return Plan(np.array([0, 0, 1]), np.array([1]), np.array([1]), np.array([0, 1, 3, 2]))

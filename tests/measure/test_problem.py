@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -30,9 +31,21 @@ def barred_problem() -> Problem:
 
 def test_it_prints_as_one_line() -> None:
     problem = barred_problem()
-    graph = "OpGraph(3 ops, 3 tensors, 2 edges)"
+    graph = "OpGraph(3 ops, 2 edges)"
     assert repr(problem.graph) == graph
     assert repr(problem) == f"Problem({graph}, 3 groups on {problem.host.name} (3 devices), estimated costs)"
+
+
+def test_a_pickled_problem_is_the_same_without_its_program() -> None:
+    problem = barred_problem()
+    assert problem.group_allowed.any()  # worked out, and not pickled
+    found = pickle.loads(pickle.dumps(problem))  # noqa: S301 - our own bytes
+    assert found.graph.fingerprint == problem.graph.fingerprint
+    assert found.host == problem.host
+    assert np.array_equal(found.costs.op_time_s, problem.costs.op_time_s)
+    assert np.array_equal(found.allowed, problem.allowed)
+    assert not found.allowed.flags.writeable
+    assert (found.grouping.num_groups, found.op_order) == (3, problem.op_order)
 
 
 def test_the_next_allowed_device_is_taken() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -25,13 +26,19 @@ folder = Path(sys.argv[1])
 (folder / "placement.json").write_text(json.dumps({"schema": 1}))
 save_fidelity_png(folder / "timeline.png", [0.1], [0.1], ["a"], {})
 tracker = make_tracker("offline", folder, {"seed": 7, "train": {"budget_s": float("inf")}})
-tracker.log_search(placements=64, mean_s=0.2, best_s=0.125, vs_single=1.6, infeasible_rate=0.25)
+tracker.log_search(placements=64, mean_s=0.2, best_s=0.125, vs_single=0.5, infeasible_rate=0.25)
 tracker.log_best_so_far("learned", BestSoFar(64, 6, 2.5, 0.125), 0.25)
 tracker.log_best_so_far("portfolio", BestSoFar(64, 0, 2.5, 0.125), float("inf"))
 tracker.log_picture("best_so_far", folder / "timeline.png")
 tracker.log({"train/value_loss": 0.75, "train/explained_variance": float("nan")})
 tracker.log_best(step_time_s=0.125, placement=folder / "placement.json", timeline_png=folder / "timeline.png")
+row = {"method": "heft", "placement": True, "placements": 2, "spread_s": None, "history": [[1, 0, 0.5, 0.25]]}
+tracker.log_table([{**row, "step_time_s": 0.125, "status": "ok"}, {**row, "method": "eager", "why": "the host"}])
+for name in ("config.json", "policy.json"):
+    (folder / name).write_text(json.dumps({"of": name}))
+    tracker.log_files(name.removesuffix(".json"), [folder / name])
 tracker.finish()
+print(tracker.how_to_sync)
 """
 
 
@@ -43,7 +50,10 @@ def test_disabled_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
     tracker.log_best(step_time_s=1.0, placement=tmp_path / "placement.json")
     tracker.log_best_so_far("anneal", BestSoFar(1, 1, 1.0, 1.0), 1.0)
     tracker.log_picture("best_so_far", tmp_path / "best_so_far.png")
+    tracker.log_table([{"method": "single"}])
+    tracker.log_files("config", [tmp_path / "config.json"])
     tracker.finish()
+    assert tracker.how_to_sync == ""
     assert not list(tmp_path.iterdir())
     code = (
         "import sys; from rlplace.runs.tracking import make_tracker\n"
@@ -78,8 +88,13 @@ def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_pa
     folder = tmp_path / "run"
     folder.mkdir()
     done = run_apart(OFFLINE_RUN, folder)
-    assert (done.stdout, done.stderr) == ("", "")
-    assert sorted(entry.name for entry in folder.iterdir()) == ["placement.json", "timeline.png", "wandb"]
+    assert done.stderr == ""
+    command, record_folder = done.stdout.strip().split("wandb sync ")
+    assert command == "to send this run to Weights & Biases: "
+    assert list((folder / "wandb").glob("offline-run-*")) == [Path(record_folder)]
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        *("config.json", "placement.json", "policy.json", "timeline.png", "wandb")
+    ]
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     (record,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     content = record.read_bytes()
@@ -105,6 +120,15 @@ def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_pa
     assert searches.read_bytes() == (folder / "timeline.png").read_bytes()
     staged = [path.read_text() for path in (folder / "wandb" / "data").rglob("*") if path.is_file()]
     assert '{"schema": 1}' in staged
+    assert {'{"of": "config.json"}', '{"of": "policy.json"}'} <= set(staged)
+    for text in ("config-", "policy-", "run_table"):
+        assert text.encode() in content, text
+    (table,) = (folder / "wandb").glob("offline-run-*/files/media/table/table_*.json")
+    shown = json.loads(table.read_text())
+    rows = [dict(zip(shown["columns"], row, strict=True)) for row in shown["data"]]
+    assert [row["method"] for row in rows] == ["heft", "eager"]
+    assert rows[0]["step_time_s"] == 0.125
+    assert (rows[0]["why"], rows[1]["why"]) == (None, "the host")
 
 
 def run_apart(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

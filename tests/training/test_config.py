@@ -83,7 +83,16 @@ def test_what_does_not_fit_is_refused_where_it_would_learn() -> None:
     unfit = LearnConfig(policy="seq2seq", init="pretrained")  # its weights serve one problem: none come with rlplace
     with pytest.raises(UnknownName, match="seq2seq"):
         check_names(TrainConfig(learn=unfit))
-    check_names(TrainConfig(search=SearchConfig(method="anneal"), learn=unfit))
+    check_names(TrainConfig(search=SearchConfig(method="anneal"), learn=LearnConfig(init="pretrained")))
+
+
+@pytest.mark.parametrize("named", [{"policy": "gnn"}, {"learner": "clone"}])
+@pytest.mark.parametrize("method", ["anneal", "learned"])
+def test_a_policy_for_a_method_that_learns_none_is_refused(method: str, named: dict[str, str]) -> None:
+    config = TrainConfig(search=SearchConfig(method=method), learn=LearnConfig(**named))
+    ((field, value),) = named.items()
+    with pytest.raises(InvalidValue, match=f"{field} is '{value}', expected none with method {method}"):
+        check_names(config)
 
 
 def test_the_options_of_a_command_line_import_no_torch() -> None:

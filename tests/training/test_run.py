@@ -16,6 +16,7 @@ from rlplace.graphs import Grouping, capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
 from rlplace.policy import LearnConfig, load_policy
@@ -23,6 +24,7 @@ from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
 from rlplace.training import SearchConfig, TrainConfig, train
+from rlplace.training.run import title_of
 
 
 def simulated_problem() -> Problem:
@@ -54,6 +56,13 @@ def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path:
     result.placement.require(problem.graph, problem.host)
     placed = problem.grouping.expand(load_policy(run.path("policy.safetensors")).mode())
     assert Simulator(problem).step_times(placed)[0] == pytest.approx(optimum_s, rel=1e-12)
+    explanation = load_explanation(run.path("explanation.json"))
+    assert (explanation.kind, explanation.step_time_s, explanation.method) == (
+        "simulated",
+        result.step_time_s,
+        result.table.best,
+    )
+    assert explanation.path.seconds == explanation.explained_s == result.step_time_s
     run.close()
 
 
@@ -64,6 +73,36 @@ def test_any_method_can_be_trained_and_portfolio_stands_beside_it() -> None:
     assert [row["method"] for row in result.table.rows][-3:] == ["genetic", "portfolio", "eager"]
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="portfolio"))
     assert [row["method"] for row in result.table.rows][-2:] == ["portfolio", "eager"]
+
+
+def test_how_long_it_takes_is_told_before_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    result = train(simulated_problem(), budget_s=0.6, search=SearchConfig(method="genetic"), run=run, progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "about 0:04 from here: heuristics 0:03, search 0:01; genetic and portfolio search side by side"
+    assert said[-1].startswith("took ")
+    assert said[-1].endswith("(expected: about 0:04)")
+    kept = run.read_json("result.json")["durations"]
+    assert kept == {"expected": result.expected.to_dict(), "taken": result.durations.to_dict()}
+    assert result.expected.search_s == 0.6
+    assert result.durations.search_s > 0.0
+    assert result.durations.total_s == pytest.approx(sum(list(kept["taken"].values())[:-1]))
+    run.close()
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_off_a_terminal_nothing_is_told_unless_asked(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    train(simulated_problem(), budget_s=0.2, search=SearchConfig(method="portfolio"), progress=progress)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_title_of_a_timeline_is_the_length_of_its_axis() -> None:
+    problem = simulated_problem()
+    simulator = Simulator(problem)
+    timeline = simulator.timeline(simulator.plan(np.zeros(problem.graph.num_ops, dtype=np.int32)))
+    shown = f"{timeline.step_s * 1e3:.1f} ms"
+    assert title_of("heft", timeline, timeline.step_s) == f"heft: one simulated step, {shown}"
+    assert title_of("heft", timeline, 1e-3) == f"heft: one simulated step, {shown} (median of many: 1.0 ms)"
 
 
 def test_when_nothing_runs_to_its_end_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +156,13 @@ def test_on_this_machine_what_was_learned_about_it_is_kept_and_said(
     said = capsys.readouterr().err
     assert "calibrated on 6 placements" in said
     assert "about the host:" in said or "as profiled, as far as" in said
+    explanation = load_explanation(run.path("explanation.json"))
+    assert (explanation.kind, explanation.step_time_s) == ("measured", result.step_time_s)
+    path = explanation.path
+    assert path.op_s + path.transfer_s + path.wait_s == pytest.approx(explanation.explained_s)
+    one_device, _, eager = explanation.alternatives
+    assert one_device.step_time_s == result.table.row("single")["step_time_s"]
+    assert (eager.step_time_s, eager.kind) == (result.table.row("eager")["step_time_s"], "measured")
     run.close()
 
 

@@ -175,6 +175,18 @@ def test_history_is_of_measured_ratios_at_one_step_time_of_the_reference() -> No
     assert {told[0] for told in notes.told} == {"asked"}
 
 
+def test_every_plan_that_ran_is_kept_simulated_and_measured_without_the_drift() -> None:
+    host = FakeHost([1, 1, 1, 1])
+    found = run(host, LISTED, LoopBudget(100.0, 0.5, measurements=3))
+    ran = [devices for _, race in host.races for devices in race]
+    assert len(found.tried) == len(ran)
+    for (simulated_s, measured_s), devices in zip(found.tried, ran, strict=True):
+        plan = host.simulator.plan(np.array(devices, dtype=np.int32))
+        assert simulated_s == host.simulator.retime(plan).step_time_s
+        wrong = sum(device != 1 for device in devices)
+        assert measured_s == pytest.approx((1.0 + wrong) / 5.0 * found.single_s)
+
+
 def test_placements_that_a_method_counted_by_itself_are_in_its_history() -> None:
     found = run(
         FakeHost([0, 0, 0, 1]), LISTED[:2] + LISTED[4:5], LoopBudget(100.0, 0.5, measurements=3), method="counted"

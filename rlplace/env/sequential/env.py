@@ -1,8 +1,7 @@
 """`SequentialEnv`: an action places one group; the episode is over when all are placed.
 
-Importing this module registers `rlplace/Sequential-v0`, for a measurer that always gives the same answer (the
-simulator), and `rlplace/SequentialMeasured-v0`, for a host that runs the placements:
-`gymnasium.make(name, measurer=measurer)`.
+Importing this module registers `rlplace/Sequential-v0`, which simulates, and `rlplace/SequentialMeasured-v0`, for a
+host that runs the placements. `gymnasium.make("rlplace.env:rlplace/Sequential-v0", ...)` imports it first.
 """
 
 from __future__ import annotations
@@ -14,13 +13,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlplace.env.placement_env import Observation, PlacementEnv, SharedMeasurer
+from rlplace.env.actions import check_actions
+from rlplace.env.measurers import NUM_GROUPS, SharedMeasurer, find_measurer
+from rlplace.env.placement_env import Observation, PlacementEnv
 from rlplace.env.rewards import Reward
 from rlplace.env.sequential.batch import SequentialBatch
 from rlplace.env.sequential.observation import batch_observation, flat_features, last_observation, observation_space
 from rlplace.env.sequential.potential import Shaping
 from rlplace.errors import InvalidValue
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurer
+from rlplace.measure.problem import Problem
 
 
 class SequentialEnv(PlacementEnv[np.int64]):
@@ -40,9 +43,11 @@ class SequentialEnv(PlacementEnv[np.int64]):
     that is chosen twice ends the episode at once, with the reward of a failure.
     """
 
+    action_space: spaces.Discrete
+
     def __init__(
         self,
-        measurer: Measurer | SharedMeasurer,
+        measurer: Measurer | SharedMeasurer | None = None,
         reward: str | Reward = "log_speedup",
         baseline_s: float | None = None,
         deterministic: bool = True,
@@ -51,11 +56,18 @@ class SequentialEnv(PlacementEnv[np.int64]):
         order: NDArray[np.floating] | None = None,
         memory_mask: str = "resident",
         render_mode: str | None = None,
+        *,
+        problem: Problem | None = None,
+        workload: str | None = None,
+        host: str | Host = "auto",
+        num_groups: int = NUM_GROUPS,
+        seed: int = 0,
     ) -> None:
-        """An env over the problem of `measurer`.
+        """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: what measures placements.
+            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+                run on the problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
@@ -63,20 +75,28 @@ class SequentialEnv(PlacementEnv[np.int64]):
             choose_group: whether an action says which group is placed, too.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
             memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
-            render_mode: None; there is nothing to see.
+            render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
+            problem: what is placed, instead of `measurer`.
+            workload: a WORKLOAD word (`nmt@small`), instead of either.
+            host: a HOST word (`4xV100-pcie`) or a host, for a workload.
+            num_groups: groups to aim at, for a workload.
+            seed: of a workload's weights and inputs.
 
         Raises:
-            UnknownName: no reward, potential or mask has that name.
-            InvalidValue: `render_mode` is not None, or `order` has not one finite number a group.
+            UnknownName: no reward, potential, mask or render mode has that name.
+            InvalidValue: not exactly one of `measurer`, `problem` and `workload`, or not one finite number a group in
+                `order`.
+            UserError: a workload or host that cannot be had.
         """
-        super().__init__(measurer, reward, baseline_s, deterministic, render_mode)
+        found = find_measurer(measurer, problem, workload, host, num_groups, seed, runs=not deterministic)
+        super().__init__(found, reward, baseline_s, deterministic, render_mode)
         self._shaping = Shaping(potential, self.scorer.reward, 1)
         self._batch = SequentialBatch(self.problem, 1, order=order, memory_mask=memory_mask)
         self._chooses_group = choose_group
         self._is_over = False
-        num_groups, num_devices = self._batch.num_groups, self._batch.num_devices
-        self._num_actions = num_devices * (num_groups if choose_group else 1)
-        space = observation_space(num_groups, num_devices, choose_group=choose_group)
+        num_devices = self._batch.num_devices
+        self._num_actions = num_devices * (self._batch.num_groups if choose_group else 1)
+        space = observation_space(self._batch.num_groups, num_devices, choose_group=choose_group)
         self._last_observation = last_observation(space)
         self.observation_space = space
         self.action_space = spaces.Discrete(self._num_actions)
@@ -106,11 +126,9 @@ class SequentialEnv(PlacementEnv[np.int64]):
         """
         if self._is_over:
             raise InvalidValue("step", "after the end", "reset first", where="SequentialEnv")
-        devices = np.asarray(action).reshape(-1)
+        devices = check_actions(action, self.action_space, "SequentialEnv").reshape(-1)
         groups: NDArray[np.integer] | None = None
         if self._chooses_group:
-            if not (np.issubdtype(devices.dtype, np.integer) and self.action_space.contains(devices[0])):
-                raise InvalidValue("action", action, f"one of {self.action_space}", where="SequentialEnv")
             groups, devices = np.divmod(devices, self._batch.num_devices)
             if self._batch.placed[0, groups[0]] >= 0:
                 return self._end(np.full(1, np.inf), "error", self.problem.grouping.expand(self._batch.placed[0]))
@@ -125,7 +143,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self._is_over = True
         reward = self._shaping.finish(self.scorer.reward(step_time_s))
-        info = {"step_time_s": float(step_time_s[0]), "status": status, "placement": placement}
+        info = self._ended(float(step_time_s[0]), status, placement)
         return self._observe(), float(reward[0]), True, False, info
 
     def _observe(self) -> Observation:

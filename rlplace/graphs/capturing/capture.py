@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UnknownName
@@ -75,9 +76,10 @@ def capture(
     >>> [name for name in graph.names if name.startswith("update")]
     ['update_weight', 'update_bias']
     """
+    _check_inputs(inputs)
     args, kwargs = as_call(inputs)
     wanted = as_targets(targets)
-    _check_types(model, (args, kwargs), loss_fn)
+    _check_types(model, loss_fn)
     _check_targets(wanted, loss_fn, kwargs)
     spec = resolve_optimizer(optimizer)
     if spec is not None and loss_fn is None:
@@ -151,22 +153,52 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
         return (targets,)
     expected = "a tensor or a tuple of tensors"
     if not isinstance(targets, (tuple, list)):
-        raise InvalidValue("targets", type(targets).__name__, expected)
+        raise InvalidValue("targets", type(targets).__name__, expected, hint=_hint_for(targets))
     for position, target in enumerate(targets):
         if not isinstance(target, torch.Tensor):
-            raise InvalidValue(f"targets[{position}]", type(target).__name__, expected)
+            found, hint = type(target).__name__, _hint_for(target)
+            raise InvalidValue(f"targets[{position}]", found, expected, hint=hint)
     return tuple(targets)
 
 
-def _check_types(model: object, call: Any, loss_fn: object) -> None:
+def _check_types(model: object, loss_fn: object) -> None:
     if not isinstance(model, nn.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise InvalidValue("model", found, "a torch.nn.Module", where="capture")
     if loss_fn is not None and not callable(loss_fn):
         expected = "a function of the model's output that returns a scalar"
         raise InvalidValue("loss_fn", type(loss_fn).__name__, expected, where="capture")
-    if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(call)):
-        raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint="Use `torch.from_numpy`.")
+
+
+def _check_inputs(inputs: Any) -> None:
+    """Refuses what looks like tensors and is none."""
+    leaves = pytree.tree_leaves(inputs, is_leaf=lambda value: isinstance(value, PackedSequence))
+    if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+        hint = (
+            "How it is packed depends on the lengths of each batch, which a graph cannot hold: pass the padded tensor "
+            "(`torch.nn.utils.rnn.pad_packed_sequence`), and a mask where padding counts."
+        )
+        raise InvalidValue("inputs", "a packed sequence", "tensors", where="capture", hint=hint)
+    wrong = next((leaf for leaf in leaves if isinstance(leaf, np.ndarray)), None)
+    if wrong is not None:
+        raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint=_hint_for(wrong))
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and has_numbers(inputs):
+        raise InvalidValue("inputs", "a list of numbers", "tensors", where="capture", hint=_hint_for([0.0]))
+
+
+def has_numbers(value: Any) -> bool:
+    """Whether `value` is or holds a list of numbers: what a user of NumPy takes for a tensor."""
+    if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(map(has_numbers, items))
+
+
+def _hint_for(value: object) -> str:
+    """How to make tensors of what was given for them; empty where nobody can tell."""
+    if isinstance(value, np.ndarray):
+        return "Pass `torch.from_numpy(...)` of it."
+    return "Pass `torch.tensor(...)` of it." if isinstance(value, (list, int, float)) else ""
 
 
 def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kwargs: dict[str, Any]) -> None:

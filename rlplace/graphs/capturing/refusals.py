@@ -24,8 +24,14 @@ _DEPENDS_ON_DATA = (
     "what runs there depends on the values of tensors, which a graph cannot hold; compute it with tensor ops "
     "(torch.where, masks), or pass it as a plain argument"
 )
+_DEPENDENT = r"DataDependent|DynamicOutputShape"
 _ADVICE = (
-    (r"DataDependent|DynamicOutputShape", _DEPENDS_ON_DATA),
+    (
+        r"_pack_padded_sequence",
+        "how a sequence is packed depends on the lengths of each batch; run the layer on the padded tensor, and mask "
+        "what it returns for the padding",
+    ),
+    (_DEPENDENT, _DEPENDS_ON_DATA),
     (
         r"\.numpy\(\)|__format__|can't convert",
         "the values of tensors are not there while a graph is made; keep to tensor ops, and print or convert what the "
@@ -77,7 +83,7 @@ def explained(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         kind, message = type(error).__name__, str(error).splitlines()[0] if str(error) else ""
         message = message if len(message) <= 300 else f"{message[:300]}..."
-        dependent = re.search(_ADVICE[0][0], kind) is not None
+        dependent = re.search(_DEPENDENT, kind) is not None
         op = str(getattr(error, "func", "") or ("aten._local_scalar_dense" if dependent else ""))
         source = user_line(error)
         advice = next((text for pattern, text in _ADVICE if re.search(pattern, f"{kind}: {message}")), _RUN_EAGERLY)

@@ -15,6 +15,7 @@ from rlplace.graphs.grouping.metis import metis_parts
 from rlplace.graphs.grouping.patterns import modules_matching
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.say import counted
 
 CAP_SLACK = 1.5
 """A group may cost this many times an even share before the cap has to be relaxed."""
@@ -56,6 +57,11 @@ class Grouping:
     @cached_property
     def num_groups(self) -> int:
         return int(self.op_group.max()) + 1 if len(self.op_group) else 0
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        by = self.rule and f", {self.rule}"
+        return f"Grouping({counted(len(self.op_group), 'op')} in {counted(self.num_groups, 'group')}{by})"
 
     def expand(self, group_devices: NDArray[np.int32]) -> NDArray[np.int32]:
         """Devices of ops (..., N) from devices of groups (..., G)."""

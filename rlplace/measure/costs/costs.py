@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Host
+from rlplace.say import counted
 
 CostSource = Literal["estimated", "profiled", "given"]
 
@@ -39,3 +40,10 @@ class Costs:
     def given(times_s: NDArray[np.float64], host: Host) -> Costs:
         """The times (N,) that a graph file gives its ops, the same on every device."""
         return Costs(np.repeat(times_s[:, None], host.num_devices, axis=1), "given")
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        num_ops, num_devices = self.op_time_s.shape
+        total_s = self.op_time_s.sum(axis=0)
+        whole = f"{total_s.min() * 1e3:.4g} to {total_s.max() * 1e3:.4g} ms in all"
+        return f"Costs({self.source}, {counted(num_ops, 'op')} on {counted(num_devices, 'device')}, {whole})"

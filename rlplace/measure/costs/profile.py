@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from rlplace.measure.run.placed_step import PlacedStep
 from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.threads import keep_freed_memory
 from rlplace.measure.run.workers import Crew
+from rlplace.say import Say
 
 HOLD_EVERY = 200
 """Ops after which a GPU is held back again: with the marks of a trace they are fewer launches than its queue takes."""
@@ -30,8 +30,6 @@ NUM_COMPARED = 64
 """Signatures that are run alone where the whole step was traced as well, those that take longest."""
 LEAST_RATIO, MOST_RATIO = 0.5, 2.0
 """What an op takes in a step, over what it takes alone, is between them: anything else is a disturbed measurement."""
-
-Say = Callable[[str], None]
 
 
 def profile_costs(

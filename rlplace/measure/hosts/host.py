@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.say import counted
 
 Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
@@ -138,6 +140,13 @@ class Host:
                 raise InvalidValue("corun_slowdown", rows, f"{len(names)} rows of {len(names)} numbers", where=where)
             for value in (value for row in rows for value in row):
                 _check_not_negative("corun_slowdown", value, where)
+
+    def __repr__(self) -> str:
+        """In one line: what there is of each kind, and how it is wired."""
+        kinds = Counter(device.kind for device in self.devices)
+        of = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+        simulated = ", simulated" if self.is_simulated else ""
+        return f"Host({self.name}: {of}; {counted(len(self.links), 'link')}{simulated})"
 
     @staticmethod
     def detect(

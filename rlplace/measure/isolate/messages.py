@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlplace.graphs.program import Origin
+from rlplace.graphs.program import Origin, Program
 from rlplace.measure.isolate.settings import TorchSettings
 from rlplace.measure.measurement import Status
 from rlplace.measure.plan import Plan
@@ -20,7 +20,9 @@ class Setup:
     """All that a worker needs before it is asked anything; it is packed, with its tensors in shared memory."""
 
     problem: Problem
-    """Its program without the user's model."""
+    """What is measured; a graph travels without its program."""
+    program: Program
+    """Of its graph, without the user's model."""
     reference: Plan | None
     """What every plan is timed beside."""
     reference_peaks: Sequence[int]

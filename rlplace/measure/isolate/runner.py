@@ -80,9 +80,9 @@ class IsolatedRunner:
         self._process: WorkerProcess | None = None
         self._packed = Packed()
         program = require_program(problem.graph)
-        sent = dataclasses.replace(program, origin=_without_model(program.origin))
         setup = Setup(
-            dataclasses.replace(problem, graph=dataclasses.replace(problem.graph, program=sent)),
+            problem,
+            dataclasses.replace(program, origin=_without_model(program.origin)),
             self._reference,
             () if self._reference is None else planner.retime(self._reference).peak_bytes,
             seed,

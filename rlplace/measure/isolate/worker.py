@@ -98,13 +98,17 @@ class _Worker:
     def __init__(
         self, setup: Setup, origin: Callable[[], Origin], connection: Connection[Any, Any], board: Board
     ) -> None:
-        self._setup, self._origin, self._connection, self._board = setup, origin, connection, board
-        self._has_gpus = any(device.backend == "cuda" for device in setup.problem.host.devices)
+        problem = dataclasses.replace(
+            setup.problem, graph=dataclasses.replace(setup.problem.graph, program=setup.program)
+        )
+        self._problem, self._memory_limit_bytes = problem, setup.memory_limit_bytes
+        self._origin, self._connection, self._board = origin, connection, board
+        self._has_gpus = any(device.backend == "cuda" for device in problem.host.devices)
         self._plans = _SentPlans(setup)
         self._graph: OpGraph | None = None
         self._steps: dict[str, Timer] = {}  # by fingerprint of the plan
         self._runner = HostRunner(
-            setup.problem,
+            problem,
             self._plans,
             reference=None if setup.reference is None else setup.reference.devices,
             step_timeout_s=2 * MAKING_S,  # who asks ends the worker before: a thread that hangs disturbs the others
@@ -115,7 +119,7 @@ class _Worker:
 
     def room_bytes(self) -> float:
         """What placements may take from now on; where there are no GPUs, allocations beyond it fail."""
-        room = memory_watch.room_bytes(self._setup.problem.host, self._setup.memory_limit_bytes)
+        room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
         if not self._has_gpus:
             memory_watch.limit_data(room)
         return room
@@ -173,7 +177,7 @@ class _Worker:
     def _with_model(self) -> OpGraph:
         """The graph with the user's model."""
         if self._graph is None:
-            graph = self._setup.problem.graph
+            graph = self._problem.graph
             program = dataclasses.replace(require_program(graph), origin=self._origin())
             self._graph = dataclasses.replace(graph, program=program)
         return self._graph

@@ -16,11 +16,12 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
 
     Of all that an item waits for (its tensors, its device, its links, readers of what it updates), what ends last binds
     it; of several that end at one instant, the first that is looked at. Where a launch is what an item waited for, it
-    begins after the end of what binds it.
+    begins after the end of what binds it. What ended after the middle of an item did not bind it: a measured one may
+    begin before something ends that it would wait for in the model.
 
     Args:
         p: the problem.
-        s: holds the plan and its times.
+        s: holds the plan and its times, simulated or measured.
         devices: (N,) int32, device of each op.
         binding: (N + K,) int32, overwritten: the item that binds each item, -1 for none.
         path: (N + K,) int32, overwritten.
@@ -33,6 +34,7 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
     end_s, last = s.end_s, -1
     for position in range(s.state[POSITION]):
         item = s.sequence[position]
+        limit_s = 0.5 * (s.start_s[item] + s.end_s[item])
         found = -1
         if item < n:
             device = devices[item]
@@ -40,15 +42,15 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
             if p.is_source[item]:
                 continue
             for a in range(p.input_offsets[item], p.input_offsets[item + 1]):
-                found = _later(end_s, found, available[p.input_tensors[a] * num_devices + device])
+                found = _later(end_s, found, available[p.input_tensors[a] * num_devices + device], limit_s)
             if p.has_updates:
                 for a in range(p.updates.updated_offsets[item], p.updates.updated_offsets[item + 1]):
-                    found = _later(end_s, found, updated[p.updates.updated_tensors[a]])
+                    found = _later(end_s, found, updated[p.updates.updated_tensors[a]], limit_s)
             rest = p.atoms[device]
             while rest:
                 d = lowest_bit(rest)
                 rest &= rest - 1
-                found = _later(end_s, found, on_atom[d])
+                found = _later(end_s, found, on_atom[d], limit_s)
                 on_atom[d] = item
             for t in range(p.output_offsets[item], p.output_offsets[item + 1]):
                 available[t * num_devices + device] = item
@@ -58,7 +60,7 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
             t, device = s.transfer_tensor[item - n], s.transfer_destination[item - n]
             source = devices[p.tensor_op[t]]
             pair = source * num_devices + device
-            found = available[t * num_devices + source]
+            found = _later(end_s, -1, available[t * num_devices + source], limit_s)
             if p.route_kind[pair] != HANDOVER:
                 held = 0
                 if p.route_kind[pair] == JOB:
@@ -68,18 +70,18 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
                 for a in range(most_links):
                     link = p.route_padded[pair * most_links + a]
                     if on_link[link] != item:  # a route of fewer links repeats its first
-                        found = _later(end_s, found, on_link[link])
+                        found = _later(end_s, found, on_link[link], limit_s)
                         on_link[link] = item
                 while held:
                     d = lowest_bit(held)
                     held &= held - 1
-                    found = _later(end_s, found, on_atom[d])
+                    found = _later(end_s, found, on_atom[d], limit_s)
                     on_atom[d] = item
                 if p.has_updates:
-                    updated[t] = _later(end_s, updated[t], item)
+                    updated[t] = _later(end_s, updated[t], item, np.inf)
             available[t * num_devices + device] = item
         binding[item] = found
-        last = _later(end_s, last, item)
+        last = _later(end_s, last, item, np.inf)
     length = 0
     while last >= 0:
         path[length] = last
@@ -89,8 +91,8 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
 
 
 @kernel
-def _later(end_s: Floats, one: int, other: int) -> int:
-    if other < 0 or (one >= 0 and end_s[one] >= end_s[other]):
+def _later(end_s: Floats, one: int, other: int, limit_s: float) -> int:
+    if other < 0 or end_s[other] > limit_s or (one >= 0 and end_s[one] >= end_s[other]):
         return one
     return other
 
@@ -102,7 +104,7 @@ def _note_updates(p: Compiled, end_s: Floats, updated: Ints, devices: Ints, op: 
         t = u.input_tensors[a]
         waits = u.updater_offsets[t] < u.updater_offsets[t + 1] and not is_updater(u, op, t)
         if waits and shares_memory(u, devices[u.tensor_op[t]], devices[op]):
-            updated[t] = _later(end_s, updated[t], op)
+            updated[t] = _later(end_s, updated[t], op, np.inf)
     for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
         t = u.updated_tensors[a]
-        updated[t] = _later(end_s, updated[t], op)
+        updated[t] = _later(end_s, updated[t], op, np.inf)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanne
 from rlplace.measure.simulate.ranks import default_priorities
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch, new_scratch
 from rlplace.measure.timeline import Timeline
+from rlplace.say import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,6 +78,14 @@ class Simulator:
         self._default_order = _order(default_priorities(problem))
         self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: the problem is laid out again where it is loaded."""
+        return partial(Simulator, objective=self.objective, threads=self.threads), (self._problem,)
+
+    def __repr__(self) -> str:
+        return f"Simulator({self._problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
 
     @property
     def problem(self) -> Problem:
@@ -249,8 +259,9 @@ class Simulator:
                 last = min(first + size, count)
                 evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, cutoffs, *results)
 
-        if self._pool is None:
+        if self._pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rlplace-simulator")
+            self._pool_process = os.getpid()
         list(self._pool.map(run, range(0, count, size)))
         return results
 

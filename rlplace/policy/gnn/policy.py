@@ -8,19 +8,20 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplace.env.problem_features import problem_features
 from rlplace.measure.problem import Problem
 from rlplace.policy.gnn.config import GnnConfig
 from rlplace.policy.gnn.network import AssignmentNetwork
+from rlplace.policy.module import PolicyModule, seeded_weights
 from rlplace.policy.network_file import load_network, save_network
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.problem_tensors import ProblemTensors
 from rlplace.policy.temperature import temperature_for
 
 
-class GnnPolicy(nn.Module):
+class GnnPolicy(PolicyModule):
     """All groups at once, independent given the graph network's logits.
 
     After GDP (Zhou et al. 2019, arXiv:1910.01578): a graph network over the groups and a placer that fits any graph,
@@ -61,29 +62,17 @@ class GnnPolicy(nn.Module):
             seed: of its weights, of the marks and of the samples.
             network: to be shared with another policy of the same options; a new one by default.
         """
-        super().__init__()
+        super().__init__(problem.group_allowed, seed)
         self.config = config or GnnConfig()
         self.problem = ProblemTensors.of(problem_features(problem))
         if network is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+            with seeded_weights(seed):
                 network = AssignmentNetwork(self.config)
         self.network = network
         most = int(self.problem.twins.max()) + 1
         table = np.random.default_rng(seed).standard_normal((most, self.config.marks))
         self.register_buffer("marks", torch.from_numpy(table).float()[self.problem.twins])
         self.register_buffer("temperature", torch.ones(()))
-        self.generator = torch.Generator().manual_seed(seed)
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that the policy places, G."""
-        return self.problem.num_groups
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that it places them on, D."""
-        return self.problem.num_devices
 
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""
@@ -92,7 +81,7 @@ class GnnPolicy(nn.Module):
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, drawn at the policy's temperature; by `rng` or by its own generator."""
-        generator = self.generator if rng is None else torch.Generator().manual_seed(int(rng.integers(2**63)))
+        generator = self.drawing(rng)
         with torch.no_grad():
             return self._distribution(num_samples, generator).sample().numpy().astype(np.int32)
 
@@ -106,10 +95,6 @@ class GnnPolicy(nn.Module):
         devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
         distribution = self._distribution(1)
         return distribution.group_log_prob(devices_BG), distribution.group_entropy().expand(len(devices_BG), -1)
-
-    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B,) log-probabilities of placements (B, G)."""
-        return self.evaluate(group_devices)[0].sum(dim=1)
 
     def set_flips(self, flips: float) -> None:
         """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""

@@ -8,13 +8,14 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplace.env.problem_features import problem_features
 from rlplace.measure.problem import Problem
 from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.improver.network import ImproverNetwork
 from rlplace.policy.improver.state import PassArrays, PassState, replay
+from rlplace.policy.module import PolicyModule, seeded_weights
 from rlplace.policy.network_file import load_network, save_network
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.problem_tensors import ProblemTensors
@@ -26,7 +27,7 @@ MOST_MOVED = 0.25
 BISECTIONS = 30
 
 
-class ImproverPolicy(nn.Module):
+class ImproverPolicy(PolicyModule):
     """One group after the other, each given the start placement and what was moved before it.
 
     After Placeto (Addanki et al. 2019, arXiv:1906.08879): an episode is a pass over the groups; a step decides one
@@ -72,13 +73,12 @@ class ImproverPolicy(nn.Module):
             seed: of its weights and of the samples.
             network: to be shared with another policy of the same options; a new one by default.
         """
-        super().__init__()
+        super().__init__(problem.group_allowed, seed)
         self.config = config or ImproverConfig()
         features = problem_features(problem)
         self.problem, self._arrays = ProblemTensors.of(features), PassArrays.of(features.arrays)
         if network is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+            with seeded_weights(seed):
                 network = ImproverNetwork(self.config)
         self.network = network
         fastest = int(features.arrays.cost_s.sum(axis=0).argmin())
@@ -86,18 +86,7 @@ class ImproverPolicy(nn.Module):
         self.register_buffer("start", torch.from_numpy(start_G.astype(np.int64)))
         self.register_buffer("keep", torch.zeros(()))
         self.register_buffer("moves", torch.zeros(()))
-        self.generator = torch.Generator().manual_seed(seed)
         self.set_flips(self.config.moves)
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that the policy places, G."""
-        return self.problem.num_groups
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that it places them on, D."""
-        return self.problem.num_devices
 
     def start_from(self, group_devices: NDArray[np.integer]) -> None:
         """Passes begin from the placement (G,) from now on, and move as many groups as before."""
@@ -106,7 +95,7 @@ class ImproverPolicy(nn.Module):
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, all drawn in one pass; by `rng` or by the policy's own generator."""
-        generator = self.generator if rng is None else torch.Generator().manual_seed(int(rng.integers(2**63)))
+        generator = self.drawing(rng)
         shape = (self.num_groups, num_samples, self.num_devices)
         uniform_GBD = torch.rand(shape, generator=generator)
         # Gumbel-max: the likeliest device after this noise is one drawn from the softmax
@@ -122,10 +111,6 @@ class ImproverPolicy(nn.Module):
         log_probs_BGD = self._log_probs(self._scores(group_devices), slice(None))
         distribution = GroupCategorical().proba_distribution(log_probs_BGD)
         return distribution.group_log_prob(devices_BG), distribution.group_entropy()
-
-    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B,) log-probabilities of placements (B, G)."""
-        return self.evaluate(group_devices)[0].sum(dim=1)
 
     def set_flips(self, flips: float) -> None:
         """Sets `keep` so that a pass moves about `flips` groups, now and whenever it starts elsewhere.

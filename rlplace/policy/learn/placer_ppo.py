@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlplace.env.one_shot import observation_space
+from rlplace.env.graph_observation import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.config import PPOConfig
 from rlplace.policy.learn.elites import Elites
@@ -107,6 +107,4 @@ class PlacerPPO(PPO):
             self.logger.record(f"train/{name}", value)
 
     def _make_buffer(self) -> DictRolloutBuffer:
-        return DictRolloutBuffer(
-            self.n_steps, observation_space(), self.action_space, device=self.device, n_envs=self.n_envs
-        )
+        return DictRolloutBuffer(self.n_steps, index_space(), self.action_space, device=self.device, n_envs=self.n_envs)

@@ -15,15 +15,7 @@ from rlplace.policy.config import PPOConfig
 from rlplace.policy.learn.elites import Elites
 from rlplace.policy.learn.imitate import cloning_loss, imitate
 from rlplace.policy.learn.settle import settle
-from rlplace.policy.learn.state import (
-    LearnerState,
-    elites_state,
-    load_elites_state,
-    load_optimizer_state,
-    load_policy_state,
-    optimizer_state,
-    policy_state,
-)
+from rlplace.policy.learn.state import LearnerState, learner_state, load_learner_state
 from rlplace.policy.protocols import GroupPolicy
 
 
@@ -100,9 +92,7 @@ class GroupPPO:
     def state(self) -> LearnerState:
         """All that it and its policy need to go on."""
         facts = {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
-        state = LearnerState({}, facts).with_part("policy", policy_state(self.policy))
-        state = state.with_part("optimizer", optimizer_state(self._optimizer))
-        return state.with_part("elites", elites_state(self.elites))
+        return learner_state(self.policy, self._optimizer, self.elites, facts)
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from the state of another one, made for the same problem with the same options.
@@ -110,9 +100,7 @@ class GroupPPO:
         Raises:
             KeyError, RuntimeError, ValueError: it is of another policy.
         """
-        load_policy_state(self.policy, state.part("policy"))
-        load_optimizer_state(self._optimizer, state.part("optimizer"))
-        load_elites_state(self.elites, state.part("elites"))
+        load_learner_state(state, self.policy, self._optimizer, self.elites)
         self._rng.bit_generator.state = state.facts["shuffling"]
         self._num_updates = state.facts["n_updates"]
 

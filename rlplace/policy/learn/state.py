@@ -94,6 +94,41 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
         raise FileProblem(path, f"not the state of this learner and its policy: {error}.") from error
 
 
+def learner_state(
+    policy: object,
+    optimizer: torch.optim.Optimizer,
+    elites: Elites,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    elites_name: str = "elites",
+) -> LearnerState:
+    """What every learner keeps: its policy, its optimizer and the best placements seen, beside facts of its own.
+
+    Raises:
+        InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
+    """
+    state = LearnerState({}, facts or {}).with_part("policy", policy_state(policy))
+    return state.with_part("optimizer", optimizer_state(optimizer)).with_part(elites_name, elites_state(elites))
+
+
+def load_learner_state(
+    state: LearnerState,
+    policy: object,
+    optimizer: torch.optim.Optimizer,
+    elites: Elites,
+    *,
+    elites_name: str = "elites",
+) -> None:
+    """Takes what `learner_state` gave, but for the facts.
+
+    Raises:
+        KeyError, RuntimeError, ValueError: it is of another learner or policy.
+    """
+    load_policy_state(policy, state.part("policy"))
+    load_optimizer_state(optimizer, state.part("optimizer"))
+    load_elites_state(elites, state.part(elites_name))
+
+
 def policy_state(policy: object) -> LearnerState:
     """Weights, buffers and generator of a policy.
 

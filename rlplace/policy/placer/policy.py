@@ -20,11 +20,14 @@ from torch import Tensor, nn
 
 from rlplace.decode import decode_record
 from rlplace.env.features import GraphFeatures, graph_features
-from rlplace.env.one_shot import action_space, observation_space
+from rlplace.env.graph_observation import index_space
+from rlplace.env.one_shot import action_space
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
 from rlplace.policy.config import PlacerArchitecture
+from rlplace.policy.module import seeded_weights
+from rlplace.policy.one_line import one_line
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
 from rlplace.policy.temperature import temperature_for
@@ -81,13 +84,15 @@ class PlacerPolicy(ActorCriticPolicy):
         """A policy that knows nothing: every device is as likely, whatever the seed."""
         self._graph_features = features
         self.architecture = architecture or PlacerArchitecture()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+        with seeded_weights(seed):
             super().__init__(
                 observation_space, action_space, lr_schedule, features_extractor_class=CombinedExtractor, **kwargs
             )
         self.generator = torch.Generator().manual_seed(seed)
         self.feature_names = features.names
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def num_groups(self) -> int:
@@ -208,7 +213,7 @@ class PlacerPolicy(ActorCriticPolicy):
 def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
     """A new policy for a problem."""
     return PlacerPolicy(
-        observation_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
+        index_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
     )
 
 
@@ -228,7 +233,7 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
             shape = features.group_cost.shape
             raise FileProblem(path, f"{shape} groups and devices, not those of {path.with_suffix('.json').name}.")
         actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
-        policy = PlacerPolicy(observation_space(), actions, lambda _: 0.0, features, described.architecture)
+        policy = PlacerPolicy(index_space(), actions, lambda _: 0.0, features, described.architecture)
         policy.load_state_dict(tensors)
     except (KeyError, RuntimeError) as error:
         raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error

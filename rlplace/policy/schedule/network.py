@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from rlplace.env.list_schedules import ESTIMATES, FEATURES
 from rlplace.env.sequential import DECISION_FEATURES
+from rlplace.policy.module import seeded_weights
 from rlplace.policy.schedule.components import Components
 from rlplace.policy.schedule.group_features import GROUP_FEATURES
 from rlplace.policy.schedule.summary import SUMMARY
@@ -33,7 +34,7 @@ class ScheduleNetwork(nn.Module):
     - `scorer`: the value of a device for the group that is decided: the weights of a component, moved by `hyper` as the
       problem's summary suggests, times the features of the partial schedule, and a correction that is no linear one
       (which tells equal devices apart by random marks: Sato et al. 2021, arXiv:2002.03155).
-    - `priority`: how much earlier than by the list order a group is decided.
+    - `priority`: how much earlier than by the list order a group is decided; no learner here moves it from 0.
 
     All but the components are 0 at first: a new network is the list scheduler with known weights.
 
@@ -59,8 +60,7 @@ class ScheduleNetwork(nn.Module):
         super().__init__()
         num_summary, num_components = len(SUMMARY), len(components)
         self.hidden = hidden
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+        with seeded_weights(seed):
             self.gate = _mlp(num_summary, hidden, num_components)
             self.ranker = _mlp(RELATED + num_summary, hidden, 1)
             self.hyper = _zero(nn.Linear(num_summary, len(FEATURES)))

@@ -7,12 +7,13 @@ import os
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplace.env.list_schedules import GROUPINGS, Pair
 from rlplace.env.problem_features import problem_features
 from rlplace.env.sequential import SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
+from rlplace.policy.module import PolicyModule
 from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.schedule.group_features import group_features
 from rlplace.policy.schedule.network import MARKS, ScheduleNetwork, heavy_tailed
@@ -26,7 +27,7 @@ OWN = GROUPINGS.index("own")
 LEAST_SCALE, MOST_SCALE, BISECTIONS = 1e-6, 1e3, 40
 
 
-class SchedulePolicy(nn.Module):
+class SchedulePolicy(PolicyModule):
     """A device for one group after the other, each given the partial schedule of those before it.
 
     Of the family of GO (Zhou et al. 2020, arXiv:2010.12438) and DOPPLER (Yao et al. 2025): a network scores where the
@@ -55,9 +56,8 @@ class SchedulePolicy(nn.Module):
 
     def __init__(self, problem: Problem, network: ScheduleNetwork, config: ScheduleConfig, *, seed: int = 0) -> None:
         """The policy that `network` is on `problem`."""
-        super().__init__()
+        super().__init__(problem.group_allowed, seed)
         self.problem = problem
-        self.generator = torch.Generator().manual_seed(seed)
         self.register_buffer("groups", torch.from_numpy(group_features(problem)))
         self.register_buffer("summary", torch.from_numpy(problem_summary(problem)))
         self.register_buffer("allowed", torch.from_numpy(problem.group_allowed.copy()))
@@ -77,16 +77,6 @@ class SchedulePolicy(nn.Module):
         """What its checkpoints say they are of."""
         return KIND
 
-    @property
-    def num_groups(self) -> int:
-        """Groups that it places, G."""
-        return int(self.groups.shape[0])
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that it places them on, D."""
-        return int(self.allowed.shape[1])
-
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, drawn.
 
@@ -94,9 +84,7 @@ class SchedulePolicy(nn.Module):
             num_samples: placements to draw.
             rng: draws them; by default the policy's own generator, which goes on.
         """
-        generator = self.generator
-        if rng is not None:
-            generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+        generator = self.drawing(rng)
 
         def draw(seen: SequentialObservation) -> NDArray[np.int64]:
             logits_BD = self._logits_now(seen)
@@ -110,10 +98,6 @@ class SchedulePolicy(nn.Module):
         placed = roll(self._begin(1), lambda seen: np.asarray(self._logits_now(seen).argmax(-1).numpy()))
         first: NDArray[np.int32] = placed[0]
         return first
-
-    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B,) log-probabilities of placements (B, G)."""
-        return self.evaluate(group_devices)[0].sum(dim=-1)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients.
@@ -171,28 +155,6 @@ class SchedulePolicy(nn.Module):
 
         roll(self._begin(1), best)
         self.temperature.fill_(temperature_for(torch.stack(rows), flips))
-
-    def imitate_order(
-        self, first_run: NDArray[np.floating], *, num_steps: int = 60, learning_rate: float = 3e-3
-    ) -> None:
-        """Learns to decide groups in the order in which they first run in a placement that is known to be good.
-
-        Nothing asks for it by default: on eight development problems the mode after imitating a good placement took
-        1.19 times as long as the best known one with such an order, 1.10 times in the list order.
-
-        Args:
-            first_run: (G,) when the first op of each group runs, in any unit.
-            num_steps: gradient steps (Adam) towards the least squared error of the places.
-            learning_rate: of Adam.
-        """
-        place = np.argsort(np.argsort(first_run, kind="stable"), kind="stable") / max(self.num_groups, 1)
-        earlier = self.list_position - torch.from_numpy(place).float()
-        optimizer = torch.optim.Adam(self.network.priority.parameters(), lr=learning_rate)
-        for _ in range(num_steps):
-            loss = ((self.network.priorities(self.groups, self.summary) - earlier) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
     def order(self) -> NDArray[np.float64] | None:
         """(G,) priorities of groups, higher first; None for the list order, where nothing else was learned."""

@@ -11,11 +11,12 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplace.decode import decode_record
 from rlplace.errors import FileProblem
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
+from rlplace.policy.module import PolicyModule, seeded_weights
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.seq2seq.config import Seq2SeqConfig
 from rlplace.policy.seq2seq.inputs import Seq2SeqInputs
@@ -35,7 +36,7 @@ class Seq2SeqFile:
     config: Seq2SeqConfig
 
 
-class Seq2SeqPolicy(nn.Module):
+class Seq2SeqPolicy(PolicyModule):
     """Devices for G groups, each drawn given the groups before it.
 
     The policy of Mirhoseini et al. 2017 (arXiv:1706.04972, section 3). Groups are read in their order, that of their
@@ -68,25 +69,13 @@ class Seq2SeqPolicy(nn.Module):
     allowed: Tensor
 
     def __init__(self, inputs: Seq2SeqInputs, config: Seq2SeqConfig | None = None, *, seed: int = 0) -> None:
-        super().__init__()
+        super().__init__(inputs.allowed, seed)
         self.config, self.types = config or Seq2SeqConfig(), inputs.types
         for name in ("type_shares", "output_shapes", "adjacency", "allowed"):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(inputs, name))))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+        with seeded_weights(seed):
             self.network = Seq2SeqNetwork(len(inputs.types), self.num_groups, self.num_devices, self.config)
-        self.generator = torch.Generator().manual_seed(seed)
         self.logit_noise = 0.0
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that the policy places, G."""
-        return int(self.allowed.shape[0])
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that it places them on, D."""
-        return int(self.allowed.shape[1])
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, drawn step by step, all samples at once.
@@ -95,7 +84,7 @@ class Seq2SeqPolicy(nn.Module):
             num_samples: placements to draw, B.
             rng: draws them; by default the policy's own generator, which goes on.
         """
-        generator = self.generator if rng is None else torch.Generator().manual_seed(int(rng.integers(2**63)))
+        generator = self.drawing(rng)
         shape = (num_samples, self.num_groups, self.num_devices)
         uniform_BGD = torch.rand(shape, generator=generator, dtype=torch.float64)
         noise_BGD = None
@@ -108,10 +97,6 @@ class Seq2SeqPolicy(nn.Module):
         """(G,) the likeliest device of each group given those before it; the lower index where two are equal."""
         mode_1G = self._write(1, torch.zeros(1, self.num_groups, self.num_devices))
         return mode_1G.reshape(-1)
-
-    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B,) log-probabilities of placements (B, G)."""
-        return self.evaluate(group_devices)[0].sum(dim=-1)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G), each given those before it, and entropies (B, G) in nats."""

@@ -47,6 +47,11 @@ class AgentResult:
     evaluations: int
     history: tuple[BestSoFar, ...] = ()
 
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every factor of the posterior."""
+        best = f"{self.history[-1].best_s * 1e3:.4g} ms a step, " if self.history else ""
+        return f"AgentResult({best}{self.evaluations:,} placements simulated)"
+
     def say(self) -> list[str]:
         """What was learned about the host, a line each; the surest first."""
         return describe(self.posterior)

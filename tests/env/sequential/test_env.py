@@ -177,8 +177,8 @@ def test_the_agents_of_others_learn_on_it_as_it_is(agent_class: type[PPO], choos
 def test_bad_options_and_actions_are_named(measurer: CountingMeasurer) -> None:
     with pytest.raises(UnknownName, match="potential"):
         SequentialEnv(measurer, potential="finsh")
-    with pytest.raises(InvalidValue, match="SequentialEnv: render_mode"):
-        SequentialEnv(measurer, render_mode="human")
+    with pytest.raises(UnknownName, match="render_mode"):
+        SequentialEnv(measurer, render_mode="humane")
     env = SequentialEnv(measurer, choose_group=True)
     env.reset()
     for action in (6, -1, 0.5):

@@ -95,6 +95,70 @@ def backs(y: Tensor) -> Tensor:
     return loss
 
 
+def test_packed_sequences_get_one_line() -> None:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.lstm(packed)[0].data
+
+    with pytest.raises(
+        CaptureError, match=r"pack_padded_sequence\(x, lengths.*run the layer on the padded tensor"
+    ) as refused:
+        capture(Packs(), (torch.ones(2, 3, 4), torch.tensor([3, 2])), lambda y: y.sum())
+    assert "\n" not in str(refused.value)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    for inputs in (packed, (packed,), {"x": packed}):
+        with pytest.raises(
+            InvalidValue, match=r"inputs is 'a packed sequence', expected tensors.*pass the padded tensor"
+        ):
+            capture(nn.LSTM(4, 5), inputs)
+
+
+ARRAY = np.ones((2, 3), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (ARRAY, r"inputs is 'a NumPy array', expected tensors\. Pass `torch\.from_numpy"),
+        ((ARRAY,), "a NumPy array"),
+        ({"input": ARRAY}, "a NumPy array"),
+        ([1.0, 2.0, 3.0], r"inputs is 'a list of numbers', expected tensors\. Pass `torch\.tensor"),
+        (ARRAY.tolist(), "a list of numbers"),
+        ((ARRAY.tolist(),), "a list of numbers"),
+        (3.0, "inputs is 'float', expected a tensor, a tuple or a dict"),
+    ],
+)
+def test_inputs_that_are_no_tensors_get_one_line(inputs: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message) as refused:
+        capture(nn.Linear(3, 2), inputs)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.array([0, 1]), r"targets is 'ndarray'.*Pass `torch\.from_numpy"),
+        ([0, 1], r"targets\[0\] is 'int'.*Pass `torch\.tensor"),
+    ],
+)
+def test_targets_that_are_no_tensors_get_one_line(targets: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        capture(nn.Linear(3, 2), torch.ones(2, 3), nn.functional.cross_entropy, targets=targets)
+
+
+def test_lists_of_numbers_beside_tensors_are_plain_arguments() -> None:
+    class Reshapes(nn.Module):
+        def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+            return x.reshape(sizes) * 2
+
+    assert capture(Reshapes(), (torch.ones(2, 3), [3, 2])).tensor_shapes[-1] == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("function", "line", "advice"),
     [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from micrographs import op_graph
-from random_problems import plain_host
+from random_problems import plain_host, random_problem
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import Grouping
@@ -313,3 +314,14 @@ def test_a_cutoff_gives_up_what_cannot_end_by_then() -> None:
     assert simulator.step_times_within(placements, np.array([6.9, 6.9, 9.0])).tolist() == [np.inf, np.inf, 9.0]
     with pytest.raises(InvalidValue, match="cutoff_s"):
         simulator.step_times_within(placements, np.array([7.0]))
+
+
+def test_a_pickled_simulator_simulates_the_same() -> None:
+    problem = random_problem(np.random.default_rng(5), 30)
+    placements = np.random.default_rng(0).integers(0, problem.host.num_devices, (20, 30)).astype(np.int32)
+    for objective in ("latency", "throughput"):
+        simulator = Simulator(problem, objective=objective, threads=2)  # type: ignore[arg-type]
+        wanted_s = simulator.step_times(placements)
+        found = pickle.loads(pickle.dumps(simulator))  # noqa: S301 - our own bytes
+        assert (found.objective, found.threads) == (objective, 2)
+        assert np.array_equal(found.step_times(placements), wanted_s)

@@ -123,8 +123,32 @@ def test_the_entropy_bonus_keeps_devices_as_likely() -> None:
     rows = policy.sample(4, np.random.default_rng(0))
     entropies = [learner.update(rows, np.zeros(4))["entropy"] for _ in range(20)]
     assert entropies[-1] > entropies[0] + 0.01
-    with pytest.raises(InvalidValue, match="ent_coef"):
-        Reinforce(TablePolicy(), ReinforceConfig(ent_coef=0.1))
+    for option in ("ent_coef", "elite_coef"):
+        with pytest.raises(InvalidValue, match=option):
+            Reinforce(TablePolicy(), ReinforceConfig(**{option: 0.1}))
+
+
+def test_the_best_placement_pulls_where_asked() -> None:
+    best = np.array([[0, 1, 0]])
+    log_probs = []
+    for elite_coef in (0.0, 1.0):
+        policy = Seq2SeqPolicy(seq2seq_inputs(chain_problem(3)), SMALL)
+        learner = Reinforce(policy, ReinforceConfig(elite_coef=elite_coef))
+        for _ in range(40):  # equal rewards: nothing else pulls
+            figures = learner.update(best, np.ones(1))
+        log_probs.append(policy.log_prob(best).item())
+    assert log_probs[0] == pytest.approx(3 * np.log(0.5))
+    assert log_probs[1] > np.log(0.5)
+    assert figures["elite_loss"] > 0
+
+
+def test_a_policy_is_told_how_far_to_stray() -> None:
+    policy = POLICIES["placer"](chain_problem(6), LearnConfig(), 0)
+    learner = Reinforce(policy, ReinforceConfig(flips=0.5))
+    for _ in range(30):
+        learner.update(np.zeros((1, 6), dtype=np.int32), np.ones(1))
+        learner.update(np.ones((1, 6), dtype=np.int32), np.zeros(1))
+    assert (policy.sample(400) != policy.mode()).sum(axis=1).mean() == pytest.approx(0.5, abs=0.15)
 
 
 def test_a_policy_is_told_how_much_noise_to_sample_with() -> None:
@@ -192,6 +216,8 @@ def test_a_policy_without_parameters_is_refused() -> None:
         {"noise_until": -0.1},
         {"logit_noise": -1.0},
         {"ent_coef": -1.0},
+        {"elite_coef": -1.0},
+        {"flips": 0.0},
     ],
 )
 def test_bad_options_are_named(options: dict[str, float]) -> None:

@@ -127,16 +127,6 @@ def test_learned_priorities_change_the_order_and_nothing_else_does() -> None:
     assert first == int(np.argmax(order))
 
 
-def test_an_order_is_imitated() -> None:
-    problem = fork_problem(0)
-    policy = policy_of(problem)
-    wanted = np.array([3.0, 0.0, 5.0, 1.0, 4.0, 2.0])
-    policy.imitate_order(wanted, num_steps=300)
-    order = policy.order()
-    assert order is not None
-    assert np.argsort(-order).tolist() == np.argsort(wanted).tolist()
-
-
 def test_the_seed_and_a_generator_decide_on_samples() -> None:
     problem = fork_problem(0)
     first, same = policy_of(problem), policy_of(problem)

@@ -1,0 +1,67 @@
+"""`CapturedRun`: what a run placed, built and captured again from what its folder holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlplace.errors import InvalidValue
+from rlplace.export.registry import ExportRequest
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host_file import host_from_dict
+from rlplace.measure.problem import Problem
+from rlplace.runs.micro_batches import read_asked
+from rlplace.runs.setup import build_for, capture_workload
+from rlplace.workloads import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedRun:
+    """A run's workload and its step.
+
+    Attributes:
+        request: of the export.
+        host: with the figures that were measured for the run.
+        workload: without memory behind it where the host is simulated.
+        graph: with its program; the placement's.
+    """
+
+    request: ExportRequest
+    host: Host
+    workload: Workload
+    graph: OpGraph
+
+    @classmethod
+    def of(cls, request: ExportRequest) -> CapturedRun:
+        """The workload of a run, captured as it was.
+
+        Raises:
+            UserError: the run lacks a file or is malformed, or its workload cannot be built again.
+            FingerprintMismatch: the workload is another one now.
+        """
+        config, where = request.config, str(request.run.path("problem.json"))
+        host = host_from_dict(request.problem().get("host"), where)
+        workload = build_for(request.spec, host, config["train"]["seed"])
+        graph = capture_workload(workload, *read_asked(config.get("micro_batches")))
+        request.placement.require_graph(graph)
+        return cls(request, host, workload, graph)
+
+    def problem(self) -> Problem:
+        """The run's problem with the seconds that it found, every op a group of its own.
+
+        Raises:
+            InvalidValue: `problem.json` has no such seconds.
+        """
+        kept = self.request.problem()["costs"]
+        try:
+            costs = Costs(np.array(kept["op_time_s"], dtype=np.float64), kept["source"])
+        except (KeyError, TypeError, ValueError) as error:
+            hint = f"It cannot be read as numbers: {error}."
+            raise InvalidValue(
+                "costs.op_time_s", "no table", "seconds of every op on every device", where="problem.json", hint=hint
+            ) from error
+        return Problem(self.graph, self.host, costs, Grouping(np.arange(self.graph.num_ops, dtype=np.int32)))

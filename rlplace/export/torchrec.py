@@ -1,0 +1,166 @@
+"""`torchrec`: where a placement has its embedding tables, as a sharding plan of torchrec.
+
+The words are those of torchrec 1.x (`torchrec/distributed/types.py`: `ShardingPlan`, `EmbeddingModuleShardingPlan`,
+`ParameterSharding`, `ShardingType`; `embedding_types.py`: `EmbeddingComputeKernel`), which is not needed to write them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.export.captured import CapturedRun
+from rlplace.export.ranks import rank_devices
+from rlplace.export.registry import Exported, ExportFormat, ExportRequest
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.measure.hosts.host import Host
+
+WHERE = "export torchrec"
+LOOKUPS = ("aten.embedding", "aten._embedding_bag")
+"""How the targets of ops that look rows up in a table begin."""
+KERNELS = {"table_wise": "fused", "data_parallel": "dense"}
+"""The kernel that torchrec has for a way of sharding: updates within the backward, or by the model's own optimizer."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table of a placement.
+
+    Attributes:
+        path: of the module that looks it up; its parameter is `weight`.
+        shape: rows and columns.
+        sharding: whole on one device, or a copy on each.
+        device: where the table and its update are.
+        lookup_devices: where it is looked up, ascending.
+        is_tied: whether it is read otherwise in the forward, which torchrec's collections of tables cannot do.
+    """
+
+    path: str
+    shape: tuple[int, int]
+    sharding: Literal["table_wise", "data_parallel"]
+    device: int
+    lookup_devices: tuple[int, ...]
+    is_tied: bool = False
+
+
+def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
+    """The tables of a placement, in the order of the graph.
+
+    One whose lookups are dealt out over devices by micro-batch is data-parallel: the placement sends a copy of it to
+    each of them, and adds its gradients. Any other is whole where its update is.
+
+    Args:
+        graph: with its program.
+        devices: (N,) of its ops.
+    """
+    sources = require_program(graph).sources
+    looks = np.array([target.startswith(LOOKUPS) for target in graph.targets]) & (graph.phases == FORWARD)
+    producer, reader = graph.tensor_op[graph.input_tensors], graph.edge_op
+    found = []
+    for op in np.unique(producer[looks[reader] & (graph.parameter_bytes[producer] > 0)]).tolist():
+        tensor = int(graph.output_offsets[op])
+        shape = graph.tensor_shapes[tensor]
+        lookups = reader[looks[reader] & (producer == op)]
+        by_slice: dict[int, set[int]] = {}
+        for lookup in lookups.tolist():
+            by_slice.setdefault(int(graph.micro_batch[lookup]), set()).add(int(devices[lookup]))
+        where = tuple(sorted(set[int]().union(*by_slice.values())))
+        is_dealt = len(by_slice) > 1 and len({frozenset(used) for used in by_slice.values()}) > 1
+        path = sources[op].key.removesuffix(".weight")
+        sharding: Literal["table_wise", "data_parallel"] = "data_parallel" if is_dealt else "table_wise"
+        others = (producer == op) & ~looks[reader] & (graph.phases[reader] == FORWARD)
+        found.append(Table(path, (shape[0], shape[1]), sharding, int(devices[op]), where, bool(others.any())))
+    return found
+
+
+def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
+    """The sharding plan as plain data: by path of the module that holds tables, by name of the table.
+
+    Ranks are those of `rank_devices`. `ranks` and `sharding_spec` of a data-parallel table
+    are what torchrec's planner gives it: every rank, and none.
+
+    Args:
+        tables: of the placement.
+        host: that it is of.
+
+    Raises:
+        InvalidValue: a table is on a device that is no rank.
+    """
+    places = rank_devices(host, WHERE)
+    ranks = {index: rank for rank, index in enumerate(places)}
+    plan: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        if table.device not in ranks:
+            known = ", ".join(host.devices[index].name for index in places)
+            hint = "Train again with `--pin` or `--exclude`, so that no table is there."
+            actual = f"{table.path} on {host.devices[table.device].name}"
+            raise InvalidValue("table", actual, f"on a device with a process: {known}", where=WHERE, hint=hint)
+        rank = ranks[table.device]
+        is_whole = table.sharding == "table_wise"
+        shard = {
+            "shard_offsets": [0, 0],
+            "shard_sizes": list(table.shape),
+            "placement": f"rank:{rank}/{places[table.device]}",
+        }
+        module, _, name = table.path.rpartition(".")
+        plan.setdefault(module, {})[name] = {
+            "sharding_type": table.sharding,
+            "compute_kernel": KERNELS[table.sharding],
+            "ranks": [rank] if is_whole else sorted(ranks.values()),
+            "sharding_spec": {"shards": [shard]} if is_whole else None,
+        }
+    return plan
+
+
+def torchrec_plan(request: ExportRequest) -> Exported:
+    """The text of `torchrec.json` for a run; says on stderr where the tables are.
+
+    Raises:
+        InvalidValue: the model looks up no embedding table.
+        UserError: the run lacks a file or is malformed, or its workload cannot be built.
+    """
+    run = CapturedRun.of(request)
+    tables = tables_of(run.graph, request.placement.devices)
+    if not tables:
+        hint = "`--format csv` and `--format script` are for any model."
+        raise InvalidValue(
+            "workload", str(request.spec), "a model that looks up embedding tables", where=WHERE, hint=hint
+        )
+    plan = plan_of(tables, run.host)
+    names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]
+    for line in _said(tables, run.host):
+        print(line, file=sys.stderr)
+    text = json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n"
+    return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
+
+
+def _said(tables: Sequence[Table], host: Host) -> list[str]:
+    lines = []
+    for device in sorted({table.device for table in tables if table.sharding == "table_wise"}):
+        own = [table for table in tables if table.sharding == "table_wise" and table.device == device]
+        cells = sum(rows * columns for rows, columns in (table.shape for table in own))
+        lines.append(f"{host.devices[device].name}: {len(own)} tables, {cells:,} numbers")
+    copied = sum(table.sharding == "data_parallel" for table in tables)
+    if copied:
+        lines.append(f"every device: a copy of {copied} tables")
+    away = [table for table in tables if table.sharding == "table_wise" and set(table.lookup_devices) != {table.device}]
+    if away:
+        lines.append(
+            f"{len(away)} tables are looked up on another device than theirs in the placement; torchrec looks a table "
+            f"up where it is: {', '.join(table.path for table in away[:5])}{', ...' if len(away) > 5 else ''}"
+        )
+    tied = [table.path for table in tables if table.is_tied]
+    if tied:
+        lines.append(f"read by other ops too, which torchrec's tables are not: {', '.join(tied)}")
+    return lines
+
+
+TABLES = ExportFormat("torchrec.json", "where the embedding tables are, as a sharding plan of torchrec", torchrec_plan)

@@ -1,0 +1,280 @@
+"""`Explanation`: where the time and the memory of one placed step go, as plain records that a run keeps."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rlplace.decode import decode_record
+from rlplace.errors import InvalidValue
+from rlplace.files import read_json, write_json_atomic
+
+SCHEMA = 1
+FILE = "explanation.json"
+"""Its name in a run folder."""
+
+Kind = Literal["simulated", "measured"]
+"""Where step times come from."""
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What one device does during the step: `busy_s + transfer_s + idle_s` is the step."""
+
+    name: str
+    kind: str
+    num_ops: int
+    """Ops placed on it, sources left out."""
+    busy_s: float
+    """It runs an op, of its own or of a gang that it is a member of."""
+    transfer_s: float
+    """It runs no op, but a copy from it or to it is on its way."""
+    idle_s: float
+    """Neither."""
+    sent_bytes: int
+    received_bytes: int
+    peak_bytes: int
+    """Most that was allocated at once."""
+    capacity_bytes: int
+    """What it may hold; of a pool, what all its devices together may."""
+    memory_pool: str = ""
+    """The pool that it shares its memory in; empty for a memory of its own."""
+    members: tuple[str, ...] = ()
+    """Devices that it is a gang of; empty for a single device."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "num_ops", "busy_s", "transfer_s", "idle_s", "sent_bytes", "received_bytes")
+        _check_not_negative(self, "peak_bytes", "capacity_bytes")
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A stretch of the critical path: ops of one module in a row, one transfer, or a wait."""
+
+    kind: Literal["op", "transfer", "wait"]
+    start_s: float
+    end_s: float
+    device: str
+    """Where the ops run, where the transfer goes, or which device waits."""
+    name: str
+    """Of the first op of the stretch, or the op whose output is sent; for a wait, what comes after it."""
+    module: str
+    """Of that op; empty at the root."""
+    phase: str
+    """Of that op: `forward`, `backward` or `update`."""
+    source: str = ""
+    """Where a transfer comes from; empty for others."""
+    num_ops: int = 0
+    """Ops of the stretch; 0 for others."""
+    num_bytes: int = 0
+    """What a transfer sends; 0 for others."""
+    what: Literal["", "parameter", "input", "activation", "gradient"] = ""
+    """What that is; empty for others."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_s <= self.end_s < math.inf:
+            raise InvalidValue("end_s", self.end_s, f"a finite time, not before start_s = {self.start_s}")
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class ModuleShare:
+    """What the ops of a module in a phase take on the critical path."""
+
+    module: str
+    """Dotted path; empty at the root."""
+    phase: str
+    seconds: float
+    num_ops: int
+
+
+@dataclass(frozen=True)
+class RouteShare:
+    """What the transfers between two devices take on the critical path."""
+
+    source: str
+    destination: str
+    seconds: float
+    num_transfers: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The chain of ops, transfers and waits that ends the step: its parts follow each other from 0 to the end.
+
+    A wait is time in which what comes next has its inputs, its device and its links, but does not run: it waits for its
+    launch; of a measured step also for whatever else the host did.
+    """
+
+    parts: tuple[PathPart, ...]
+    """In order of time, without gaps."""
+    op_s: float
+    transfer_s: float
+    wait_s: float
+    modules: tuple[ModuleShare, ...]
+    """Longest first."""
+    routes: tuple[RouteShare, ...]
+    """Longest first."""
+
+    @property
+    def seconds(self) -> float:
+        """The whole path: the step."""
+        return self.parts[-1].end_s if self.parts else 0.0
+
+
+@dataclass(frozen=True)
+class CutEdge:
+    """A tensor that is sent to another device."""
+
+    op: str
+    """Its producer."""
+    module: str
+    """Of the producer."""
+    what: Literal["parameter", "input", "activation", "gradient"]
+    reader: str
+    """The first op that reads it at the destination."""
+    reader_module: str
+    num_readers: int
+    """Ops that read it there."""
+    source: str
+    destination: str
+    num_bytes: int
+    start_s: float
+    seconds: float
+    """How long the transfer takes once it has its links."""
+    is_critical: bool
+    """Whether it is on the critical path."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "num_readers", "num_bytes", "start_s", "seconds")
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Allocated bytes of a device over the step: `num_bytes[i]` from `time_s[i]` on."""
+
+    device: str
+    time_s: tuple[float, ...]
+    """Ascending."""
+    num_bytes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.time_s) != len(self.num_bytes):
+            raise InvalidValue("num_bytes", f"{len(self.num_bytes)} values", f"{len(self.time_s)}, one for each time")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What the step would cost otherwise."""
+
+    name: str
+    """`one device`, `data parallel`, `eager`, ..."""
+    step_time_s: float | None
+    """None where it cannot be had."""
+    kind: Literal["measured", "simulated", "estimated"]
+    """How the step time was found."""
+    note: str = ""
+    """On what it stands, or why it cannot be had."""
+
+    def __post_init__(self) -> None:
+        if self.step_time_s is not None:
+            _check_not_negative(self, "step_time_s")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One sentence on what to do, and the rule that gave it."""
+
+    rule: str
+    """A name of `rlplace.measure.explain.advice.RULES`."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the time and memory of one placed step go; what `explanation.json` holds."""
+
+    schema: int
+    graph_fingerprint: str
+    host: str
+    method: str
+    """What found the placement."""
+    kind: Kind
+    """Whether the explained step was run or simulated."""
+    step_time_s: float
+    """Median step time of the placement."""
+    explained_s: float
+    """The one step that everything below is of, a typical one."""
+    bound_s: float
+    """No placement's step is shorter, by the costs that are known."""
+    bound: str
+    """The name of that bound."""
+    num_ops: int
+    num_micro_batches: int
+    num_transfers: int
+    """In the whole step, hand-overs left out ..."""
+    transfer_bytes: int
+    """... and what they send."""
+    devices: tuple[DeviceShare, ...]
+    path: CriticalPath
+    cuts: tuple[CutEdge, ...]
+    """The costliest, longest first."""
+    memory: tuple[MemoryCurve, ...]
+    """One a device; empty where memory was not followed."""
+    alternatives: tuple[Alternative, ...]
+    advice: Advice
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise InvalidValue("schema", self.schema, str(SCHEMA))
+        _check_not_negative(self, "step_time_s", "explained_s", "bound_s", "num_ops", "num_transfers", "transfer_bytes")
+        if not self.devices:
+            raise InvalidValue("devices", "empty", "one device at least")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `explanation.json` keeps it and `rlplace explain --json` prints it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str) -> Explanation:
+        """The explanation in plain data, every field checked.
+
+        Args:
+            data: what such a file holds.
+            where: its name, for messages.
+
+        Raises:
+            InvalidValue: a missing, mistyped or inconsistent field.
+            UnknownName: a field that explanations do not have.
+        """
+        return decode_record(cls, data, where)
+
+
+def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> None:
+    """Writes `explanation` as JSON, whole or not at all."""
+    write_json_atomic(path, explanation.to_dict())
+
+
+def load_explanation(path: str | os.PathLike[str]) -> Explanation:
+    """The explanation in a JSON file.
+
+    Raises:
+        FileProblem: no such file, or not JSON.
+        InvalidValue, UnknownName: a malformed field.
+    """
+    hint = "Expected an explanation, as `rlplace train` leaves it in a run folder."
+    return Explanation.from_dict(read_json(path, hint=hint), str(path))
+
+
+def _check_not_negative(record: object, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if not 0 <= value < math.inf:
+            raise InvalidValue(name, value, "a finite number >= 0")

@@ -1,0 +1,193 @@
+"""How the search went: the best step of each method so far, beside what it had to beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlplace.report.format import format_ms, format_seconds
+from rlplace.report.html.escape import plot_text, readable
+from rlplace.report.html.figure import FAINT, SERIES_COLORS, Figure, Variant, axis, base_layout
+from rlplace.report.html.run_data import RunData, Search
+from rlplace.report.html.tags import Section, table
+
+_HEIGHT_PX = 360
+_EVALUATIONS, _MEASURED, _SECONDS, _STEP_S = range(4)
+_AXES = {
+    "over time": (_SECONDS, "seconds of its own search"),
+    "over placements measured": (_MEASURED, "placements measured"),
+    "over placements scored": (_EVALUATIONS, "placements scored"),
+}
+_LOG_FROM = 100.0
+_FAR = 1.6
+"""What was to be beaten is out of view where it is this many times the slowest of the curves."""
+_COLUMNS = 4
+
+History = Sequence[Sequence[float]]
+
+
+def learning_section(data: RunData) -> Section | None:
+    """The curves, and a table of where each of them begins and ends; None where no history was kept."""
+    histories = histories_of(data)
+    searched = {name: rows for name, rows in histories.items() if len(rows) > 1 or rows[-1][_SECONDS] > 0}
+    curves = {name: rows for name, rows in searched.items() if _is_search(data, name)} or searched
+    if not curves:
+        return None
+    figure = _figure(data, curves)
+    lead = (
+        f"The best {data.kind} step so far of each search, and the steps that it had to beat, as the table has them. "
+        f"{_caveat(data)}"
+    )
+    rows = [
+        [
+            name,
+            format_ms(history[0][_STEP_S]),
+            format_ms(history[-1][_STEP_S]),
+            f"{len(history)}",
+            f"{history[-1][_EVALUATIONS]:,.0f}",
+            f"{history[-1][_MEASURED]:,.0f}",
+            format_seconds(history[-1][_SECONDS]),
+        ]
+        for name, history in curves.items()
+    ]
+    heads = ["method", "first, ms", "best, ms", "improvements", "scored by then", "measured by then", "after"]
+    return Section(
+        "learning", "How the search went", lead, figure.place + table(heads, rows, numbers=range(1, 7)), (figure,)
+    )
+
+
+def histories_of(data: RunData) -> dict[str, History]:
+    """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
+    found: dict[str, History] = {}
+    for row in data.rows:
+        kept = data.searches.get(row.method, Search()).history or row.history
+        rows = [one for one in kept if len(one) == _COLUMNS and one[_STEP_S] > 0]
+        if rows:
+            found[row.method] = rows
+    return found
+
+
+def _is_search(data: RunData, method: str) -> bool:
+    """Whether a method is one that the run gave its budget to, not a heuristic of a few placements."""
+    if data.searches:
+        return method in data.searches
+    row = data.row(method)
+    return row is not None and (row.measured > 0 or not data.is_measured)
+
+
+def _figure(data: RunData, curves: Mapping[str, History]) -> Figure:
+    axes = dict(_AXES)
+    if not any(history[-1][_MEASURED] > 0 for history in curves.values()):
+        del axes["over placements measured"]
+    names = list(curves)
+    colors = {name: SERIES_COLORS[k % len(SERIES_COLORS)] for k, name in enumerate(names)}
+    ends = {column: max(_spent(data, name, curves[name], column) for name in names) for column, _ in axes.values()}
+    lines = {column: [_line(data, name, curves[name], column) for name in names] for column, _ in axes.values()}
+    references = _references(data, names)
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": plot_text(name),
+            "x": lines[_SECONDS][k][0],
+            "y": lines[_SECONDS][k][1],
+            "line": {"shape": "hv", "width": 2, "color": colors[name]},
+            "marker": {"size": 5},
+            "hovertemplate": "%{fullData.name}: %{y:.2f} ms<extra></extra>",
+        }
+        for k, name in enumerate(names)
+    ]
+    ranked = sorted(references.items(), key=lambda item: item[1])
+    traces += [_reference(name, step_s, is_right=k % 2 == 0) for k, (name, step_s) in enumerate(ranked)]
+    every = [y for _, ys in lines[_SECONDS] for y in ys]
+    every += [step_s * 1e3 for step_s in references.values() if step_s * 1e3 <= _FAR * max(every)]
+    low, high = min(every), max(every)
+    pad = 0.06 * (high - low) or 0.05 * high
+    layout = base_layout(
+        xaxis=axis(axes["over time"][1]),
+        yaxis=axis(f"best {data.kind} step so far, ms", range=[max(low - pad, 0), high + 1.6 * pad]),
+        margin={"l": 62, "r": 16, "t": 8, "b": 44},
+    )
+    legend = [(readable(name), colors[name]) for name in names]
+    variants = [
+        _variant(label, column, title, lines[column], len(references), ends[column], legend)
+        for label, (column, title) in axes.items()
+    ]
+    return Figure("learning-figure", "Best step so far over time", traces, layout, _HEIGHT_PX, variants)
+
+
+def _line(data: RunData, name: str, history: History, column: int) -> tuple[list[float], list[float]]:
+    """x and y in ms of an improving line, drawn on to where the method's search ended."""
+    x = [float(row[column]) for row in history]
+    y = [round(row[_STEP_S] * 1e3, 5) for row in history]
+    return [*x, max(_spent(data, name, history, column), x[-1])], [*y, y[-1]]
+
+
+def _spent(data: RunData, name: str, history: History, column: int) -> float:
+    """What a method had spent in all of a column."""
+    search, row = data.searches.get(name), data.row(name)
+    known = {
+        _EVALUATIONS: float(row.placements) if row else 0.0,
+        _MEASURED: float(row.measured) if row else 0.0,
+        _SECONDS: search.seconds if search else 0.0,
+    }
+    return max(known[column], float(history[-1][column]))
+
+
+def _variant(
+    label: str,
+    column: int,
+    title: str,
+    lines: Sequence[tuple[list[float], list[float]]],
+    num_references: int,
+    end: float,
+    legend: Sequence[tuple[str, str]],
+) -> Variant:
+    first = min((x[0] for x, _ in lines), default=0.0)
+    is_log = column == _EVALUATIONS and first > 0 and end > _LOG_FROM * first
+    begin = first if is_log else 0.0
+    span = [math.log10(begin), math.log10(end)] if is_log else [0.0, end * 1.02 or 1.0]
+    restyle = {"x": [*(x for x, _ in lines), *([[begin, end * 1.02]] * num_references)]}
+    relayout = {"xaxis.type": "log" if is_log else "linear", "xaxis.range": span, "xaxis.title.text": title}
+    return Variant(label, restyle, relayout, legend)
+
+
+def _references(data: RunData, drawn: Sequence[str]) -> dict[str, float]:
+    """One device, plain PyTorch and the best of the others in the table."""
+    found = {"one device": data.step_s("single"), "eager PyTorch": data.step_s("eager")}
+    others = [
+        (row.step_s, row.method)
+        for row in data.rows
+        if row.placement and row.step_s and row.method not in ("single", *drawn)
+    ]
+    if others:
+        step_s, name = min(others)
+        found[f"best heuristic: {name}"] = step_s
+    return {name: step_s for name, step_s in found.items() if step_s}
+
+
+def _reference(name: str, step_s: float, *, is_right: bool) -> dict[str, Any]:
+    """A line across, its name at either end: names of lines that are close to each other stay apart."""
+    text = plot_text(f"{name}  " if is_right else f"  {name}")
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "name": plot_text(name),
+        "x": [0, 1],
+        "y": [round(step_s * 1e3, 5)] * 2,
+        "text": ["", text] if is_right else [text, ""],
+        "textposition": ["top right", "top left"],
+        "textfont": {"size": 11, "color": FAINT},
+        "line": {"dash": "dot", "width": 1.3, "color": FAINT},
+        "hoverinfo": "skip",
+    }
+
+
+def _caveat(data: RunData) -> str:
+    if not data.is_measured:
+        return "All of it is simulated."
+    return (
+        "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end "
+        "below what the table says, and the table is right."
+    )

@@ -1,0 +1,230 @@
+"""`decide`: the verdict on whether to place a step, by rules over a few figures.
+
+docs/explaining.md says the rules; here they are in the order in which they are asked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rlplace.report.format import format_bytes, format_seconds
+
+SCHEMA = 1
+WORTH = 1.05
+"""A step that is this many times as long as the placed one is worth placing."""
+PROMISING = 0.9
+"""A split of the batch must promise this share of the best step, or less, to be tried."""
+
+Choice = Literal["place", "one-device", "eager", "cut-batch"]
+WORDS: dict[Choice, str] = {
+    "place": "place",
+    "one-device": "stay on one device",
+    "eager": "use eager/intra-op threads",
+    "cut-batch": "cut the batch",
+}
+"""Verdicts as people read them."""
+NOTHING_TO_RUN = "nothing: train as you do now"
+
+
+@dataclass(frozen=True)
+class Words:
+    """How whoever asked names the step, so that the next command can be given."""
+
+    workload: str = ""
+    """As on the command line; empty in Python."""
+    host: str = ""
+
+    def train(self, count: int | None = None) -> str:
+        """What searches a placement; `count` micro-batches, or how many is left open where it is 0."""
+        asked = "" if count is None else str(count or "auto")
+        if not self.workload:
+            return "rlplace.train(problem)" if count is None else f"rlplace.capture(..., micro_batches={count or 'K'})"
+        cut = f" --micro-batches {asked}" if asked else ""
+        return f"rlplace train {self.workload} --host {self.host}{cut}"
+
+    def advise(self) -> str:
+        """What asks again, about slices of the batch."""
+        if not self.workload:
+            return self.train(0)
+        return f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a short look at a step on a host found; step times are None where nothing fits, or nothing was tried."""
+
+    kind: Literal["measured", "simulated"]
+    """Where the step times of placements, and of one device, come from."""
+    costs: str
+    """Where the op times come from: `profiled`, `estimated` or `given`."""
+    bound_s: float
+    """No placement's step is shorter, by those op times; scaled to what one device measured, where it was."""
+    bound: str
+    single_s: float | None
+    """Everything on the best single device."""
+    single_device: str
+    """Its name, or where nothing fits, that of the device that comes nearest to holding the step ..."""
+    single_bytes: int
+    """... what the whole step takes there ..."""
+    single_capacity_bytes: int
+    """... and what there is."""
+    placed_s: float | None
+    """The best placement of the whole batch."""
+    num_placements: int
+    """Simulated to find it, and the one in micro-batches."""
+    cut_s: float | None = None
+    """The best placement of the step in micro-batches ..."""
+    cut_count: int = 1
+    """... and how many."""
+    counts: tuple[int, ...] = (1,)
+    """Numbers of micro-batches that were tried."""
+    split_s: float | None = None
+    """An even split of the batch over devices, at best: an estimate; None where no two devices hold the model."""
+    eager_s: float | None = None
+    """Plain PyTorch, measured."""
+    eager_why: str = ""
+    """Why there is no such figure."""
+    spread: float = 0.0
+    """Relative spread of measured step times; 0 where they are simulated."""
+
+    @property
+    def best_s(self) -> float:
+        """The best placement, whatever the batch; infinite without one."""
+        return min(_or_inf(self.placed_s), _or_inf(self.cut_s))
+
+    @property
+    def now_s(self) -> float:
+        """What the step takes without a placement: eager, else one device; infinite where neither can be had."""
+        return _or_inf(self.eager_s) if self.eager_s is not None else _or_inf(self.single_s)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to place a step, and why."""
+
+    verdict: Choice
+    reason: str
+    """A sentence."""
+    over: Literal["eager", "one device", ""]
+    """What the gain is over; empty where nothing else can run the step."""
+    gain_low: float | None
+    """How many times as fast a step would be, at least by what was found ..."""
+    gain_high: float | None
+    """... and at most, by the bound; None where nothing else can run the step."""
+    next: str
+    """The next command, or what to do instead."""
+    figures: Figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `rlplace advise --json` prints of it."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def decide(figures: Figures, words: Words | None = None) -> Verdict:
+    """The verdict on a step, by the first rule that applies.
+
+    Args:
+        figures: of the step on its host.
+        words: how to name both in the next command; by default as in Python.
+    """
+    words = words or Words()
+    choice, reason, following = _choose(figures, words)
+    low, high = _gain(figures, choice)
+    over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
+    return Verdict(choice, reason, over if low is not None else "", low, high, following, figures)
+
+
+def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
+    """Verdict, reason, and what to do next."""
+    if math.isinf(f.best_s) and f.single_s is None and f.eager_s is None:
+        return _nothing_fits(f, words)
+    promise = _or_inf(f.split_s) if f.counts == (1,) else math.inf
+    if promise <= PROMISING * min(f.best_s, f.now_s, _or_inf(f.single_s)):
+        reason = (
+            f"an even split of the batch would take {format_seconds(promise)} a step at best, "
+            f"{_now(f)} and the best placement of the whole batch {_placed(f.best_s)}"
+        )
+        return "cut-batch", reason, words.advise()
+    if f.eager_s is not None and f.eager_s <= WORTH * min(f.best_s, _or_inf(f.single_s)):
+        return "eager", _eager_reason(f), NOTHING_TO_RUN
+    if f.single_s is not None and f.single_s <= WORTH * f.best_s:
+        return "one-device", _single_reason(f), NOTHING_TO_RUN
+    if 1 in f.counts and _or_inf(f.cut_s) * WORTH <= _or_inf(f.placed_s):
+        reason = (
+            f"in {f.cut_count} micro-batches the best of {f.num_placements:,} placements takes "
+            f"{_placed(f.best_s)} a step, of the whole batch {_placed(_or_inf(f.placed_s))}; {_now(f)}"
+        )
+        return "cut-batch", reason, words.train(f.cut_count)
+    reason = f"the best of {f.num_placements:,} placements takes {_placed(f.best_s)} a step, {_now(f)}"
+    count = f.cut_count if 1 in f.counts and _or_inf(f.cut_s) < _or_inf(f.placed_s) else None
+    return "place", reason, words.train(count)
+
+
+def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
+    needs = (
+        f"the step takes {format_bytes(f.single_bytes)} of {f.single_device}'s {format_bytes(f.single_capacity_bytes)} "
+        f"and none of {f.num_placements:,} placements over the devices fits"
+    )
+    if f.counts == (1,):
+        return "cut-batch", f"{needs}; in micro-batches its activations take less", words.advise()
+    tried = ", ".join(str(count) for count in f.counts)
+    return (
+        "cut-batch",
+        f"{needs}, cut into {tried} micro-batches: it needs a smaller batch, or more memory",
+        ("a smaller batch, then the same again"),
+    )
+
+
+def _eager_reason(f: Figures) -> str:
+    eager = f"plain PyTorch takes {format_seconds(_or_inf(f.eager_s))} a step"
+    if math.isinf(f.best_s):
+        return f"{eager}, and no placement of {f.num_placements:,} fits"
+    return f"{eager}, the best of {f.num_placements:,} placements {_placed(f.best_s)}"
+
+
+def _single_reason(f: Figures) -> str:
+    gain = _or_inf(f.single_s) / f.bound_s if f.bound_s > 0 else math.inf
+    if gain <= WORTH:
+        return f"everything on {f.single_device} is within {gain - 1:.0%} of the bound ({f.bound})"
+    return (
+        f"everything on {f.single_device} takes {format_seconds(_or_inf(f.single_s))} a step, the best of "
+        f"{f.num_placements:,} placements {_placed(f.best_s)}"
+    )
+
+
+def _now(f: Figures) -> str:
+    """What the step takes today."""
+    if f.eager_s is not None:
+        return f"plain PyTorch {format_seconds(f.eager_s)}"
+    if f.single_s is not None:
+        return f"one device {format_seconds(f.single_s)}"
+    return (
+        f"no single device holds it: it takes {format_bytes(f.single_bytes)} of "
+        f"{f.single_device}'s {format_bytes(f.single_capacity_bytes)}"
+    )
+
+
+def _placed(step_s: float) -> str:
+    return format_seconds(step_s) if math.isfinite(step_s) else "does not fit"
+
+
+def _gain(f: Figures, choice: Choice) -> tuple[float | None, float | None]:
+    """How many times as fast, at least and at most, a step would be; None where there is nothing to compare with.
+
+    At least: by the best placement that was found, less the spread of both. At most: by the bound, which none is below.
+    """
+    if math.isinf(f.now_s):
+        return None, None
+    found_s, least_s = f.best_s, f.bound_s
+    if choice == "cut-batch" and f.counts == (1,) and f.split_s is not None:
+        least_s = min(least_s, f.split_s)
+    low = f.now_s / found_s * (1.0 - f.spread) / (1.0 + f.spread) if math.isfinite(found_s) else 1.0
+    if choice in ("eager", "one-device"):
+        low = min(low, 1.0)
+    return low, max(f.now_s / least_s if least_s > 0 else low, low)
+
+
+def _or_inf(step_s: float | None) -> float:
+    return math.inf if step_s is None else step_s

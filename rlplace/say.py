@@ -1,0 +1,38 @@
+"""What people are told while something takes long, and whether they are told: lines on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+Say = Callable[[str], None]
+"""Takes a line for people."""
+
+
+def is_shown(asked: bool | None) -> bool:
+    """Whether progress is shown: as asked, and where nobody says, on a terminal only."""
+    return sys.stderr.isatty() if asked is None else asked
+
+
+def sayer(asked: Say | bool | None) -> Say:
+    """What takes lines for people: that which is given, stderr, or nobody, as `is_shown` says."""
+    if callable(asked):
+        return asked
+    return _print if is_shown(asked) else _drop
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _drop(_: str) -> None:
+    pass
+
+
+def counted(count: int, thing: str) -> str:
+    """So many of a thing, in words.
+
+    >>> counted(1, "op"), counted(1200, "op")
+    ('1 op', '1,200 ops')
+    """
+    return f"{count:,} {thing}{'s' * (count != 1)}"

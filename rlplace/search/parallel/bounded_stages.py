@@ -1,0 +1,183 @@
+"""`best_pipeline`: a pipeline of a step that is cut into micro-batches, whose stages begin at given places only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.parallel.layouts import CUTS, Chain, Layout, placement_of
+from rlplace.search.parallel.micro_batch_orders import gpipe_priorities, most_under_way, one_f_one_b
+from rlplace.search.parallel.stages import cut_stages
+from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.search.rules.baselines import plain_devices
+
+Schedule = Literal["gpipe", "1f1b"]
+REFINED = 2
+"""Numbers of stages, the best, of which other places are tried ..."""
+MOST_TRIES = 100
+"""... and how many pipelines of each, or a few more."""
+
+
+@dataclass(frozen=True)
+class BoundedPipeline:
+    """A pipeline of contiguous stages, each on a device of its own.
+
+    Attributes:
+        chosen: indices of the places where the stages but the first begin, ascending.
+        devices: of each stage.
+        schedule: the order of micro-batches.
+        step_s: simulated step time.
+        work_s: seconds of each stage on its device, all micro-batches together.
+    """
+
+    chosen: tuple[int, ...]
+    devices: tuple[int, ...]
+    schedule: Schedule
+    step_s: float
+    work_s: tuple[float, ...]
+
+
+def best_pipeline(
+    problem: Problem,
+    places: NDArray[np.integer],
+    devices: Sequence[int] | None = None,
+    step: StepRoles | None = None,
+) -> BoundedPipeline | None:
+    """The pipeline of two or more stages with the shortest simulated step; None where none fits into memory.
+
+    For every number of stages up to that of devices, in the order of the devices and by speed, the chain is cut by
+    dynamic programming (`cut_stages`) at some of `places`: by work, by work and what is sent, and by bytes. Each is
+    simulated in GPipe's order and, with as many micro-batches as stages, in that of 1F1B; in the best ones, stages then
+    begin earlier or later as long as the simulated step gets shorter.
+
+    Args:
+        problem: whose graph is cut into micro-batches.
+        places: (C,) ascending places of the chain (`StepRoles.position`), each above 0, where a stage may begin.
+        devices: that may have a stage; all that are no gangs by default.
+        step: `step_roles` of its graph, where the caller has them.
+
+    Raises:
+        InvalidValue: places that are out of order or out of range, or none.
+    """
+    step = step_roles(problem.graph) if step is None else step
+    _check_places(places, step.num_positions)
+    trials = _Trials(problem, step, places)
+    usable = plain_devices(problem) if devices is None else list(devices)
+    best_of: dict[int, BoundedPipeline] = {}  # by number of stages
+    for stage_of_block, line in _stagings(trials.chain, usable, trials.blocks, places):
+        found = trials.simulated(tuple(np.flatnonzero(np.diff(stage_of_block)).tolist()), line)
+        known = best_of.get(len(line))
+        if np.isfinite(found.step_s) and (known is None or found.step_s < known.step_s):
+            best_of[len(line)] = found
+    ranked = sorted(best_of.values(), key=lambda one: (one.step_s, len(one.devices)))
+    refined = [trials.refined(one) for one in ranked[:REFINED]]
+    return min(refined, key=lambda one: (one.step_s, len(one.devices)), default=None)
+
+
+class _Trials:
+    """Pipelines of one problem, simulated.
+
+    Args:
+        problem: whose graph is cut into micro-batches.
+        step: its roles.
+        places: (C,) where stages may begin.
+    """
+
+    def __init__(self, problem: Problem, step: StepRoles, places: NDArray[np.integer]) -> None:
+        self.chain = Chain.of(problem, step)
+        self.blocks = np.searchsorted(places, np.arange(step.num_positions), side="right")
+        self._problem, self._step, self._num_places = problem, step, len(places)
+        self._simulator = Simulator(problem, threads=1)
+        self._priorities = gpipe_priorities(problem)
+
+    def simulated(
+        self, chosen: tuple[int, ...], line: tuple[int, ...], schedules: Sequence[Schedule] = ("gpipe", "1f1b")
+    ) -> BoundedPipeline:
+        """The pipeline with stages that begin at the places `chosen`, in the better of some schedules."""
+        problem, step, count = self._problem, self._step, self.chain.num_micro_batches
+        stage = np.searchsorted(np.array(chosen), self.blocks, side="left").astype(np.int32)
+        layout = Layout(
+            devices=np.array(line, dtype=np.int32)[:, None],
+            role_stage=stage[step.position],
+            replica=np.zeros(count, dtype=np.int32),
+            owners="with-stage",
+        )
+        placed = placement_of(problem, layout, step)
+        times: dict[Schedule, float] = {}
+        if "gpipe" in schedules:
+            times["gpipe"] = float(self._simulator.step_times(placed[None], self._priorities)[0])
+        if "1f1b" in schedules and count >= len(line):
+            limit = most_under_way(layout, count)
+            times["1f1b"] = self._simulator.retime(one_f_one_b(problem, step, layout, placed, limit)).step_time_s
+        best = min(times, key=lambda name: times[name])
+        return BoundedPipeline(chosen, line, best, times[best], _work_s(problem, layout.role_stage[step.role], line))
+
+    def refined(self, one: BoundedPipeline) -> BoundedPipeline:
+        """A pipeline with stages that begin elsewhere: one at a time is moved, ever less far, while it gets faster."""
+        far, tries = max(self._num_places // 8, 1), 0
+        while far:
+            is_better = False
+            for chosen in _moved(one.chosen, far, self._num_places):
+                tries += 1
+                other = self.simulated(chosen, one.devices, (one.schedule,))
+                if other.step_s < one.step_s:
+                    one, is_better = other, True
+                    break
+            if tries >= MOST_TRIES:
+                return one
+            far = far if is_better else far // 2
+        return one
+
+
+def _moved(chosen: tuple[int, ...], far: int, num_places: int) -> Iterator[tuple[int, ...]]:
+    for index, place in enumerate(chosen):
+        for moved in (place - far, place + far):
+            other = (*chosen[:index], moved, *chosen[index + 1 :])
+            if all(a < b for a, b in itertools.pairwise((-1, *other, num_places))):
+                yield other
+
+
+def _stagings(
+    chain: Chain, usable: list[int], blocks: NDArray[np.int64], places: NDArray[np.integer]
+) -> Iterator[tuple[NDArray[np.int32], tuple[int, ...]]]:
+    """(C + 1,) int32, the stage of each block between two places, with the device of each stage; none comes twice."""
+    count = len(places) + 1
+    work_s, fixed, saved = (
+        np.bincount(blocks, weights=load, minlength=count).astype(np.float64)
+        for load in (chain.work_s, chain.fixed_bytes, chain.saved_bytes)
+    )
+    crossing_s = chain.crossing_s[np.concatenate(([0], places, [len(blocks)]))]
+    fastest = sorted(usable, key=lambda device: (-chain.speed[device], device))
+    seen: set[tuple[tuple[int, ...], bytes]] = set()
+    for stages in range(2, min(len(usable), count) + 1):
+        for line in (usable[:stages], fastest[:stages], fastest[:stages][::-1]):
+            for cut in CUTS:
+                if cut == "memory":
+                    stage_of = cut_stages(fixed + saved, chain.room[line])
+                else:
+                    stage_of = cut_stages(work_s, chain.speed[line], crossing_s if cut == "crossing" else None)
+                key = tuple(line), stage_of.tobytes()
+                if key not in seen:
+                    seen.add(key)
+                    yield stage_of, key[0]
+
+
+def _work_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> tuple[float, ...]:
+    """Seconds of each stage on its device."""
+    time_s = np.where(problem.graph.is_source[:, None], 0.0, problem.costs.op_time_s)
+    own_s = time_s[np.arange(len(stage)), np.array(devices)[stage]]
+    return tuple(np.bincount(stage, weights=own_s, minlength=len(devices)).tolist())
+
+
+def _check_places(places: NDArray[np.integer], num_positions: int) -> None:
+    if not len(places) or places[0] < 1 or places[-1] >= num_positions or np.any(np.diff(places) <= 0):
+        expected = f"ascending places of 1..{num_positions - 1}, one or more"
+        raise InvalidValue("places", places.tolist(), expected, where="pipeline")

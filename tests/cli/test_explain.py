@@ -1,0 +1,61 @@
+"""`rlplace explain`: of a run just made, of an older one, and of a stranger's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplace.cli.main import main
+from rlplace.measure.explain.explanation import load_explanation
+
+WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    words = ["train", WORKLOAD, "--host", "4xV100-pcie", "--budget", "0.5s", "--method", "anneal", "--quiet"]
+    assert main([*words, "--run", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_explains_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    result = json.loads((run / "result.json").read_text())
+    assert (told["schema"], told["kind"], told["method"]) == (1, "simulated", result["best"]["method"])
+    assert told["step_time_s"] == result["best"]["step_time_s"]
+    step_s = told["explained_s"]
+    assert step_s == pytest.approx(told["step_time_s"])
+    assert sum(part["end_s"] - part["start_s"] for part in told["path"]["parts"]) == pytest.approx(step_s, rel=1e-9)
+    for device in told["devices"]:
+        assert device["busy_s"] + device["transfer_s"] + device["idle_s"] == pytest.approx(step_s, rel=1e-9)
+    single = next(row["step_time_s"] for row in result["rows"] if row["method"] == "single")
+    assert [other["name"] for other in told["alternatives"]] == ["one device", "data parallel", "eager"]
+    assert told["alternatives"][0]["step_time_s"] == single
+    assert told["advice"]["sentence"]
+
+
+def test_people_get_tables_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run), "--top", "3"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "critical path" in said.err
+    assert load_explanation(run / "explanation.json").advice.sentence.split(":")[0].split()[0] in said.err
+
+
+def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "config.json").write_text("{}")
+    assert main(["explain", str(older)]) == 2
+    assert "this run has no explanation" in capsys.readouterr().err
+    (older / "explanation.json").write_text('{"schema": 1}')
+    assert main(["explain", str(older)]) == 2
+    assert "graph_fingerprint is missing" in capsys.readouterr().err
+    assert main(["explain", str(tmp_path / "none")]) == 2
+    assert "no such run folder" in capsys.readouterr().err
+    assert main(["explain", str(run), "--top", "0"]) == 2
+    assert "top is 0" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""Advice: every rule on an explanation where it is right, in their order, and where it has nothing to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlplace.measure.explain.advice import DATA_PARALLEL, EAGER, ONE_DEVICE, RULES, advise_on
+from rlplace.measure.explain.explanation import (
+    SCHEMA,
+    Advice,
+    Alternative,
+    CriticalPath,
+    DeviceShare,
+    Explanation,
+    ModuleShare,
+    PathPart,
+    RouteShare,
+)
+
+GIB = 1 << 30
+
+
+def device(name: str, busy_s: float, *, peak: float = 0.5, members: tuple[str, ...] = ()) -> DeviceShare:
+    peak_bytes = int(peak * 16 * GIB)
+    return DeviceShare(
+        name, "gpu", 10, busy_s, 0.0, 1.0 - busy_s, 0, 0, peak_bytes, 16 * GIB, memory_pool="", members=members
+    )
+
+
+def path(op_s: float, transfer_s: float = 0.0, wait_s: float = 0.0) -> CriticalPath:
+    routes = (
+        RouteShare("gpu:1", "gpu:0", transfer_s * 0.6, 3, 30),
+        RouteShare("gpu:0", "gpu:1", transfer_s * 0.4, 1, 9),
+    )
+    modules = (ModuleShare("decoder.attention", "backward", 0.6 * op_s, 40), ModuleShare("", "forward", 0.4 * op_s, 9))
+    sent = (
+        PathPart("transfer", 0.0, 0.1, "gpu:1", "op", "m", "backward", "gpu:0", num_bytes=9, what="gradient"),
+        PathPart("transfer", 0.1, 0.3, "gpu:0", "op", "m", "forward", "gpu:1", num_bytes=9, what="activation"),
+        PathPart("transfer", 0.3, 0.9, "gpu:2", "op", "m", "forward", "gpu:1", num_bytes=9, what="parameter"),
+    )
+    return CriticalPath(sent if transfer_s else (), op_s, transfer_s, wait_s, modules, routes if transfer_s else ())
+
+
+PLAIN = Explanation(
+    schema=SCHEMA,
+    graph_fingerprint="0" * 16,
+    host="host",
+    method="learned",
+    kind="simulated",
+    step_time_s=1.0,
+    explained_s=1.0,
+    bound_s=0.5,
+    bound="total work",
+    num_ops=20,
+    num_micro_batches=1,
+    num_transfers=4,
+    transfer_bytes=39,
+    devices=(device("gpu:0", 0.8), device("gpu:1", 0.7)),
+    path=path(1.0),
+    cuts=(),
+    memory=(),
+    alternatives=(Alternative(ONE_DEVICE, 1.5, "simulated"), Alternative(EAGER, None, "simulated", "simulated host")),
+    advice=Advice("keep", ""),
+)
+
+
+def beside(*others: Alternative) -> Explanation:
+    return replace(PLAIN, alternatives=others)
+
+
+CASES = {
+    "use-eager": (
+        beside(Alternative(EAGER, 0.8, "measured"), Alternative(ONE_DEVICE, 0.9, "measured")),
+        "Use eager: it is faster (800 ms a step, 1,000 ms as placed).",
+    ),
+    "one-device": (
+        beside(Alternative(ONE_DEVICE, 1.02, "measured")),
+        "One device is as good (1,020 ms a step, 1,000 ms as placed): export nothing.",
+    ),
+    "memory": (
+        replace(PLAIN, devices=(device("gpu:0", 0.8, peak=0.97), device("gpu:1", 0.7))),
+        "gpu:0 is full to 97 %: leave room before you train for long, with a smaller batch or micro-batches "
+        "(`--micro-batches auto`).",
+    ),
+    "near-bound": (
+        replace(PLAIN, bound_s=0.962),
+        "Keep this placement: it is within 4 % of the bound (total work).",
+    ),
+    "data-parallel": (
+        beside(Alternative(DATA_PARALLEL, 0.6, "estimated")),
+        "Cut the batch (`--micro-batches auto`): data parallelism is estimated at 600 ms a step, this placement takes "
+        "1,000 ms.",
+    ),
+    "transfers": (
+        replace(PLAIN, path=path(0.69, 0.31)),
+        "Copies of activations between gpu:0 and gpu:1 take 31 % of the step: a coarser grouping "
+        "(fewer `--groups`) or micro-batches (`--micro-batches auto`) may help.",
+    ),
+    "waits": (
+        replace(PLAIN, path=path(0.6, 0.05, 0.35)),
+        "Launches and other waits of the host take 35 % of the step: its ops are short, and a larger batch may help "
+        "more than another placement.",
+    ),
+    "chain": (
+        replace(PLAIN, devices=(device("gpu:0", 0.8), device("gpu:1", 0.2)), path=path(0.9, 0.1), num_micro_batches=4),
+        "One chain of ops is 90 % of the step, most of it in the backward of decoder.attention (54 %), and devices are "
+        "idle for 50 % of it: another number of micro-batches than 4 may give them work.",
+    ),
+    "keep": (
+        PLAIN,
+        "Keep this placement: it is 1.50x as fast as one device; no placement can be below 50 % of its step time.",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_each_rule_speaks_where_it_is_right(rule: str) -> None:
+    explanation, sentence = CASES[rule]
+    assert advise_on(explanation) == Advice(rule, sentence)
+
+
+def test_every_rule_has_a_case_and_they_are_asked_in_order() -> None:
+    assert [*RULES, "keep"] == list(CASES)
+    everything = replace(
+        PLAIN,
+        bound_s=1.0,
+        devices=(device("gpu:0", 0.8, peak=0.97), device("gpu:1", 0.1)),
+        path=path(0.5, 0.25, 0.25),
+        alternatives=(
+            Alternative(EAGER, 1.0, "measured"),
+            Alternative(ONE_DEVICE, 1.0, "measured"),
+            Alternative(DATA_PARALLEL, 0.5, "estimated"),
+        ),
+    )
+    assert advise_on(everything).rule == "use-eager"
+    assert "as fast" in advise_on(everything).sentence
+    without_eager = replace(everything, alternatives=everything.alternatives[1:])
+    assert advise_on(without_eager).rule == "one-device"
+    alone = replace(everything, alternatives=everything.alternatives[2:])
+    assert advise_on(alone).rule == "memory"
+    roomy = replace(alone, devices=PLAIN.devices)
+    assert advise_on(roomy).rule == "near-bound"
+    assert advise_on(replace(roomy, bound_s=0.5)).rule == "data-parallel"
+    assert advise_on(replace(roomy, bound_s=0.5, num_micro_batches=2)).rule == "transfers"
+
+
+def test_a_gang_that_runs_nothing_makes_no_device_idle() -> None:
+    gang = device("both", 0.0, members=("gpu:0", "gpu:1"))
+    explanation = replace(PLAIN, devices=(*PLAIN.devices, gang), path=path(0.9, 0.1))
+    assert advise_on(explanation).rule == "keep"
+
+
+def test_a_step_that_takes_no_time_is_kept() -> None:
+    nothing = replace(PLAIN, step_time_s=0.0, explained_s=0.0, bound_s=0.0, alternatives=(), path=path(0.0))
+    assert advise_on(nothing) == Advice("keep", "Keep this placement: the step takes no time.")
+
+
+def test_without_one_device_the_bound_alone_is_told() -> None:
+    forced = beside(Alternative(ONE_DEVICE, None, "simulated", "does not fit"))
+    assert advise_on(forced).sentence == "Keep this placement: no placement can be below 50 % of its step time."

@@ -1,0 +1,108 @@
+"""The page in a browser: drawn without an error, without a network, readable when narrow or dark, and safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headless_chromium import CHROMIUM, Browser
+from run_files import HOSTILE, hostile_run, write_run
+
+from rlplace.runs.report import write_report
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
+DRAWN = "document.documentElement?.dataset.drawn"
+FIGURES = ["timeline-figure", "modules-figure", "learning-figure", "memory-figure", "fidelity-figure"]
+MARKS_OF = "document.querySelectorAll('#{} .plot svg path, #{} .plot svg rect').length"
+WIDER_THAN_ITS_BOX = """
+[...document.querySelectorAll("body *")]
+  .filter(one => !one.closest(".wide") && !one.closest(".plot") && one.getBoundingClientRect().right > innerWidth + 1)
+  .map(one => one.tagName + "." + one.className)
+"""
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "profile") as browser:
+        yield browser
+
+
+def assert_sound(browser: Browser, page: Path) -> None:
+    assert browser.problems == []
+    assert set(browser.requests) == {page.as_uri()}
+    assert browser.ask("[...document.querySelectorAll('figure')].map(one => one.id)") == FIGURES
+    assert browser.ask(f"{DRAWN}") == str(len(FIGURES))
+    for name in FIGURES:
+        assert browser.ask(MARKS_OF.format(name, name)) > 3, name
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_every_figure_is_drawn_without_a_network(browser: Browser, tmp_path: Path, width: int) -> None:
+    page = write_report(write_run(tmp_path / "run"))
+    browser.look(width=width)
+    browser.open(page, DRAWN)
+    assert_sound(browser, page)
+    assert browser.ask("document.documentElement.scrollWidth") == width
+    assert browser.ask(WIDER_THAN_ITS_BOX) == []
+
+
+def test_another_way_to_look_at_a_figure_is_a_click_away(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=1200)
+    browser.open(write_report(write_run(tmp_path / "run")), DRAWN)
+    color = "getComputedStyle(document.querySelector('#timeline-figure .plot .point path')).fill"
+    before = browser.ask(color)
+    browser.ask(
+        "[...document.querySelectorAll('#timeline-figure button')].find(b => b.textContent == 'by module').click()"
+    )
+    browser.wait_for(f"{color} !== '{before}'")
+    assert browser.ask("document.querySelector('#timeline-figure [aria-pressed=true]').textContent") == "by module"
+    assert browser.problems == []
+
+
+def test_pointing_at_an_op_tells_its_name_as_it_is(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=1200)
+    browser.open(write_report(hostile_run(tmp_path / "run")), DRAWN)
+    browser.point_at("#timeline-figure .plot .point path")
+    told = "document.querySelector('#timeline-figure .hoverlayer .hovertext')?.textContent"
+    browser.wait_for(told)
+    assert HOSTILE[0] in browser.ask(told)
+    assert "aten.op.default" in browser.ask(told)
+    assert browser.ask("document.querySelectorAll('.hoverlayer a, .hoverlayer script').length") == 0
+    assert browser.problems == []
+
+
+def test_the_page_and_its_figures_follow_the_readers_light_or_dark(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=1200)
+    browser.open(write_report(write_run(tmp_path / "run")), DRAWN)
+    ink = "getComputedStyle(document.querySelector('#memory-figure .plot .xtick text')).fill"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = browser.ask(ink), browser.ask(paper)
+    browser.look(width=1200, is_dark=True)
+    browser.wait_for(f"{ink} !== '{light[0]}'")
+    assert browser.ask(paper) != light[1]
+    assert browser.problems == []
+
+
+def test_hostile_names_are_shown_and_nothing_else_happens(browser: Browser, tmp_path: Path) -> None:
+    page = write_report(hostile_run(tmp_path / "run"))
+    browser.look(width=400)
+    browser.open(page, DRAWN)
+    assert_sound(browser, page)
+    assert browser.ask("document.title") == "<script>document.title='broken'</script>: rlplace report"
+    assert browser.ask("document.querySelector('h1').textContent").startswith("<script>document.title")
+    assert browser.ask("document.querySelectorAll('body img, .plot a[href], main iframe').length") == 0
+    assert browser.ask("document.documentElement.scrollWidth") == 400
+
+
+def test_without_javascript_the_tables_are_there_and_no_empty_boxes(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=1200)
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    browser.call("Page.navigate", url=write_report(write_run(tmp_path / "run")).as_uri())
+    browser.wait_for("document.querySelector('footer')")
+    assert browser.ask("[...document.querySelectorAll('figure')].every(one => one.offsetHeight === 0)")
+    assert browser.ask("document.querySelectorAll('table').length") > 8
+    assert "need JavaScript" in browser.ask("document.querySelector('main').innerText")

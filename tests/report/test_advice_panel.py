@@ -1,0 +1,56 @@
+"""What `rlplace advise` prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console
+
+from rlplace.report.advice_panel import advice_panel
+from rlplace.runs.advise.verdict import WORDS, Figures, decide
+
+FIGURES = Figures(
+    kind="simulated",
+    costs="estimated",
+    bound_s=0.4,
+    bound="total work",
+    single_s=1.0,
+    single_device="cuda:0",
+    single_bytes=3 << 30,
+    single_capacity_bytes=16 << 30,
+    placed_s=0.6,
+    num_placements=2000,
+    split_s=0.9,
+    eager_why="the host is simulated",
+)
+
+
+def shown(figures: Figures) -> list[str]:
+    told = decide(figures).to_dict() | {"capture_s": 1.5, "seconds": 20.0}
+    console = Console(file=StringIO(), width=120, force_terminal=False)
+    console.print(advice_panel(told, WORDS[told["verdict"]]))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_the_verdict_comes_first_and_what_to_do_last() -> None:
+    lines = [" ".join(line.split()) for line in shown(FIGURES)]
+    assert lines[0] == "place: the best of 2,000 placements takes 600 ms a step, one device 1.00 s"
+    assert lines[1:] == [
+        "expected gain 1.67x to 2.50x as fast as one device",
+        "eager PyTorch – (the host is simulated)",
+        "one device 1.00 s on cuda:0, 3.00 GiB of 16.0 GiB",
+        "best placement 600 ms",
+        "even split 900 ms at best (estimated)",
+        "bound 400 ms (total work)",
+        "step times simulated, op times estimated",
+        "it took 1.50 s to capture, 20.0 s from there",
+        "next rlplace.train(problem)",
+    ]
+
+
+def test_what_cannot_be_had_is_a_dash() -> None:
+    lines = [" ".join(line.split()) for line in shown(replace(FIGURES, single_s=None, counts=(1, 4), cut_count=4))]
+    assert "expected gain – (nothing else can run the step)" in lines
+    assert "one device – (does not fit) on cuda:0, 3.00 GiB of 16.0 GiB" in lines
+    assert "4 micro-batches – (not faster, or does not fit)" in lines

@@ -1,0 +1,74 @@
+"""What a run is expected to take: of parts that grow with what is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from search_problems import chain_problem
+from torch import nn
+
+from rlplace.graphs import capture
+from rlplace.measure import Host
+from rlplace.runs.durations import Durations
+from rlplace.training import SearchConfig, TrainConfig
+from rlplace.training.forecast import HEURISTICS_S, LOAD_S_PER_OP, afterwards, ahead, forecast, one_device_step_s
+
+PROBLEM = chain_problem(5, 2)
+HERE = dataclasses.replace(
+    PROBLEM.host, devices=tuple(dataclasses.replace(device, backend="cpu") for device in PROBLEM.host.devices)
+)
+CONFIG = TrainConfig(budget_s=60.0, search=SearchConfig(num_calibrated=12, table_rounds=25))
+
+
+def test_a_simulated_run_is_its_search() -> None:
+    expected = forecast(PROBLEM.graph, PROBLEM.host, CONFIG, 2.0, num_rows=9)
+    assert expected == Durations(heuristics_s=HEURISTICS_S, search_s=60.0)
+
+
+def test_each_part_is_the_steps_that_it_runs() -> None:
+    load_s = 5 * LOAD_S_PER_OP
+    expected = forecast(PROBLEM.graph, HERE, CONFIG, 2.0, num_rows=9, is_profiled=False)
+    assert expected.profiling_s == pytest.approx(15 * 2.0 + load_s)
+    assert expected.calibration_s == pytest.approx(12 * (6 * 2.0 + load_s))
+    assert expected.search_s == 60.0
+    assert expected.table_s == pytest.approx(9 * (27 * 2.0 + load_s))
+    assert forecast(PROBLEM.graph, HERE, CONFIG, 2.0, num_rows=9).profiling_s == 0.0
+
+
+@pytest.mark.parametrize(("count", "placements"), [(0, 0), (3, 6), (12, 12)])
+def test_fewer_than_six_placements_are_not_calibrated_on(count: int, placements: int) -> None:
+    config = dataclasses.replace(CONFIG, search=SearchConfig(num_calibrated=count))
+    expected = forecast(PROBLEM.graph, HERE, config, 2.0, num_rows=9)
+    assert expected.calibration_s == pytest.approx(placements * (12.0 + 5 * LOAD_S_PER_OP))
+
+
+def test_people_are_told_before_and_after() -> None:
+    expected = Durations(profiling_s=5.0, calibration_s=14.0, search_s=150.0, table_s=31.0)
+    assert ahead(expected, ("learned", "portfolio"), is_simulated=False, whole="in all") == (
+        "about 3:20 in all: profiling 0:05, calibration 0:14, search 2:30, table 0:31; "
+        "learned and portfolio search in turn"
+    )
+    search = Durations(search_s=60.0)
+    both = ahead(search, ("policy", "portfolio"), is_simulated=True, whole="from here")
+    assert both.endswith(" search side by side")
+    assert ahead(search, ("portfolio",), is_simulated=True, whole="from here").endswith(
+        "search 1:00; portfolio searches"
+    )
+    assert afterwards(search, expected) == "took 1:00: search 1:00 (expected: about 3:20)"
+
+
+def test_an_eager_step_tells_the_time_of_one() -> None:
+    graph, host = capture(nn.Linear(4, 4), torch.ones(2, 4), lambda y: y.sum(), "sgd"), Host.detect("cores")
+    step_s = one_device_step_s(graph, host)
+    assert step_s is not None
+    assert step_s > 0
+
+
+def test_without_values_nobody_can_tell() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    assert one_device_step_s(capture(model, x), Host.detect("cores")) is None
