@@ -20,6 +20,6 @@ def test_the_pages_python_runs() -> None:
 
 def test_the_pages_rules_exist() -> None:
     words = re.findall(r"^\| `([^`]+)`", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert len(words) == 8
+    assert len(words) == 9
     for word in words:
         GroupingRule.parse(word.replace("PATTERN,...", "a,b").replace("DEPTH", "2"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.seeds import check_seed
 from rlplace.training.config import TrainConfig
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from rlplace.measure.hosts.host import Host
     from rlplace.runs.micro_batches import CutOptions, Loss
     from rlplace.workloads import WorkloadSpec
+
+GRANULARITIES = ("op", "module")
+"""What is placed: single ops in groups, or modules."""
+MODULE_RULE = "device-map"
+"""The grouping that `--granularity module` stands for."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -99,7 +104,32 @@ class GroupingOptions:
     num_groups: Annotated[int, tyro.conf.arg(name="groups")] = TrainConfig.num_groups
     """most groups of ops that are moved"""
     rule: Annotated[str, tyro.conf.arg(name="grouping")] = TrainConfig.grouping
-    """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, metis or none"""
+    """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, device-map, metis, none"""
+    granularity: str = "op"
+    """op, or module: what is placed are modules, as `rlplace export --format device_map` can say it; the same as
+    `--grouping device-map`"""
+
+    def word(self, asked: CutOptions) -> str:
+        """The word of the rule that groups are made by.
+
+        Args:
+            asked: how the batch is to be cut.
+
+        Raises:
+            UnknownName: no such granularity.
+            InvalidValue: modules are to be placed, and another rule was given, or micro-batches.
+        """
+        if self.granularity not in GRANULARITIES:
+            raise UnknownName("granularity", self.granularity, GRANULARITIES)
+        if self.granularity == "op" and self.rule != MODULE_RULE:
+            return self.rule
+        if asked.count != 1:
+            hint = "A device map places modules for whole batches: leave `--micro-batches` out."
+            raise InvalidValue("micro_batches", asked.count, "1 where modules are placed", hint=hint)
+        if self.rule not in (TrainConfig.grouping, MODULE_RULE):
+            hint = "Modules are a rule of their own: leave `--grouping` out."
+            raise InvalidValue("grouping", self.rule, "none beside --granularity module", hint=hint)
+        return MODULE_RULE
 
 
 @dataclass(frozen=True)

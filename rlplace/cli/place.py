@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def place(
         evaluations=evaluations,
         seed=seed,
         num_groups=grouping.num_groups,
-        grouping=grouping.rule,
+        grouping=grouping.word(asked),
         constraints=constraints,
         asked=asked,
         is_quiet=quiet,
@@ -66,13 +67,14 @@ def place(
     if json:
         print_json(result)
         return
-    count = result["evaluations"]
+    count, single_s = result["evaluations"], result["single_s"]
+    single = f"best single device {single_s * 1e3:.2f} ms" if math.isfinite(single_s) else "no single device holds it"
     say(
         f"{placement}: {result['step_time_s'] * 1e3:.2f} ms simulated after {count} placement{'s' * (count != 1)} in "
-        f"{result['plan_s']:.2f} s; best single device {result['single_s'] * 1e3:.2f} ms, "
+        f"{result['plan_s']:.2f} s; {single}, "
         f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
     )
-    if result["step_time_s"] > result["single_s"]:
+    if result["step_time_s"] > single_s:
         say(
             "warning: this is slower than the best single device: give more `--evaluations`, or do not place this model"
         )

@@ -60,7 +60,7 @@ def train(
         budget_s=budget,
         seed=seed,
         num_groups=grouping.num_groups,
-        grouping=grouping.rule,
+        grouping=grouping.word(asked),
         acyclic=acyclic,
         constraints=placing.constraints(found),
         isolated=False if in_process else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -88,10 +89,34 @@ def to_module(
     placed: Any = copy.deepcopy(model)
     for hooks in (placed._forward_hooks, placed._forward_pre_hooks):
         hooks.clear()  # they are in the graph
-    placed.__class__ = type(f"Placed{type(model).__name__}", (PlacedModule, type(model)), {})
-    vars(placed)["_placed"] = _PlacedForward(placed, graph, placement.plan, host, seed)
+    placed.__class__ = _placed_class(type(model))
+    vars(placed)["_placed"] = runs = _PlacedForward(placed, graph, placement.plan, host, seed)
+    if len({*runs.places.values()}) > 1:
+        vars(placed)["hf_device_map"] = hf_device_map(runs.places)
     result: PlacedModule = placed
     return result
+
+
+def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:
+    """Where parameters and buffers are, as Hugging Face writes it: who reads it leaves a model where it is.
+
+    >>> hf_device_map({"up.weight": torch.device("cuda", 1), "down.weight": torch.device("cpu")})
+    {'up.weight': 1, 'down.weight': 'cpu'}
+    """
+    return {name: place.type if place.index is None else place.index for name, place in places.items()}
+
+
+def _placed_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class that derives from `kind`; its `forward` runs as placed and has the signature that `kind`'s has.
+
+    Hugging Face's `Trainer` drops the columns of a batch that the signature does not name.
+    """
+
+    @functools.wraps(kind.forward)
+    def forward(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        return PlacedModule.forward(self, *args, **kwargs)
+
+    return type(f"Placed{kind.__name__}", (PlacedModule, kind), {"forward": forward})
 
 
 class _PlacedForward:
@@ -107,13 +132,14 @@ class _PlacedForward:
     Attributes:
         crew: the threads of the host.
         graphs: by what calls of a kind have in common.
+        places: of parameters and buffers, by dotted name.
     """
 
     def __init__(self, module: nn.Module, graph: OpGraph, plan: Plan, host: Host, seed: int) -> None:
         keep_freed_memory()
         self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
         self._model = require_program(graph).origin.model
-        self._places = {
+        self.places = {
             source.key: torch_device(host.devices[int(plan.devices[op])])
             for op, source in require_program(graph).sources.items()
             if source.kind in ("parameter", "buffer")
@@ -121,7 +147,7 @@ class _PlacedForward:
         self._modules = list(module.modules())
         self._parameters, self._buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
         for name, tensor in self._state().items():
-            tensor.data = tensor.data.to(self._places[name])
+            tensor.data = tensor.data.to(self.places[name])
         self.crew = Crew(host.devices)
         self.graphs: dict[object, ModuleGraph] = {}
         self._bound: list[int] = []
@@ -138,7 +164,7 @@ class _PlacedForward:
         differentiated = differentiated if has_backward else ()
         modes = bytes(each.training for each in self._modules)
         kind = (
-            (has_backward, differentiated, is_trained, modes, spec, _autocast(self._places)),
+            (has_backward, differentiated, is_trained, modes, spec, _autocast(self.places)),
             tuple(_kind(leaf) for leaf in leaves),
         )
         self._follow(state)
@@ -182,11 +208,11 @@ class _PlacedForward:
         if now == self._bound:
             return
         for name, tensor in state.items():
-            if name not in self._places:
-                raise UnknownName("parameter", name, self._places)
-            if tensor.device != self._places[name]:
+            if name not in self.places:
+                raise UnknownName("parameter", name, self.places)
+            if tensor.device != self.places[name]:
                 hint = "Where parameters are is what the placement says: do not move the module."
-                expected = f"on {self._places[name]}, as placed"
+                expected = f"on {self.places[name]}, as placed"
                 raise InvalidValue(name, f"on {tensor.device}", expected, where="placed module", hint=hint)
         for graph in self.graphs.values():
             graph.adopt(state)

@@ -15,7 +15,7 @@ from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import only_simulated
 from rlplace.workloads import WorkloadSpec, parse_workload
 
-EXPORTED = ("step.py", "placement.csv", "pipeline.py", "torchrec.json")
+EXPORTED = ("step.py", "placement.csv", "device_map.json", "pipeline.py", "torchrec.json")
 """The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
 
 
@@ -31,6 +31,8 @@ class ExportRequest:
     """The best placement that was measured."""
     workload: str | None = None
     """The workload as the user passed it again, which a run of a user's function needs."""
+    cache_tokens: int = 0
+    """Tokens of each sequence whose keys and values are to be counted; for formats that say so in their `options`."""
 
     @property
     def spec(self) -> WorkloadSpec:
@@ -106,6 +108,8 @@ class ExportFormat:
     """What it is, in a few words."""
     text: Callable[[ExportRequest], str | Exported]
     """What the file holds, with figures or without; what people are told besides it prints on stderr."""
+    options: tuple[str, ...] = ()
+    """The fields of `ExportRequest` that it takes, beside those of every run."""
 
     def __post_init__(self) -> None:
         if PurePath(self.file).name != self.file or self.file in ("", ".."):
@@ -119,6 +123,7 @@ FORMATS = Registry[ExportFormat](
     {
         "script": "rlplace.export.script:SCRIPT",
         "csv": "rlplace.export.table:TABLE",
+        "device_map": "rlplace.export.device_map.format:DEVICE_MAP",
         "pipeline": "rlplace.export.pipeline.script:PIPELINE",
         "torchrec": "rlplace.export.torchrec:TABLES",
     },

@@ -25,7 +25,9 @@ LIST = "list"
 
 
 @one_thread_here()
-def export_run(folder: Path, *, workload: str | None, is_check: bool, format: str = "script") -> dict[str, Any]:
+def export_run(
+    folder: Path, *, workload: str | None, is_check: bool, format: str = "script", cache_tokens: int = 0
+) -> dict[str, Any]:
     """Writes a run's placement in a format, or compares its placed step with eager; returns what `--json` prints.
 
     Args:
@@ -33,13 +35,15 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
         workload: the workload again, where the run is of a user's function.
         is_check: compare, and write nothing.
         format: a name of `FORMATS`; or `list`, which writes nothing and says what there is.
+        cache_tokens: tokens of each sequence whose keys and values a format counts.
 
     Raises:
         UnknownName: there is no such format.
         FileProblem: no run there, or a malformed one; or the file cannot be written.
         FingerprintMismatch: its placement is for another graph or host.
         InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file, and
-            the format needs the model; or `is_check` with another format than `script`.
+            the format needs the model; or `is_check` with another format than `script`; or the format takes no
+            `cache_tokens`, or they are negative.
     """
     if format == LIST:
         return listed()
@@ -47,9 +51,13 @@ def export_run(folder: Path, *, workload: str | None, is_check: bool, format: st
     if is_check and format != "script":
         hint = "A check runs the placed step and writes nothing: leave one of the two out."
         raise InvalidValue("format", format, "none with a check", where="export", hint=hint)
+    if cache_tokens < 0 or (cache_tokens and "cache_tokens" not in chosen.options):
+        expected = "0 or more" if cache_tokens < 0 else f"0 with {format}"
+        hint = "The format `device_map` counts keys and values."
+        raise InvalidValue("cache_tokens", cache_tokens, expected, where="export", hint=hint)
     run = RunFolder.open(folder)
     placement = load_placement(run.path("placement.json"))
-    request = ExportRequest(run, run.read_json("config.json"), placement, workload)
+    request = ExportRequest(run, run.read_json("config.json"), placement, workload, cache_tokens)
     if (line := unchecked_loss(request.config)) is not None:
         print(line, file=sys.stderr)
     if is_check:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE, Grouping, group_ops
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.graphs.grouping.module_classes import tied_as_modules
+from rlplace.graphs.grouping.rule import DEVICE_MAP, GroupingRule
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
@@ -174,6 +175,15 @@ class Problem:
         latency_s, s_per_byte = _mean_transfer(host)
         if resolved is not None:  # what is together is a co-location class: everybody keeps those
             graph = dataclasses.replace(graph, colocation=resolved.colocation)
+        allowed = None if resolved is None else resolved.allowed
+        if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
+            if graph.num_micro_batches > 1:
+                hint = "A device map places modules for whole batches: capture with `micro_batches=1`."
+                raise InvalidValue(
+                    "micro_batches", graph.num_micro_batches, "1", where=f"grouping {grouping}", hint=hint
+                )
+            graph = tied_as_modules(graph)
+            allowed = None if allowed is None else _shared(allowed, graph.colocation)
         made = group_ops(
             graph,
             costs.op_time_s.mean(axis=1),
@@ -183,9 +193,9 @@ class Problem:
             latency_s=latency_s,
             s_per_byte=s_per_byte,
             cap_bytes=MEMORY_SHARE * min(device.memory_bytes for device in host.devices),
-            allowed=None if resolved is None else resolved.allowed,
+            allowed=allowed,
         )
-        return cls(graph, host, costs, made, None if resolved is None else resolved.allowed)
+        return cls(graph, host, costs, made, allowed)
 
     @cached_property
     def transfer_latency_s(self) -> NDArray[np.float64]:
@@ -295,6 +305,16 @@ class Problem:
                 source, destination = self.host.device_index[route.source], self.host.device_index[route.destination]
                 table[source, destination] = reduce(links[name] for name in route.links)  # type: ignore[operator]
         return table
+
+
+def _shared(allowed: NDArray[np.bool_], colocation: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """(N, D) bool: devices where an op may be, and all that it shares a class with."""
+    members = np.flatnonzero(colocation >= 0)
+    shared = np.ones((int(colocation.max(initial=-1)) + 1, allowed.shape[1]), dtype=np.bool_)
+    np.logical_and.at(shared, colocation[members], allowed[members])
+    result = allowed.copy()
+    result[members] = shared[colocation[members]]
+    return result
 
 
 def _names(host: Host) -> tuple[list[str], list[str]]:

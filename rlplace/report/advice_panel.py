@@ -25,7 +25,7 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for name, value in (
-        ("expected gain", _gain(told)),
+        ("expected step", _expected(told)),
         ("eager PyTorch", _time(figures["eager_s"], figures["eager_why"])),
         ("one device", _single(figures)),
         ("best placement", _time(figures["placed_s"], "none fits, or none was tried")),
@@ -39,10 +39,10 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
     return Group(Text(f"{verdict}: {reason}", style="bold"), table)
 
 
-def _gain(told: Mapping[str, Any]) -> str:
-    if told["gain_low"] is None:
+def _expected(told: Mapping[str, Any]) -> str:
+    if told["ratio_found"] is None:
         return f"{NOTHING} (nothing else can run the step)"
-    return f"{told['gain_low']:.2f}x to {told['gain_high']:.2f}x as fast as {told['over']}"
+    return f"{told['ratio_least']:.2f} to {told['ratio_found']:.2f} of what {told['over']} takes"
 
 
 def _single(figures: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ RUN_FILES = (
     "best_so_far.png",
     "step.py",
     "placement.csv",
+    "device_map.json",
     "pipeline.py",
     "torchrec.json",
     "measurements.db",

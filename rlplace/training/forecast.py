@@ -16,7 +16,7 @@ PROFILED_STEPS = 15
 """Steps that are traced on each kind of device, those before the first that counts included."""
 CALIBRATION_STEPS = 6
 """Steps of each placement that the simulator is calibrated on."""
-LOAD_S_PER_OP = 0.5e-3
+LOAD_S_PER_OP = 0.05e-3
 """Seconds that it takes to make code of a plan, for each of its ops."""
 HEURISTICS_S = 3.0
 """What the heuristics take, and reading the kernels of searches from disk; compiling them takes most of a minute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,8 +75,8 @@ class TrainResult:
     table: Table
     timeline: Timeline
     is_measured: bool
-    durations: Durations = field(default_factory=Durations)
-    expected: Durations = field(default_factory=Durations)
+    durations: Durations = dataclasses.field(default_factory=Durations)
+    expected: Durations = dataclasses.field(default_factory=Durations)
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every op of the placement and the timeline."""

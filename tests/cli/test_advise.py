@@ -34,7 +34,7 @@ def test_micro_batches_are_tried_and_people_read_the_verdict(capsys: pytest.Capt
     said = capsys.readouterr()
     assert said.out == ""
     assert "2 micro-batches:" in said.err
-    assert "expected gain" in said.err
+    assert "expected step" in said.err
 
 
 @pytest.mark.slow

@@ -47,6 +47,14 @@ def test_a_guess_that_is_slower_than_one_device_is_said(tmp_path: Path, capsys: 
         assert ("slower than the best single device" in capsys.readouterr().err) is is_slower
 
 
+def test_what_no_single_device_holds_is_said(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["place", graph, "--host", "4xV100-pcie", "--quiet", "--method", "round-robin"]
+    assert main([*words, "--placement", str(tmp_path / "found.json")]) == 0
+    said = capsys.readouterr().err
+    assert "no single device holds it" in said
+    assert "inf" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
-TESTED = {"training_loop.py", "placed_module.py"}
+TESTED = {"training_loop.py", "placed_module.py", "hf_trainer.py", "accelerate_loop.py"}
 
 
 def names_of(example: str) -> dict[str, Any]:
@@ -35,3 +35,21 @@ def test_a_training_loop_goes_on_from_its_checkpoint(tmp_path: Path, capsys: pyt
 def test_a_placed_module_learns() -> None:
     losses = names_of("placed_module.py")["train"](1.0)
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.slow
+def test_a_placed_model_learns_under_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    losses = names_of("hf_trainer.py")["train"](1.0)
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 2
+    assert "3 graphs" in capsys.readouterr().out  # batches of eight in training, and of eight and four in evaluation
+
+
+@pytest.mark.slow
+def test_a_placed_model_learns_under_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    losses = names_of("accelerate_loop.py")["train"](1.0, folder=tmp_path)
+    assert losses[-1] < losses[0] / 2
+    assert any(path.suffix == ".safetensors" for path in tmp_path.iterdir())

@@ -139,10 +139,14 @@ def test_placed_inference_returns_what_the_model_returns() -> None:
     step.close()
 
 
-def test_place_does_it_all_in_one_call() -> None:
+@pytest.mark.parametrize("progress", [None, True])
+def test_place_does_it_all_in_one_call(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model, x = Net(), torch.randn(5, 6)
-    step = rlplace.place(model, x, square, "sgd", budget_s=1.0)
+    step = rlplace.place(model, x, square, "sgd", budget_s=1.0, progress=progress)
+    said = capsys.readouterr().err
+    assert [line in said for line in ("profiling ", "about 0:", "measuring the final table")] == [bool(progress)] * 3
+    assert repr(step).startswith("PlacedModel(OpGraph(")
     assert float(step(x)) == pytest.approx(square(model(x)).item(), rel=1e-5)
     step.close()
 

@@ -95,10 +95,7 @@ def test_a_registered_format_works_from_the_command_line(run: RunFolder, short_f
 
 def test_an_unknown_format_is_answered_with_the_nearest(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run.root), "--format", "scrpt"]) == 2
-    assert (
-        "unknown export format 'scrpt': did you mean 'script'? Known: csv, pipeline, script, torchrec."
-        in capsys.readouterr().err
-    )
+    assert "unknown export format 'scrpt': did you mean 'script'? Known: csv, " in capsys.readouterr().err
     with pytest.raises(UnknownName):
         export_run(run.root, workload=None, is_check=True, format="scrpt")
 

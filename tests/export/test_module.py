@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.export import PlacedModule, to_module
+from rlplace.export.module import hf_device_map
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.measure import Placement
@@ -309,3 +311,21 @@ def test_parameters_that_were_moved_elsewhere_are_told() -> None:
     with pytest.raises(InvalidValue, match=r"first\.weight is 'on meta', expected on cpu, as placed"):
         module(x)
     module.close()
+
+
+def test_its_forward_has_the_signature_of_its_models() -> None:
+    """By which Hugging Face's Trainer picks the columns of a batch."""
+    model = classifier()
+    module = module_of(model)
+    assert inspect.signature(module.forward) == inspect.signature(model.forward)
+    assert inspect.signature(type(module).forward) == inspect.signature(type(model).forward)
+    module.close()
+
+
+def test_where_parameters_are_is_told_to_hugging_face_where_they_are_apart() -> None:
+    model = classifier()
+    module = module_of(model)
+    assert not hasattr(module, "hf_device_map"), "cores are one device"
+    module.close()
+    places = {"up.weight": torch.device("cuda", 1), "down.weight": torch.device("cpu")}
+    assert hf_device_map(places) == {"up.weight": 1, "down.weight": "cpu"}

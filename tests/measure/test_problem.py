@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import plain_host, random_graph
+from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs import capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.hosts.host import Route
+from rlplace.measure.hosts.host import Host, Route
 from rlplace.measure.problem import Problem, _mean_transfer
 
 
@@ -138,3 +141,22 @@ def test_nothing_that_is_drawn_is_where_it_may_not_be(seed: int, rule: str) -> N
     assert set(devices[:, inside].flatten().tolist()) <= {2}
     assert not np.any(devices[:, [k for k, module in enumerate(graph.modules) if module == "c"]] == 0)
     assert np.array_equal(devices[:, 5], devices[:, 6])
+
+
+@pytest.mark.parametrize("progress", [True, False, None])
+def test_profiling_is_told_as_asked(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = capture(nn.Linear(4, 4), torch.ones(2, 4))
+    Problem.profile(graph, Host.detect("cores"), num_groups=1, progress=progress)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert bool(said.err) == bool(progress)  # off a terminal only if it is asked for
+    if progress:
+        assert said.err.startswith("profiling ")
+
+
+def test_profiling_is_told_to_whoever_listens() -> None:
+    told: list[str] = []
+    Problem.profile(
+        capture(nn.Linear(4, 4), torch.ones(2, 4)), Host.detect("cores"), num_groups=1, progress=told.append
+    )
+    assert told[0].startswith("profiling ")

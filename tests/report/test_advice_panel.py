@@ -37,7 +37,7 @@ def test_the_verdict_comes_first_and_what_to_do_last() -> None:
     lines = [" ".join(line.split()) for line in shown(FIGURES)]
     assert lines[0] == "place: the best of 2,000 placements takes 600 ms a step, one device 1.00 s"
     assert lines[1:] == [
-        "expected gain 1.67x to 2.50x as fast as one device",
+        "expected step 0.40 to 0.60 of what one device takes",
         "eager PyTorch – (the host is simulated)",
         "one device 1.00 s on cuda:0, 3.00 GiB of 16.0 GiB",
         "best placement 600 ms",
@@ -51,6 +51,6 @@ def test_the_verdict_comes_first_and_what_to_do_last() -> None:
 
 def test_what_cannot_be_had_is_a_dash() -> None:
     lines = [" ".join(line.split()) for line in shown(replace(FIGURES, single_s=None, counts=(1, 4), cut_count=4))]
-    assert "expected gain – (nothing else can run the step)" in lines
+    assert "expected step – (nothing else can run the step)" in lines
     assert "one device – (does not fit) on cuda:0, 3.00 GiB of 16.0 GiB" in lines
     assert "4 micro-batches – (not faster, or does not fit)" in lines

@@ -130,6 +130,9 @@ def pipeline_script(request: ExportRequest) -> Exported:
     """
     run = CapturedRun.of(request)
     plan = plan_pipeline(run)
+    constraints = request.config["train"].get("constraints") or {}
+    if any(constraints.values()):
+        print("the run's pins, exclusions and what is together are not followed by stages", file=sys.stderr)
     for line in said(plan):
         print(line, file=sys.stderr)
     return Exported(text_of(run, plan), figures(plan))

@@ -12,8 +12,9 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.coarsen import Coarsening
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.graphs.grouping.metis import metis_parts
+from rlplace.graphs.grouping.module_classes import tied_as_modules
 from rlplace.graphs.grouping.patterns import modules_matching
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.graphs.grouping.rule import DEVICE_MAP, GroupingRule
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
 from rlplace.say import counted
 
@@ -91,6 +92,8 @@ def group_ops(
     - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes,
       and a group whose outputs are read by one other group joins it, to a fixpoint; cells first, where given.
     - `module`: the ops of a module are one group.
+    - `device-map`: the ops that a Hugging Face device map cannot take apart are one co-location class; see
+      `module_classes`.
     - `metis`: `num_groups` parts of equal cost and bytes with the least seconds of sending between them.
     - `none`: nothing more, and `num_groups` does not matter.
 
@@ -123,6 +126,7 @@ def group_ops(
         MissingExtra: the rule is `metis`, and pymetis is not installed.
     """
     parsed = GroupingRule.parse(rule)
+    graph = tied_as_modules(graph) if parsed.name == DEVICE_MAP else graph
     cost_s, allowed = _checked(graph, cost_s, num_groups, allowed)
     groups = Coarsening(
         graph, cost_s, allowed, latency_s=latency_s, s_per_byte=s_per_byte, cap_bytes=cap_bytes, is_acyclic=acyclic

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rlplace.errors import InvalidValue, UnknownName
 
-RULES = ("heavy-edge", "colocation", "module", "metis", "none")
+RULES = ("heavy-edge", "colocation", "module", "device-map", "metis", "none")
+DEVICE_MAP = "device-map"
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class GroupingRule:
     | `module` | the ops of a module |
     | `module:DEPTH` | the ops of a module and all below it, DEPTH names deep |
     | `module:DEPTH:apart` | the same, with forward, backward and update apart |
+    | `device-map` | what a Hugging Face device map cannot take apart; a constraint, not only a start |
     | `metis` | a balanced partition with few bytes cut |
     | `none` | every op by itself |
 
@@ -61,5 +63,6 @@ class GroupingRule:
         raise InvalidValue(
             "grouping rule",
             word,
-            "heavy-edge, colocation, colocation:PATTERN,..., module, module:DEPTH, module:DEPTH:apart, metis or none",
+            "heavy-edge, colocation, colocation:PATTERN,..., module, module:DEPTH, module:DEPTH:apart, device-map, "
+            "metis or none",
         )

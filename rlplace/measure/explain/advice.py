@@ -133,10 +133,13 @@ def _chain(explanation: Explanation) -> str:
 
 def _keep(explanation: Explanation) -> str:
     single_s = _step_s(explanation, ONE_DEVICE)
-    over_bound = f"no placement can be below {_percent(explanation.bound_s / explanation.step_time_s)} of its step time"
+    over_bound = (
+        f"none can take less than {_percent(explanation.bound_s / explanation.step_time_s)} of its own step time"
+    )
     if single_s is None:
         return f"Keep this placement: {over_bound}."
-    return f"Keep this placement: it is {single_s / explanation.step_time_s:.2f}x as fast as one device; {over_bound}."
+    share = _percent(explanation.step_time_s / single_s)
+    return f"Keep this placement: it takes {share} of one device's step; {over_bound}."
 
 
 RULES: dict[str, Callable[[Explanation], str]] = {

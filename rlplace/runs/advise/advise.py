@@ -33,8 +33,8 @@ EVALUATIONS = 2000
 """Placements that a search may simulate, of every number of micro-batches."""
 FIRST_EVALUATIONS = 50
 """Simulated whatever the time: kernels may have to be compiled first."""
-SEARCH_SHARE = 0.5
-"""Part of the time for all searches; on a real host the rest is for the race."""
+SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
+"""Part of the time for all searches, where a race follows and where none does."""
 RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=9, hopeless=math.inf, margin=math.inf)
 
 Say = Callable[[str], None]
@@ -91,11 +91,12 @@ def advise(
         raise InvalidValue("evaluations", evaluations, "at least 1", where="advise")
     say = say or (lambda _: None)
     begin_s = time.monotonic()
-    search_s = seconds * SEARCH_SHARE / (1 + len(cuts or {}))
+    searching_s = seconds * (SIMULATED_SHARE if problem.host.is_simulated else SEARCH_SHARE)
+    search_s = searching_s / (1 + len(cuts or {}))
     found, is_refused = [_search(problem, search_s, evaluations, seed)], False
     say(f"{_each(found[0].count)}: {_words(found[0])}")
     for count, make in (cuts or {}).items():
-        if time.monotonic() - begin_s > seconds * SEARCH_SHARE:
+        if time.monotonic() - begin_s > searching_s:
             say(f"{_each(count)}: left out, the time is up")
             continue
         try:

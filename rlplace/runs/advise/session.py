@@ -25,8 +25,8 @@ from rlplace.runs.prepared import describe_cut
 from rlplace.runs.setup import Steps, make_problem
 from rlplace.workloads import WorkloadSpec
 
-COUNTS = (2, 4, 8)
-"""Numbers of micro-batches that `auto` tries beside the whole batch."""
+MOST_COUNT = 16
+"""Most micro-batches that `auto` tries."""
 PROFILE_SHARE = 0.2
 """Part of the time for traced steps of the whole batch."""
 LEAST_STEPS, MOST_STEPS = 1, 8
@@ -76,7 +76,7 @@ def advise_workload(
     if not host.is_simulated:
         make = _profiled(graph, host, seconds, constraints, progress.say)
     problem = make(graph, 1)
-    counts = COUNTS if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
+    counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
     verdict = advise(
         problem,
         seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
@@ -96,6 +96,13 @@ def advise_workload(
 
 
 Make = Callable[[OpGraph, int], Problem]
+
+
+def counts_for(host: Host) -> tuple[int, ...]:
+    """The numbers of micro-batches that `auto` tries beside the whole batch while there is time: one a device first."""
+    devices = sum(not device.members for device in host.devices)
+    wanted = (min(devices, MOST_COUNT), min(2 * devices, MOST_COUNT), 2)
+    return tuple(dict.fromkeys(count for count in wanted if count > 1))
 
 
 def _cut(steps: Steps, make: Make, count: int) -> Problem:

@@ -108,11 +108,11 @@ class Verdict:
     reason: str
     """A sentence."""
     over: Literal["eager", "one device", ""]
-    """What the gain is over; empty where nothing else can run the step."""
-    gain_low: float | None
-    """How many times as fast a step would be, at least by what was found ..."""
-    gain_high: float | None
-    """... and at most, by the bound; None where nothing else can run the step."""
+    """What the ratios are over; empty where nothing else can run the step."""
+    ratio_found: float | None
+    """Step time of the best placement that was found over that, at its worst by the spread; below 1 is faster ..."""
+    ratio_least: float | None
+    """... and the least that it can be, by the bound; None where nothing else can run the step."""
     next: str
     """The next command, or what to do instead."""
     figures: Figures
@@ -131,9 +131,9 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
     """
     words = words or Words()
     choice, reason, following = _choose(figures, words)
-    low, high = _gain(figures, choice)
+    found, least = _ratios(figures, choice)
     over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
-    return Verdict(choice, reason, over if low is not None else "", low, high, following, figures)
+    return Verdict(choice, reason, over if found is not None else "", found, least, following, figures)
 
 
 def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
@@ -210,20 +210,20 @@ def _placed(step_s: float) -> str:
     return format_seconds(step_s) if math.isfinite(step_s) else "does not fit"
 
 
-def _gain(f: Figures, choice: Choice) -> tuple[float | None, float | None]:
-    """How many times as fast, at least and at most, a step would be; None where there is nothing to compare with.
+def _ratios(f: Figures, choice: Choice) -> tuple[float | None, float | None]:
+    """Step times over that of now: the best found, and the least possible; None where there is nothing to compare with.
 
-    At least: by the best placement that was found, less the spread of both. At most: by the bound, which none is below.
+    The best found counts with the spread of both; where the verdict is to stay, it is no gain.
     """
     if math.isinf(f.now_s):
         return None, None
-    found_s, least_s = f.best_s, f.bound_s
+    least_s = f.bound_s
     if choice == "cut-batch" and f.counts == (1,) and f.split_s is not None:
         least_s = min(least_s, f.split_s)
-    low = f.now_s / found_s * (1.0 - f.spread) / (1.0 + f.spread) if math.isfinite(found_s) else 1.0
+    found = f.best_s / f.now_s * (1.0 + f.spread) / (1.0 - f.spread) if math.isfinite(f.best_s) else 1.0
     if choice in ("eager", "one-device"):
-        low = min(low, 1.0)
-    return low, max(f.now_s / least_s if least_s > 0 else low, low)
+        found = max(found, 1.0)
+    return found, min(least_s / f.now_s, found)
 
 
 def _or_inf(step_s: float | None) -> float:

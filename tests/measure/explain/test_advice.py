@@ -110,7 +110,7 @@ CASES = {
     ),
     "keep": (
         PLAIN,
-        "Keep this placement: it is 1.50x as fast as one device; no placement can be below 50 % of its step time.",
+        "Keep this placement: it takes 67 % of one device's step; none can take less than 50 % of its own step time.",
     ),
 }
 
@@ -159,4 +159,4 @@ def test_a_step_that_takes_no_time_is_kept() -> None:
 
 def test_without_one_device_the_bound_alone_is_told() -> None:
     forced = beside(Alternative(ONE_DEVICE, None, "simulated", "does not fit"))
-    assert advise_on(forced).sentence == "Keep this placement: no placement can be below 50 % of its step time."
+    assert advise_on(forced).sentence == "Keep this placement: none can take less than 50 % of its own step time."

@@ -30,24 +30,24 @@ ASKED = Words("gpt2", "2xA100")
 def test_a_placement_that_is_faster_is_worth_it() -> None:
     found = decide(SIMULATED, ASKED)
     assert (found.verdict, found.over) == ("place", "one device")
-    assert (found.gain_low, found.gain_high) == (pytest.approx(1.0 / 0.6), pytest.approx(1.0 / 0.4))
+    assert (found.ratio_found, found.ratio_least) == (pytest.approx(0.6), pytest.approx(0.4))
     assert found.reason == "the best of 2,000 placements takes 600 ms a step, one device 1.00 s"
     assert found.next == "rlplace train gpt2 --host 2xA100"
 
 
-def test_a_measured_gain_is_over_eager_less_the_spread() -> None:
+def test_a_measured_ratio_is_over_eager_and_counts_the_spread() -> None:
     found = decide(MEASURED, ASKED)
     assert (found.verdict, found.over) == ("place", "eager")
-    assert found.gain_low == pytest.approx(0.8 / 0.6 * 0.9 / 1.1)
-    assert found.gain_high == pytest.approx(0.8 / 0.4)
+    assert found.ratio_found == pytest.approx(0.6 / 0.8 * 1.1 / 0.9)
+    assert found.ratio_least == pytest.approx(0.4 / 0.8)
 
 
 def test_eager_that_is_as_fast_stays() -> None:
     for eager_s in (0.5, 0.62):
         found = decide(replace(MEASURED, eager_s=eager_s), ASKED)
         assert (found.verdict, found.next) == ("eager", NOTHING_TO_RUN)
-        assert found.gain_low is not None
-        assert found.gain_low <= 1.0 <= (found.gain_high or 0.0)
+        assert found.ratio_found is not None
+        assert found.ratio_found >= 1.0 >= (found.ratio_least or 2.0)
     assert decide(replace(MEASURED, eager_s=0.64), ASKED).verdict == "place"
     assert decide(replace(MEASURED, eager_s=0.7, single_s=0.5, placed_s=0.5), ASKED).verdict == "one-device"
 
@@ -58,7 +58,7 @@ def test_one_device_near_the_best_or_the_bound_stays() -> None:
     assert near.reason == "everything on cuda:0 takes 1.00 s a step, the best of 2,000 placements 970 ms"
     bound = decide(replace(SIMULATED, placed_s=0.99, bound_s=0.98), ASKED)
     assert bound.reason == "everything on cuda:0 is within 2% of the bound (total work)"
-    assert (bound.gain_low, bound.next) == (1.0, NOTHING_TO_RUN)
+    assert (bound.ratio_found, bound.next) == (1.0, NOTHING_TO_RUN)
 
 
 def test_a_promising_split_of_the_batch_is_to_be_tried() -> None:
@@ -66,7 +66,7 @@ def test_a_promising_split_of_the_batch_is_to_be_tried() -> None:
     assert found.verdict == "cut-batch"
     assert "an even split of the batch would take 300 ms a step at best" in found.reason
     assert found.next == "rlplace advise gpt2 --host 2xA100 --micro-batches auto"
-    assert (found.gain_low, found.gain_high) == (pytest.approx(1 / 0.6), pytest.approx(1 / 0.3))
+    assert (found.ratio_found, found.ratio_least) == (pytest.approx(0.6), pytest.approx(0.3))
     tried = replace(SIMULATED, split_s=0.3, counts=(1, 2), cut_s=0.58, cut_count=2)
     assert decide(tried, ASKED).verdict == "place"
 
@@ -83,7 +83,7 @@ def test_micro_batches_that_are_faster_are_recommended() -> None:
 
 def test_a_step_that_no_device_holds_is_placed() -> None:
     found = decide(replace(SIMULATED, single_s=None, single_bytes=20 * GIB), ASKED)
-    assert (found.verdict, found.over, found.gain_low, found.gain_high) == ("place", "", None, None)
+    assert (found.verdict, found.over, found.ratio_found, found.ratio_least) == ("place", "", None, None)
     assert "no single device holds it: it takes 20.0 GiB of cuda:0's 16.0 GiB" in found.reason
 
 
