@@ -19,6 +19,7 @@ def fidelity(
     fit: int = 16,
     seed: Seed = 0,
     plot: Path = Path("fidelity.png"),
+    in_process: bool = False,
     json: bool = False,
 ) -> None:
     """Simulate and measure many unseen placements: how far the simulator can be trusted here.
@@ -32,6 +33,7 @@ def fidelity(
         fit: how many other placements the simulator is calibrated on first
         seed: of the workload and of what is drawn
         plot: where the scatter plot goes
+        in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
     from rlplace.runs.fidelity import run_fidelity
@@ -46,6 +48,7 @@ def fidelity(
         plot=plot,
         constraints=placing.constraints(found),
         asked=asked,
+        isolated=False if in_process else None,
     )
     if json:
         print_json(result)

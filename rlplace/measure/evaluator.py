@@ -1,4 +1,4 @@
-"""`Evaluator`: how long plans take: by running them here, or by simulation where the host is simulated."""
+"""`Evaluator`: how long plans take: by running them on this machine, or by simulation where the host is simulated."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.isolate.choice import Runner, make_runner
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol, Timer
-from rlplace.measure.run.runner import HostRunner
-from rlplace.measure.run.workers import Worker
+from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 
@@ -28,16 +28,24 @@ class Evaluator:
         simulator: plans, and re-times on a simulated host.
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.
+        isolated: whether plans run in a worker process, so that one that crashes or hangs costs itself alone; by
+            default they do, unless the environment says `RLPLACE_IN_PROCESS=1`.
     """
 
     def __init__(
-        self, problem: Problem, simulator: Simulator, reference: NDArray[np.int32] | None = None, *, seed: int = 0
+        self,
+        problem: Problem,
+        simulator: Simulator,
+        reference: NDArray[np.int32] | None = None,
+        *,
+        seed: int = 0,
+        isolated: bool | None = None,
     ) -> None:
         self.problem = problem
         self.simulator = simulator
-        self._runner = None
+        self._runner: Runner | None = None
         if not problem.host.is_simulated:
-            self._runner = HostRunner(problem, simulator, reference=reference, seed=seed)
+            self._runner = make_runner(problem, simulator, reference=reference, seed=seed, isolated=isolated)
 
     @property
     def is_measured(self) -> bool:
@@ -49,7 +57,7 @@ class Evaluator:
         plans: Sequence[Plan],
         protocol: RaceProtocol,
         *,
-        others: Sequence[Timer] = (),
+        others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
         """A measurement for each plan, all in one race, then one for each of `others` where the host is real.
@@ -57,7 +65,7 @@ class Evaluator:
         Args:
             plans: exactly what runs.
             protocol: rounds of the race.
-            others: timers of what is no plan, in the same race.
+            others: recipes, or timers, of what is no plan, in the same race.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
         """
         if self._runner is None:
@@ -81,12 +89,8 @@ class Evaluator:
         timelines = self.trace(plan)
         return timelines[len(timelines) // 2]
 
-    def widest_worker(self) -> Worker | None:
-        """The runner's thread that has all cores, if there is one."""
-        return None if self._runner is None else self._runner.widest_worker()
-
     def close(self) -> None:
-        """Ends the runner's threads."""
+        """Ends the runner's threads, and its worker."""
         if self._runner is not None:
             self._runner.close()
 

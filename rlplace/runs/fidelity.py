@@ -86,6 +86,7 @@ def run_fidelity(
     plot: Path,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    isolated: bool | None = None,
 ) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
@@ -98,6 +99,7 @@ def run_fidelity(
         plot: where the picture goes.
         constraints: the user's pins and exclusions, which all placements keep.
         asked: how the batch is cut.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         InvalidValue: a simulated host, a graph file, or too few placements.
@@ -108,9 +110,10 @@ def run_fidelity(
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     progress = make_progress()
-    prepared = prepare(Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints)
+    steps = Steps(spec, host, seed, asked)
+    prepared = prepare(steps, progress, seed=seed, constraints=constraints, isolated=isolated)
     problem = prepared.problem
-    mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed)
+    mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed, isolated=isolated)
     calibration = calibrate_on(mix.known)
     for line in calibration.say():
         progress.say(line)
@@ -138,7 +141,7 @@ def run_fidelity(
     }
 
 
-def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: int) -> Mix:
+def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: int, isolated: bool | None = None) -> Mix:
     """Draws, measures and counts `num_placements` placements twice, after `num_fit` others.
 
     Args:
@@ -146,6 +149,7 @@ def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: in
         num_placements: unseen placements.
         num_fit: other placements, to calibrate on.
         seed: of what is drawn.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         RunnerError: a placement failed.
@@ -156,7 +160,7 @@ def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: in
     generator = np.random.default_rng(seed)
     test_groups, kinds = draw_mix(problem, best, num_placements, generator)
     fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
-    evaluator, idle = Evaluator(problem, simulator), idle_share()
+    evaluator, idle = Evaluator(problem, simulator, isolated=isolated), idle_share()
     try:
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)

@@ -44,6 +44,7 @@ def time_placement(
     timeline: Path | None,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    isolated: bool | None = None,
 ) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
@@ -56,6 +57,7 @@ def time_placement(
         timeline: where a Chrome trace goes; or a picture, where it is called `.png`.
         constraints: the user's pins and exclusions: the placement must keep them, and the bound counts on them.
         asked: how the batch is cut; `auto` is what the placement was made for, without one it is chosen.
+        isolated: whether it runs in a worker process; see `Evaluator`.
 
     Raises:
         FingerprintMismatch: the placement was made for another graph or host.
@@ -81,7 +83,7 @@ def time_placement(
     plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
     measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
     if is_measured:
-        evaluator = Evaluator(problem, simulator)
+        evaluator = Evaluator(problem, simulator, isolated=isolated)
         try:
             (outcome,) = evaluator.measure_plans([plan], ROUNDS)
             timelines = evaluator.trace(plan) if outcome.ok else []

@@ -22,7 +22,8 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.eager import check_has_values
+from rlplace.measure.run.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
@@ -133,13 +134,18 @@ def train(
     known, prior = None, prior_of(problem, config.search.priors)
     if config.search.num_calibrated and not is_simulated:
         problem, known = calibrated(
-            problem, config.search.num_calibrated, seed=config.seed, say=progress.say, prior=prior
+            problem,
+            config.search.num_calibrated,
+            seed=config.seed,
+            say=progress.say,
+            prior=prior,
+            isolated=config.isolated,
         )
     calibration_s = watch.lap_s()
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = Evaluator(problem, simulator, reference, seed=config.seed)
+    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, isolated=config.isolated)
     try:
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
@@ -308,13 +314,14 @@ def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config:
     )
 
 
-def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerStep | None, str]:
+def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
     if not evaluator.is_measured:
         return None, "the host is simulated"
     try:
-        return EagerStep(problem.graph, problem.host, worker=evaluator.widest_worker()), ""
+        check_has_values(problem.graph)
     except InvalidValue as error:
         return None, str(error)
+    return EagerRecipe(), ""
 
 
 def _entry(method: str, found: LoopResult) -> Entry:

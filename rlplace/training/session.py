@@ -87,6 +87,7 @@ def run_training(
             grouping=config.grouping,
             acyclic=config.acyclic,
             constraints=config.constraints,
+            isolated=config.isolated,
         )
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
