@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", settings.get_profile("random"), derandomize=True, database=None)
 settings.load_profile("fixed")
+
+# A worker imports PyTorch, which takes seconds: tests of what is measured run in their own process, those of workers
+# (tests/measure/isolate) ask for one.
+os.environ["RLPLACE_IN_PROCESS"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,7 +23,7 @@ def test_the_pages_python_runs() -> None:
     assert names["info"]["status"] == "ok"
     assert names["features"].group_cost.shape == names["problem"].group_allowed.shape
     assert names["same"].action_space == names["env"].action_space
-    assert names["seen"]["adjacency"].shape == (2, names["problem"].grouping.num_groups ** 2)
+    assert names["shown"]["adjacency"].shape == (2, names["problem"].grouping.num_groups ** 2)
     assert 0 < names["step_time_s"] < np.inf
     _, return_, *_ = names["env"].step(names["steps"]._batch.placed[0].astype(np.int64))
     assert names["total"] == pytest.approx(return_)

@@ -27,6 +27,7 @@ def compare(
     seed: Seed = 0,
     save: Path | None = None,
     plot: Path | None = None,
+    in_process: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -51,6 +52,7 @@ def compare(
         seed: of the workload
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
+        in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
         quiet: no progress and no table
     """
@@ -116,7 +118,9 @@ def compare(
         from rlplace.compare.session import run_compare, split_methods
 
         searches, baselines = split_methods(methods)
-        config = CompareConfig(searches, evaluations, seconds, num_seeds, minimised)
+        config = CompareConfig(
+            searches, evaluations, seconds, num_seeds, minimised, isolated=False if in_process else None
+        )
         found = placing.find_host(host or "auto")
         result = run_compare(
             spec,

@@ -20,6 +20,7 @@ def fidelity(
     fit: int = 16,
     seed: Seed = 0,
     plot: Path = Path("fidelity.png"),
+    in_process: bool = False,
     json: bool = False,
 ) -> None:
     """Simulate and measure many unseen placements: how far the simulator can be trusted here.
@@ -34,6 +35,7 @@ def fidelity(
         fit: how many other placements the simulator is calibrated on first
         seed: of the workload and of what is drawn
         plot: where the scatter plot goes
+        in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
     from rlplace.runs.fidelity import run_fidelity
@@ -50,6 +52,7 @@ def fidelity(
         asked=asked,
         store=storing.store,
         is_waiting=not storing.no_wait,
+        isolated=False if in_process else None,
     )
     if json:
         print_json(result)

@@ -19,6 +19,7 @@ def measure(
     host: str = "auto",
     seed: Seed = 0,
     timeline: Path | None = None,
+    in_process: bool = False,
     json: bool = False,
 ) -> None:
     """Run steps of a placement on this machine and time them.
@@ -33,6 +34,7 @@ def measure(
         seed: of the workload
         timeline: write a Chrome trace of a measured and of a simulated step here; a picture of the measured one if the
             name ends in .png
+        in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
     from rlplace.runs.step_time import time_placement
@@ -49,5 +51,6 @@ def measure(
         asked=asked,
         store=storing.store,
         is_waiting=not storing.no_wait,
+        isolated=False if in_process else None,
     )
     show_step_time(result, json)

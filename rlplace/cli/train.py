@@ -29,6 +29,7 @@ def train(
     acyclic: bool = TrainConfig.acyclic,
     track: str = TrainConfig.track,
     overwrite: bool = False,
+    in_process: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -52,6 +53,7 @@ def train(
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
+        in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
         json: print the result as one JSON object on stdout
         quiet: no progress
     """
@@ -63,6 +65,7 @@ def train(
         grouping=grouping.word(asked),
         acyclic=acyclic,
         constraints=placing.constraints(found),
+        isolated=False if in_process else None,
         track=track,
         store=storing.store,
         search=search,

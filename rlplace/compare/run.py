@@ -15,8 +15,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
-from rlplace.measure.run.race import RaceProtocol, Timer
+from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.order.op_order import shorten
 from rlplace.search.registry import SearchResult, find
@@ -55,6 +55,9 @@ class CompareConfig:
     """What is minimised."""
     threads: int | None = None
     """Placements simulated at once; every core by default."""
+    isolated: bool | None = None
+    """Whether rows are measured in a worker process (on a real host); by default they are, unless the environment says
+    `RLPLACE_IN_PROCESS=1`."""
     is_count_chosen: bool = False
     """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
 
@@ -111,7 +114,7 @@ def compare(
     config: CompareConfig | None = None,
     *,
     workload: str = "",
-    others: Sequence[tuple[Row, Timer | None]] = (),
+    others: Sequence[tuple[Row, Other | None]] = (),
     on_row: Callable[[Row], None] | None = None,
     log: MeasurementLog | None = None,
 ) -> Comparison:
@@ -154,7 +157,7 @@ def compare(
         is_interrupted = True
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
-        rows = _measured(problem, simulator, rows, others, log)
+        rows = _measured(problem, simulator, rows, others, log, config.isolated)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -277,8 +280,9 @@ def _measured(
     problem: Problem,
     simulator: Simulator,
     rows: Sequence[Row],
-    others: Sequence[tuple[Row, Timer | None]],
+    others: Sequence[tuple[Row, Other | None]],
     log: MeasurementLog | None,
+    isolated: bool | None,
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
     lanes: dict[str, int] = {}
@@ -288,10 +292,7 @@ def _measured(
             lanes[row.plan.fingerprint] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
-    evaluator = Evaluator(problem, simulator, log=log)
-    for timer in timers:  # a second team of threads in the process would slow all cores down
-        if isinstance(timer, EagerStep) and timer.is_widest:
-            timer.worker = evaluator.widest_worker()
+    evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
     try:
         outcomes = evaluator.measure_plans(plans, RACE, others=timers)
     finally:

@@ -130,10 +130,13 @@ def run_compare(
             grouping=grouping,
             constraints=constraints,
             evaluations=config.evaluations,
+            isolated=config.isolated,
         )
         problem, config = prepared.problem, dataclasses.replace(config, is_count_chosen=asked.is_auto)
         if not host.is_simulated:
-            problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say, log=log)
+            problem, _ = calibrated(
+                problem, NUM_CALIBRATED, seed=seed, say=progress.say, log=log, isolated=config.isolated
+            )
         with pytorch_baselines(
             problem,
             None if spec.is_file else spec,

@@ -1,4 +1,4 @@
-"""`Evaluator`: how long plans take: by running them here, or by simulation where the host is simulated."""
+"""`Evaluator`: how long plans take: by running them on this machine, or by simulation where the host is simulated."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.isolate.choice import Runner, make_runner
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.measurement_log import MeasurementLog, placement_fingerprint, versions_line
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol, Timer
-from rlplace.measure.run.runner import HostRunner
-from rlplace.measure.run.workers import Worker
+from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 
@@ -36,6 +36,8 @@ class Evaluator:
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.
         log: keeps what is run, and answers what was run before; nobody by default.
+        isolated: whether plans run in a worker process, so that one that crashes or hangs costs itself alone; by
+            default they do, unless the environment says `RLPLACE_IN_PROCESS=1`.
     """
 
     def __init__(
@@ -46,17 +48,18 @@ class Evaluator:
         *,
         seed: int = 0,
         log: MeasurementLog | None = None,
+        isolated: bool | None = None,
     ) -> None:
         self.problem = problem
         self.simulator = simulator
         self.num_recalled = 0
-        self._runner = None
+        self._runner: Runner | None = None
         self._reference = reference
         self._reference_name = "" if reference is None else placement_fingerprint(reference)
         self._reference_s = math.nan
         self._versions, self._log = "", None
         if not problem.host.is_simulated:
-            self._runner = HostRunner(problem, simulator, reference=reference, seed=seed)
+            self._runner = make_runner(problem, simulator, reference=reference, seed=seed, isolated=isolated)
             self._versions, self._log = versions_line(), log
 
     @property
@@ -69,7 +72,7 @@ class Evaluator:
         plans: Sequence[Plan],
         protocol: RaceProtocol,
         *,
-        others: Sequence[Timer] = (),
+        others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
         is_recalled: bool = False,
     ) -> list[Measurement]:
@@ -78,7 +81,7 @@ class Evaluator:
         Args:
             plans: exactly what runs.
             protocol: rounds of the race.
-            others: timers of what is no plan, in the same race.
+            others: recipes, or timers, of what is no plan, in the same race.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
             is_recalled: whether the log may answer; those that it has an answer for are not run.
         """
@@ -111,17 +114,13 @@ class Evaluator:
         timelines = self.trace(plan)
         return timelines[len(timelines) // 2]
 
-    def widest_worker(self) -> Worker | None:
-        """The runner's thread that has all cores, if there is one."""
-        return None if self._runner is None else self._runner.widest_worker()
-
     def close(self) -> None:
-        """Ends the runner's threads."""
+        """Ends the runner's threads, and its worker."""
         if self._runner is not None:
             self._runner.close()
 
     def _run(
-        self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Timer], deadline_s: float
+        self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
     ) -> list[Measurement]:
         """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
         assert self._runner is not None

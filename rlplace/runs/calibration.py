@@ -89,6 +89,7 @@ def calibrated(
     prior: Prior | None = None,
     knowledge: HostKnowledge | None = None,
     log: MeasurementLog | None = None,
+    isolated: bool | None = None,
 ) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
@@ -100,19 +101,20 @@ def calibrated(
         prior: how far the host may be from the profile.
         knowledge: what other workloads taught about this host.
         log: keeps what is measured.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
-        RunnerError: a placement failed.
+        RunnerError: too few placements could be measured.
     """
     simulator = Simulator(problem)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
-    evaluator = Evaluator(problem, simulator, seed=seed, log=log)
+    evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
     try:
         plans = plans_of(problem, simulator, groups)
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
-        known = Known(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed))
+        known = _measured(problem, evaluator, plans, seed, say)
     finally:
         evaluator.close()
     found = calibrate_on(known, prior, knowledge)
@@ -121,14 +123,32 @@ def calibrated(
     return found.problem, known
 
 
+def _measured(
+    problem: Problem, evaluator: Evaluator, plans: list[Plan], seed: int, say: Callable[[str], None]
+) -> Known:
+    """The plans that could be measured; those that failed are told."""
+    outcomes = evaluator.measure_plans(plans, _all_rounds(5, seed))
+    for outcome in outcomes:
+        if not outcome.ok:
+            say(f"a placement could not be measured ({outcome.status}): {outcome.why}")
+    kept = [k for k, outcome in enumerate(outcomes) if outcome.ok]
+    if len(kept) < LEAST:
+        raise RunnerError(f"{len(kept)} of {len(plans)} placements could be measured, {LEAST} are needed to calibrate")
+    return Known(problem, [plans[k] for k in kept], [outcomes[k] for k in kept])
+
+
+def _all_rounds(rounds: int, seed: int) -> RaceProtocol:
+    """A race that drops nobody."""
+    return RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
+
+
 def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:
     """Every plan's measurement, all in one race that drops nobody.
 
     Raises:
         RunnerError: a placement failed.
     """
-    protocol = RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
-    outcomes = evaluator.measure_plans(plans, protocol)
+    outcomes = evaluator.measure_plans(plans, _all_rounds(rounds, seed))
     for outcome in outcomes:
         if not outcome.ok:
             raise RunnerError(f"a placement could not be measured: {outcome.why}")

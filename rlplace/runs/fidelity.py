@@ -91,6 +91,7 @@ def run_fidelity(
     asked: CutOptions = WHOLE,
     store: str = "off",
     is_waiting: bool = True,
+    isolated: bool | None = None,
 ) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
@@ -105,6 +106,7 @@ def run_fidelity(
         asked: how the batch is cut.
         store: where measured step times are kept: `auto`, `off` or a file. They are measured afresh.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         FileProblem: a store was named that cannot be opened.
@@ -118,9 +120,13 @@ def run_fidelity(
     check_store(store)
     progress = make_progress()
     with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
-        prepared = prepare(Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints)
+        prepared = prepare(
+            Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints, isolated=isolated
+        )
         problem = prepared.problem
-        mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log)
+        mix = measure_mix(
+            problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log, isolated=isolated
+        )
     calibration = calibrate_on(mix.known)
     for line in calibration.say():
         progress.say(line)
@@ -149,7 +155,13 @@ def run_fidelity(
 
 
 def measure_mix(
-    problem: Problem, *, num_placements: int, num_fit: int, seed: int, log: MeasurementLog | None = None
+    problem: Problem,
+    *,
+    num_placements: int,
+    num_fit: int,
+    seed: int,
+    log: MeasurementLog | None = None,
+    isolated: bool | None = None,
 ) -> Mix:
     """Draws, measures and counts `num_placements` placements twice, after `num_fit` others.
 
@@ -159,6 +171,7 @@ def measure_mix(
         num_fit: other placements, to calibrate on.
         seed: of what is drawn.
         log: keeps what is measured.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         RunnerError: a placement failed.
@@ -169,7 +182,7 @@ def measure_mix(
     generator = np.random.default_rng(seed)
     test_groups, kinds = draw_mix(problem, best, num_placements, generator)
     fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
-    evaluator, idle = Evaluator(problem, simulator, log=log), idle_share()
+    evaluator, idle = Evaluator(problem, simulator, log=log, isolated=isolated), idle_share()
     try:
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)

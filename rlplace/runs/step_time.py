@@ -49,6 +49,7 @@ def time_placement(
     asked: CutOptions = WHOLE,
     store: str = "off",
     is_waiting: bool = True,
+    isolated: bool | None = None,
 ) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
@@ -63,6 +64,7 @@ def time_placement(
         asked: how the batch is cut; `auto` is what the placement was made for, without one it is chosen.
         store: where a measured step time is kept: `auto`, `off` or a file. It is measured afresh.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
+        isolated: whether it runs in a worker process; see `Evaluator`.
 
     Raises:
         FileProblem: a store was named that cannot be opened.
@@ -94,7 +96,7 @@ def time_placement(
         plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
         measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
         if is_measured:
-            evaluator = Evaluator(problem, simulator, log=log)
+            evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
             try:
                 (outcome,) = evaluator.measure_plans([plan], ROUNDS)
                 timelines = evaluator.trace(plan) if outcome.ok else []

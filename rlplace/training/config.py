@@ -62,6 +62,9 @@ class TrainConfig:
     """Keep the graph of groups without cycles, whatever of the rule that costs."""
     constraints: Constraints | None = None
     """The user's pins, exclusions and what stays together."""
+    isolated: bool | None = None
+    """Whether placements are measured in a worker process, so that one that crashes or hangs costs itself alone; by
+    default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
     track: str = "disabled"
     """Weights & Biases: disabled, offline or online."""
     store: str = "auto"

@@ -22,7 +22,8 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.eager import check_has_values
+from rlplace.measure.run.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
@@ -173,12 +174,13 @@ def _train(
             prior=prior,
             knowledge=knowledge,
             log=log,
+            isolated=config.isolated,
         )
     calibration_s = watch.lap_s()
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log)
+    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log, isolated=config.isolated)
     try:
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
@@ -354,13 +356,14 @@ def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config:
     )
 
 
-def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerStep | None, str]:
+def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
     if not evaluator.is_measured:
         return None, "the host is simulated"
     try:
-        return EagerStep(problem.graph, problem.host, worker=evaluator.widest_worker()), ""
+        check_has_values(problem.graph)
     except InvalidValue as error:
         return None, str(error)
+    return EagerRecipe(), ""
 
 
 def _entry(method: str, found: LoopResult) -> Entry:

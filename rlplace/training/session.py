@@ -116,6 +116,7 @@ def _run(
             grouping=config.grouping,
             acyclic=config.acyclic,
             constraints=config.constraints,
+            isolated=config.isolated,
         )
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})

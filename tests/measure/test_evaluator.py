@@ -94,7 +94,7 @@ class FakeRunner:
 
     reference_s = 1.0
 
-    def __init__(self, problem: Problem, planner: Simulator, *, reference: Any, seed: int) -> None:
+    def __init__(self, problem: Problem, planner: Simulator, *, reference: Any, seed: int, isolated: Any) -> None:
         self.has_reference = reference is not None
         self.races: list[list[str]] = []
 
@@ -141,7 +141,7 @@ NONE, REFERENCE = (np.array(devices, dtype=np.int32) for devices in ([1, 1, 1], 
 
 
 def fake_evaluator(monkeypatch: pytest.MonkeyPatch, log: Memory, *, has_reference: bool = True) -> Evaluator:
-    monkeypatch.setattr("rlplace.measure.evaluator.HostRunner", FakeRunner)
+    monkeypatch.setattr("rlplace.measure.evaluator.make_runner", FakeRunner)
     problem = dataclasses.replace(chain_problem(3), host=core_host())
     return Evaluator(problem, Simulator(problem), REFERENCE if has_reference else None, log=log)
 

@@ -143,6 +143,27 @@ def test_nothing_that_is_drawn_is_where_it_may_not_be(seed: int, rule: str) -> N
     assert np.array_equal(devices[:, 5], devices[:, 6])
 
 
+def test_what_modules_are_tied_to_is_allowed_together() -> None:
+    graph = replace(op_graph([[], [0], [1]]), modules=("a", "a", "b"))
+    costs = Costs(np.ones((3, 3)), "estimated")
+    host = plain_host(3)
+    first = host.devices[0].name
+    constraints = Constraints(exclusions=((graph.names[1], first),))
+    problem = Problem.grouped(graph, host, costs, grouping="device-map", constraints=constraints)
+    assert problem.grouping.op_group.tolist() == [0, 0, 1]
+    assert problem.graph.colocation.tolist() == [0, 0, 1], "every method keeps to it"
+    assert problem.allowed is not None
+    assert problem.allowed[:, 0].tolist() == [False, False, True]
+    with pytest.raises(InvalidValue, match="one device for ops that live together"):
+        problem.check_placement(np.array([1, 2, 0], dtype=np.int32))
+
+
+def test_modules_are_placed_for_whole_batches() -> None:
+    graph = replace(op_graph([[], [0], [0]]), modules=("a", "b", "c"), micro_batch=np.array([-1, 0, 1], dtype=np.int32))
+    with pytest.raises(InvalidValue, match="A device map places modules for whole batches"):
+        Problem.grouped(graph, plain_host(2), Costs(np.ones((3, 2)), "estimated"), grouping="device-map")
+
+
 @pytest.mark.parametrize("progress", [True, False, None])
 def test_profiling_is_told_as_asked(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
     graph = capture(nn.Linear(4, 4), torch.ones(2, 4))

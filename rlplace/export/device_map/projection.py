@@ -141,7 +141,9 @@ def map_devices(graph: OpGraph, entries: Mapping[str, Place], places: Sequence[P
         if path not in entries:
             raise InvalidValue("device map", f"nothing for {name!r}", "every module in it, or one above")
         if entries[path] not in where:
-            raise InvalidValue("device map", entries[path], f"one of {', '.join(map(str, where))}", where=path)
+            raise InvalidValue(
+                "device map", entries[path], f"one of {', '.join(map(str, dict.fromkeys(places)))}", where=path
+            )
         return where[entries[path]]
 
     entry_device = {name: device_of(name) for name in classes.entry_class}

@@ -135,6 +135,8 @@ def pipeline_script(request: ExportRequest) -> Exported:
         print("the run's pins, exclusions and what is together are not followed by stages", file=sys.stderr)
     for line in said(plan):
         print(line, file=sys.stderr)
+    command = f"python -m torch.distributed.run --standalone --nproc-per-node {len(plan.stages)}"
+    print(f"run it with {command} {request.run.root / PIPELINE.file}", file=sys.stderr)
     return Exported(text_of(run, plan), figures(plan))
 
 

@@ -33,6 +33,14 @@ def work():
     late, rows, labels = skipping_batch()
     return Skipping(), (late, rows), skipping_loss, "momentum", labels
 
+def contrastive():
+    late, rows, labels = skipping_batch()
+    return Skipping(), (late, rows), lambda output: (output @ output.T).logsumexp(1).mean(), "sgd"
+
+def odd():
+    late, rows, labels = skipping_batch(batch=7)
+    return Skipping(), (late, rows), skipping_loss, "sgd", labels
+
 def inference():
     return Skipping(), skipping_batch()[:2]
 """
@@ -110,6 +118,7 @@ def test_processes_train_as_one_does(
     assert figures["ratio"] == pytest.approx(figures["step_s"] / figures["placement_step_s"])
     assert {one["device"] for one in figures["stages"]} <= {f"cpu:{index}" for index in range(num_stages)}
     assert "of the run's placement of ops" in said.err
+    assert f"--nproc-per-node {len(figures['stages'])} {run.path('pipeline.py')}" in said.err
     losses, state = launched(run, len(figures["stages"]), steps=steps)
     expected_losses, expected = trained(seeded(), steps)
     assert losses == pytest.approx(expected_losses, abs=1e-5)
@@ -146,6 +155,32 @@ def test_an_inference_is_refused(folder: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().err
     assert "workload is 'an inference', expected a training step with an optimizer" in said
     assert not run.path("pipeline.py").exists()
+
+
+def test_a_loss_that_micro_batches_do_not_make_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = capture(seeded(), skipping_batch()[:2], lambda output: (output @ output.T).logsumexp(1).mean(), "sgd")
+    run = run_of(folder, graph, "a_pipelined_work:contrastive")
+    assert main(["export", str(run.root), "--format", "pipeline", "--workload", "a_pipelined_work:contrastive"]) == 2
+    said = capsys.readouterr().err
+    assert "loss is 'not made of those of micro-batches'" in said
+    assert "--loss accumulated" in said
+
+
+def test_a_batch_that_cannot_be_cut_evenly_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late, rows, labels = skipping_batch(batch=7)
+    graph = capture(seeded(), (late, rows), skipping_loss, "sgd", targets=labels)
+    run = run_of(folder, graph, "a_pipelined_work:odd")
+    assert main(["export", str(run.root), "--format", "pipeline", "--workload", "a_pipelined_work:odd"]) == 2
+    assert "expected one that is cut into equal micro-batches, e.g. 2, 4, 8" in capsys.readouterr().err
+
+
+def test_what_was_pinned_is_said_not_to_be_followed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = skipping_run(folder)
+    config = run.read_json("config.json")
+    pinned = {"seed": 0, "constraints": {"pins": [["words", "cpu:0"]], "exclusions": [], "together": []}}
+    run.write_json("config.json", config | {"train": pinned})
+    assert main(["export", str(run.root), "--format", "pipeline", "--workload", "a_pipelined_work:work"]) == 0
+    assert "are not followed by stages" in capsys.readouterr().err
 
 
 def test_an_unrolled_model_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
