@@ -56,6 +56,9 @@ def find_measurer(
         raise InvalidValue("given", " and ".join(names) or "nothing to place", expected, where="environment", hint=hint)
     if measurer is not None:
         return (measurer.measurer if isinstance(measurer, SharedMeasurer) else measurer), False
+    if isinstance(problem, str):
+        hint = f"For a problem made from words: `workload={problem!r}, host=...`."
+        raise InvalidValue("problem", problem, "a `Problem`", where="environment", hint=hint)
     if problem is None:
         problem = _problem_of(str(workload), host, num_groups, seed)
     return _made(problem, runs=runs), True
