@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-
 from fake_measurer import CountingMeasurer, chain_problem
 
 from rlplace.env import LogSpeedupReward, OneShotEnv, SequentialEnv, SqrtReward, make_reward
