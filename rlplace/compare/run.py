@@ -61,9 +61,10 @@ class CompareConfig:
     """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.methods, str):
-            hint = f"Write `methods=({self.methods!r},)`."
-            raise InvalidValue("methods", self.methods, "a tuple of names", where="compare", hint=hint)
+        given: object = self.methods
+        if isinstance(given, str):
+            hint = f"Write `methods=({given!r},)`."
+            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
         for name in self.methods:
             if name not in ("all", OP_ORDER) and name not in METHODS:
                 raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))

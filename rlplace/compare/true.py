@@ -41,9 +41,10 @@ class TrueConfig:
     """Placements simulated at once."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.methods, str):
-            hint = f"Write `methods=({self.methods!r},)`."
-            raise InvalidValue("methods", self.methods, "a tuple of names", where="compare", hint=hint)
+        given: object = self.methods
+        if isinstance(given, str):
+            hint = f"Write `methods=({given!r},)`."
+            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
         for name in self.methods:
             if name != "all" and name not in ROWS:
                 raise UnknownName("method with a hidden truth", name, ("all", *ROWS))

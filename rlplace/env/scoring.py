@@ -134,12 +134,10 @@ def make_scorer(
     if not hasattr(measurer, "measure"):
         hint = "For the simulator's step times: `Simulator(problem)`."
         raise InvalidValue("measurer", type(measurer).__name__, "one with `measure`", where="environment", hint=hint)
+    _check_reward(reward)
     if isinstance(reward, str):
         make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
         reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
-    if not callable(reward):
-        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
-        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
     return Scorer(measurer, reward, deterministic=deterministic)
 
 
@@ -153,6 +151,12 @@ def single_device_s(measurer: Measurer) -> float:
     groups = problem.nearest_groups(np.repeat(everywhere, problem.grouping.num_groups, axis=1))
     best_s = min(measurement.step_time_s for measurement in measurer.measure(problem.grouping.expand(groups)))
     return best_s if np.isfinite(best_s) else float(problem.costs.op_time_s.mean(axis=1).sum())
+
+
+def _check_reward(reward: object) -> None:
+    if not isinstance(reward, str) and not callable(reward):
+        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
+        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
 
 
 def _outcome(step_time_s: float, status: Status) -> tuple[float, Status]:
