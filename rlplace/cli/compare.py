@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -15,6 +15,7 @@ def compare(
     placing: Placing,
     grouping: Grouped,
     batch: Batched,
+    storing: Stored,
     host: str | None = None,
     methods: str = "all",
     evaluations: int | None = None,
@@ -37,6 +38,7 @@ def compare(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
+        storing: what becomes of what is measured
         host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
             dnn-partitioning file has its own
         methods: `all`, or names with commas between them
@@ -132,6 +134,8 @@ def compare(
             asked=asked,
             save=save,
             plot=plot,
+            store=storing.store,
+            is_waiting=not storing.no_wait,
             is_quiet=quiet,
         )
     if json:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Placing, Seed, check_workload
+from rlplace.cli.arguments import Batched, Placing, Seed, Stored, check_workload
 from rlplace.cli.simulate import show_step_time
 
 
@@ -14,6 +14,7 @@ def measure(
     workload: tyro.conf.Positional[str],
     placing: Placing,
     batch: Batched,
+    storing: Stored,
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,
@@ -27,6 +28,7 @@ def measure(
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
         batch: how the batch of a step is cut
+        storing: what becomes of what is measured
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         seed: of the workload
@@ -47,6 +49,8 @@ def measure(
         timeline=timeline,
         constraints=placing.constraints(found),
         asked=asked,
+        store=storing.store,
+        is_waiting=not storing.no_wait,
         isolated=False if in_process else None,
     )
     show_step_time(result, json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, Stored, check_workload, print_json
 from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
@@ -18,6 +18,7 @@ def train(
     placing: Placing,
     grouping: Grouped,
     batch: Batched,
+    storing: Stored,
     search: Annotated[SearchConfig, tyro.conf.arg(name="")],
     learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
     agent: AgentConfig,
@@ -40,6 +41,7 @@ def train(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
+        storing: what becomes of what is measured
         search: how the budget is spent
         learn: how the method `policy` learns
         agent: how the method `learned` explores
@@ -65,6 +67,7 @@ def train(
         constraints=placing.constraints(found),
         isolated=False if in_process else None,
         track=track,
+        store=storing.store,
         search=search,
         learn=learn,
         agent=agent,
@@ -82,6 +85,7 @@ def train(
         asked=asked,
         overwrite=overwrite,
         is_quiet=quiet,
+        is_waiting=not storing.no_wait,
     )
     if json:
         print_json(result)

@@ -12,6 +12,7 @@ from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_recipe import Other
@@ -119,6 +120,7 @@ def compare(
     workload: str = "",
     others: Sequence[tuple[Row, Other | None]] = (),
     on_row: Callable[[Row], None] | None = None,
+    log: MeasurementLog | None = None,
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
@@ -131,6 +133,7 @@ def compare(
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
         on_row: told each row as it comes, before it is measured.
+        log: keeps what is measured.
 
     Raises:
         UnknownName, InvalidValue: a mistake in `config`.
@@ -158,7 +161,7 @@ def compare(
         is_interrupted = True
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
-        rows = _measured(problem, simulator, rows, others, config.isolated)
+        rows = _measured(problem, simulator, rows, others, log, config.isolated)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -282,6 +285,7 @@ def _measured(
     simulator: Simulator,
     rows: Sequence[Row],
     others: Sequence[tuple[Row, Other | None]],
+    log: MeasurementLog | None,
     isolated: bool | None,
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
@@ -292,7 +296,7 @@ def _measured(
             lanes[row.plan.fingerprint] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
-    evaluator = Evaluator(problem, simulator, isolated=isolated)
+    evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
     try:
         outcomes = evaluator.measure_plans(plans, RACE, others=timers)
     finally:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
+from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
 from rlplace.measure.host_model.priors import prior_of
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
@@ -69,9 +70,9 @@ class Calibration:
         return [first, *describe(self.posterior)]
 
 
-def calibrate_on(known: Known, prior: Prior | None = None) -> Calibration:
+def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> Calibration:
     """The host model fitted to measured steps, used only where it predicts plans that it has not seen better."""
-    model = HostModel(Scales(known.problem, prior or prior_of(known.problem)))
+    model = HostModel(Scales(known.problem, prior or prior_of(known.problem), knowledge))
     model.learn(known.plans, known.outcomes)
     posterior, (before, after) = model.fit(), model.held_out_errors()
     is_kept = not after > before
@@ -86,6 +87,8 @@ def calibrated(
     seed: int,
     say: Callable[[str], None],
     prior: Prior | None = None,
+    knowledge: HostKnowledge | None = None,
+    log: MeasurementLog | None = None,
     isolated: bool | None = None,
 ) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
@@ -96,6 +99,8 @@ def calibrated(
         seed: of what is drawn.
         say: told what was learned, what that gained, and whether it is used.
         prior: how far the host may be from the profile.
+        knowledge: what other workloads taught about this host.
+        log: keeps what is measured.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
@@ -104,7 +109,7 @@ def calibrated(
     simulator = Simulator(problem)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
-    evaluator = Evaluator(problem, simulator, seed=seed, isolated=isolated)
+    evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
     try:
         plans = plans_of(problem, simulator, groups)
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
@@ -112,7 +117,7 @@ def calibrated(
         known = _measured(problem, evaluator, plans, seed, say)
     finally:
         evaluator.close()
-    found = calibrate_on(known, prior)
+    found = calibrate_on(known, prior, knowledge)
     for line in found.say():
         say(line)
     return found.problem, known

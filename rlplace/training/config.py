@@ -67,6 +67,8 @@ class TrainConfig:
     default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
     track: str = "disabled"
     """Weights & Biases: disabled, offline or online."""
+    store: str = "auto"
+    """Where measured step times are kept and looked for: auto (the user's cache folder), off, or a file."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)
