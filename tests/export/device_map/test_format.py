@@ -92,9 +92,7 @@ def test_single_ops_that_are_elsewhere_come_to_their_module(tmp_path: Path, prob
     assert told["projection"]["ratio"] == pytest.approx(ratio)
 
 
-def test_memory_is_told_part_by_part(
-    tmp_path: Path, problem: Problem, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_is_told_part_by_part(tmp_path: Path, problem: Problem, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path / "run", problem, second_block_apart(problem))
     told = export_run(run.root, workload=None, is_check=False, format="device_map", cache_tokens=100)
     assert f"context {format_bytes(told['memory'][1]['context_bytes'])}" in capsys.readouterr().err
