@@ -27,7 +27,7 @@ GRANULARITIES = ("op", "module")
 MODULE_RULE = "device-map"
 """The grouping that `--granularity module` stands for."""
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 Seed = Annotated[
     int,
@@ -63,7 +63,7 @@ Duration = Annotated[
         str_from_instance=lambda value: [format_duration(value)],
     ),
 ]
-"""The type of every time: `90`, `150s`, `5m` or `1.5h`."""
+"""The type of every time: `90`, `150s`, `5m`, `1.5h` or `7d`."""
 
 
 @dataclass(frozen=True)
@@ -162,16 +162,29 @@ class BatchOptions:
         return CutOptions(count, dims, cast("Loss", self.loss), self.exact)
 
 
+@dataclass(frozen=True)
+class StoreOptions:
+    """What becomes of what is measured on this machine."""
+
+    store: str = "auto"
+    """where measured step times are kept, and looked for by later searches: auto (in your cache folder), off, or a
+    file"""
+    no_wait: bool = False
+    """while another search measures on this machine, give up instead of waiting for it"""
+
+
 Placing = Annotated[PlacementOptions, tyro.conf.arg(name="")]
 """`PlacementOptions` as options of a command, without a prefix."""
 Grouped = Annotated[GroupingOptions, tyro.conf.arg(name="")]
 """`GroupingOptions` as options of a command, without a prefix."""
 Batched = Annotated[BatchOptions, tyro.conf.arg(name="")]
 """`BatchOptions` as options of a command, without a prefix."""
+Stored = Annotated[StoreOptions, tyro.conf.arg(name="")]
+"""`StoreOptions` as options of a command, without a prefix."""
 
 
 def parse_duration(text: str, field: str = "budget") -> float:
-    """Seconds in `90`, `150s`, `5m` or `1.5h`.
+    """Seconds in `90`, `150s`, `5m`, `1.5h` or `7d`.
 
     Raises:
         InvalidValue: anything else.
@@ -179,9 +192,9 @@ def parse_duration(text: str, field: str = "budget") -> float:
     >>> parse_duration("1.5m")
     90.0
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if match is None:
-        raise InvalidValue(field, text, "a duration such as 90, 150s, 5m or 1.5h")
+        raise InvalidValue(field, text, "a duration such as 90, 150s, 5m, 1.5h or 7d")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, print_json
 from rlplace.errors import InvalidValue, UnknownName
 
 
@@ -15,6 +15,7 @@ def compare(
     placing: Placing,
     grouping: Grouped,
     batch: Batched,
+    storing: Stored,
     host: str | None = None,
     methods: str = "all",
     evaluations: int | None = None,
@@ -26,6 +27,7 @@ def compare(
     seed: Seed = 0,
     save: Path | None = None,
     plot: Path | None = None,
+    in_process: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -36,6 +38,7 @@ def compare(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
+        storing: what becomes of what is measured
         host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
             dnn-partitioning file has its own
         methods: `all`, or names with commas between them
@@ -49,6 +52,7 @@ def compare(
         seed: of the workload
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
+        in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
         quiet: no progress and no table
     """
@@ -114,7 +118,9 @@ def compare(
         from rlplace.compare.session import run_compare, split_methods
 
         searches, baselines = split_methods(methods)
-        config = CompareConfig(searches, evaluations, seconds, num_seeds, minimised)
+        config = CompareConfig(
+            searches, evaluations, seconds, num_seeds, minimised, isolated=False if in_process else None
+        )
         found = placing.find_host(host or "auto")
         result = run_compare(
             spec,
@@ -128,6 +134,8 @@ def compare(
             asked=asked,
             save=save,
             plot=plot,
+            store=storing.store,
+            is_waiting=not storing.no_wait,
             is_quiet=quiet,
         )
     if json:

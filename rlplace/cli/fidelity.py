@@ -7,18 +7,20 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Placing, Seed, Stored, check_workload, print_json, say
 
 
 def fidelity(
     workload: tyro.conf.Positional[str],
     placing: Placing,
     batch: Batched,
+    storing: Stored,
     host: str = "auto",
     placements: int = 40,
     fit: int = 16,
     seed: Seed = 0,
     plot: Path = Path("fidelity.png"),
+    in_process: bool = False,
     json: bool = False,
 ) -> None:
     """Simulate and measure many unseen placements: how far the simulator can be trusted here.
@@ -27,11 +29,13 @@ def fidelity(
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
         batch: how the batch of a step is cut
+        storing: what becomes of what is measured
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
         seed: of the workload and of what is drawn
         plot: where the scatter plot goes
+        in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
     from rlplace.runs.fidelity import run_fidelity
@@ -46,6 +50,9 @@ def fidelity(
         plot=plot,
         constraints=placing.constraints(found),
         asked=asked,
+        store=storing.store,
+        is_waiting=not storing.no_wait,
+        isolated=False if in_process else None,
     )
     if json:
         print_json(result)

@@ -26,6 +26,7 @@ from rlplace.cli.fit_priors import fit_priors
 from rlplace.cli.graph import graph
 from rlplace.cli.hosts import hosts
 from rlplace.cli.measure import measure
+from rlplace.cli.measurements import measurements
 from rlplace.cli.place import place
 from rlplace.cli.pretrain import pretrain
 from rlplace.cli.report import report
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "simulate": simulate,
     "measure": measure,
+    "measurements": measurements,
     "fidelity": fidelity,
     "fit-priors": fit_priors,
     "pretrain": pretrain,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, Stored, check_workload, print_json
 from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
@@ -18,6 +18,7 @@ def train(
     placing: Placing,
     grouping: Grouped,
     batch: Batched,
+    storing: Stored,
     search: Annotated[SearchConfig, tyro.conf.arg(name="")],
     learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
     agent: AgentConfig,
@@ -28,6 +29,7 @@ def train(
     acyclic: bool = TrainConfig.acyclic,
     track: str = TrainConfig.track,
     overwrite: bool = False,
+    in_process: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -39,6 +41,7 @@ def train(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
+        storing: what becomes of what is measured
         search: how the budget is spent
         learn: how the method `policy` learns
         agent: how the method `learned` explores
@@ -50,6 +53,7 @@ def train(
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
+        in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
         json: print the result as one JSON object on stdout
         quiet: no progress
     """
@@ -61,7 +65,9 @@ def train(
         grouping=grouping.word(asked),
         acyclic=acyclic,
         constraints=placing.constraints(found),
+        isolated=False if in_process else None,
         track=track,
+        store=storing.store,
         search=search,
         learn=learn,
         agent=agent,
@@ -79,6 +85,7 @@ def train(
         asked=asked,
         overwrite=overwrite,
         is_quiet=quiet,
+        is_waiting=not storing.no_wait,
     )
     if json:
         print_json(result)

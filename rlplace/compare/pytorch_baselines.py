@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,8 +13,8 @@ from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RlplaceError
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
-from rlplace.measure.run.race import Timer
+from rlplace.measure.run.eager import check_has_values
+from rlplace.measure.run.eager_recipe import EagerRecipe, Other
 from rlplace.measure.run.streams import torch_device
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.workloads import Size, WorkloadSpec
@@ -29,7 +28,7 @@ BASELINES = {
 }
 """Rows that are no placement, by name."""
 
-Entry = tuple[Row, Timer | None]
+Entry = tuple[Row, Other | None]
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def pytorch_baselines(
     seed: int,
     say: Callable[[str], None],
 ) -> Iterator[list[Entry]]:
-    """One row for each of `names`, with a timer where it can run here; replicas end when the context does.
+    """One row for each of `names`, with a recipe or a timer where it can run; replicas end when the context does.
 
     Args:
         problem: its graph with a program where the host is real.
@@ -87,20 +86,22 @@ def _timer(
     seed: int,
     say: Callable[[str], None],
     stack: ExitStack,
-) -> Timer:
+) -> Other:
     has_gpu = any(device.backend == "cuda" for device in problem.host.devices)
+    if name != "ddp":
+        check_has_values(problem.graph)
     if name == "eager":
-        return EagerStep(problem.graph, problem.host, num_threads=1)
+        return EagerRecipe(num_threads=1)
     if name == "all-cores":
         if has_gpu:
             raise _CannotRun("the host's devices are GPUs")
-        return EagerStep(problem.graph, problem.host)
+        return EagerRecipe()
     if name == "torch-compile":
-        return _compiled(problem, say)
+        return EagerRecipe(num_threads=1, is_compiled=True)
     if name == "cuda-graph":
         if not has_gpu:
             raise _CannotRun("the host has no GPU")
-        return _CudaGraphStep(problem)
+        return EagerRecipe(is_cuda_graph=True)
     devices = replica_devices(problem)
     share = _share(spec, len(devices), default_size)
     say(f"starting {len(devices)} data-parallel replicas")
@@ -120,32 +121,6 @@ def replica_devices(problem: Problem) -> list[Device]:
         if device.backend == "cuda":
             firsts.setdefault(torch_device(device), device)
     return list(firsts.values()) or devices
-
-
-def _compiled(problem: Problem, say: Callable[[str], None]) -> Timer:
-    say("compiling the model with torch.compile")
-    step = EagerStep(problem.graph, problem.host, num_threads=1, transform=torch.compile)
-    begin = time.monotonic()
-    step()
-    say(f"compiled in {time.monotonic() - begin:.0f} s")
-    return step
-
-
-class _CudaGraphStep:
-    """The eager step captured once as a CUDA graph and replayed."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._step = EagerStep(problem.graph, problem.host, is_capturable=True)  # the graph writes into its tensors
-        try:
-            self._replay = self._step.as_cuda_graph()
-        except RuntimeError as error:
-            raise _CannotRun(f"cannot be captured as a CUDA graph: {error}") from error
-
-    def __call__(self) -> float:
-        begin = time.perf_counter()
-        self._replay()
-        cuda.await_all(self._step.place)
-        return time.perf_counter() - begin
 
 
 def _share(spec: WorkloadSpec | None, count: int, default_size: Size) -> WorkloadSpec:

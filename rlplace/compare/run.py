@@ -12,10 +12,11 @@ from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
-from rlplace.measure.run.race import RaceProtocol, Timer
+from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.order.op_order import shorten
 from rlplace.search.registry import SearchResult, find
@@ -54,6 +55,9 @@ class CompareConfig:
     """What is minimised."""
     threads: int | None = None
     """Placements simulated at once; every core by default."""
+    isolated: bool | None = None
+    """Whether rows are measured in a worker process (on a real host); by default they are, unless the environment says
+    `RLPLACE_IN_PROCESS=1`."""
     is_count_chosen: bool = False
     """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
 
@@ -110,8 +114,9 @@ def compare(
     config: CompareConfig | None = None,
     *,
     workload: str = "",
-    others: Sequence[tuple[Row, Timer | None]] = (),
+    others: Sequence[tuple[Row, Other | None]] = (),
     on_row: Callable[[Row], None] | None = None,
+    log: MeasurementLog | None = None,
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
@@ -124,6 +129,7 @@ def compare(
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
         on_row: told each row as it comes, before it is measured.
+        log: keeps what is measured.
 
     Raises:
         UnknownName, InvalidValue: a mistake in `config`.
@@ -151,7 +157,7 @@ def compare(
         is_interrupted = True
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
-        rows = _measured(problem, simulator, rows, others)
+        rows = _measured(problem, simulator, rows, others, log, config.isolated)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -271,7 +277,12 @@ def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget
 
 
 def _measured(
-    problem: Problem, simulator: Simulator, rows: Sequence[Row], others: Sequence[tuple[Row, Timer | None]]
+    problem: Problem,
+    simulator: Simulator,
+    rows: Sequence[Row],
+    others: Sequence[tuple[Row, Other | None]],
+    log: MeasurementLog | None,
+    isolated: bool | None,
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
     lanes: dict[str, int] = {}
@@ -281,10 +292,7 @@ def _measured(
             lanes[row.plan.fingerprint] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
-    evaluator = Evaluator(problem, simulator)
-    for timer in timers:  # a second team of threads in the process would slow all cores down
-        if isinstance(timer, EagerStep) and timer.is_widest:
-            timer.worker = evaluator.widest_worker()
+    evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
     try:
         outcomes = evaluator.measure_plans(plans, RACE, others=timers)
     finally:

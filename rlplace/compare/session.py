@@ -22,10 +22,12 @@ from rlplace.report.compare_table import compare_table
 from rlplace.report.format import format_seconds
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
+from rlplace.runs.measuring import measuring
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size
 from rlplace.search.rules import baselines
+from rlplace.store.log import check_store
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 
@@ -83,6 +85,8 @@ def run_compare(
     asked: CutOptions = WHOLE,
     save: Path | None = None,
     plot: Path | None = None,
+    store: str = "off",
+    is_waiting: bool = True,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
@@ -99,9 +103,12 @@ def run_compare(
         asked: how the batch is cut.
         save: a folder for `METHOD-SEED.placement.json`.
         plot: a PNG file for the best so far of every search.
+        store: where measured step times are kept: `auto`, `off` or a file.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
         is_quiet: no progress.
 
     Raises:
+        RunnerError: another search measures here, and nobody wants to wait.
         InvalidValue: the number of micro-batches is to be chosen for throughput.
         UserError: the workload cannot be built or captured, or `save` or `plot` cannot be written to.
     """
@@ -110,26 +117,42 @@ def run_compare(
         raise InvalidValue("micro_batches", "auto", "a number with --objective throughput", where="compare", hint=hint)
     check_save(save)
     check_plot(plot)
-    progress = make_progress(is_quiet=is_quiet)
-    steps = Steps(spec, host, seed, asked)
-    prepared = prepare(
-        steps,
-        progress,
-        seed=seed,
-        num_groups=num_groups,
-        grouping=grouping,
-        constraints=constraints,
-        evaluations=config.evaluations,
-    )
-    problem, config = prepared.problem, dataclasses.replace(config, is_count_chosen=asked.is_auto)
     if not host.is_simulated:
-        problem, _ = calibrated(problem, NUM_CALIBRATED, seed=seed, say=progress.say)
-    with pytorch_baselines(
-        problem, None if spec.is_file else spec, baselines, default_size=default_size(host), seed=seed, say=progress.say
-    ) as others:
-        comparison = compare(
-            problem, config, workload=str(spec), others=others, on_row=lambda row: progress.say(say_row(row))
+        check_store(store)
+    progress = make_progress(is_quiet=is_quiet)
+    with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
+        steps = Steps(spec, host, seed, asked)
+        prepared = prepare(
+            steps,
+            progress,
+            seed=seed,
+            num_groups=num_groups,
+            grouping=grouping,
+            constraints=constraints,
+            evaluations=config.evaluations,
+            isolated=config.isolated,
         )
+        problem, config = prepared.problem, dataclasses.replace(config, is_count_chosen=asked.is_auto)
+        if not host.is_simulated:
+            problem, _ = calibrated(
+                problem, NUM_CALIBRATED, seed=seed, say=progress.say, log=log, isolated=config.isolated
+            )
+        with pytorch_baselines(
+            problem,
+            None if spec.is_file else spec,
+            baselines,
+            default_size=default_size(host),
+            seed=seed,
+            say=progress.say,
+        ) as others:
+            comparison = compare(
+                problem,
+                config,
+                workload=str(spec),
+                others=others,
+                on_row=lambda row: progress.say(say_row(row)),
+                log=log,
+            )
     if save is not None:
         save_rows(problem, comparison.rows, save)
     if plot is not None:

@@ -1,19 +1,22 @@
-"""`Evaluator`: how long plans take: by running them here, or by simulation where the host is simulated."""
+"""`Evaluator`: how long plans take: by running them on this machine, or by simulation where the host is simulated."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.isolate.choice import Runner, make_runner
 from rlplace.measure.measurement import Measurement, MeasurementKey
+from rlplace.measure.measurement_log import MeasurementLog, placement_fingerprint, versions_line
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol, Timer
-from rlplace.measure.run.runner import HostRunner
-from rlplace.measure.run.workers import Worker
+from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 
@@ -21,23 +24,43 @@ from rlplace.measure.timeline import Timeline
 class Evaluator:
     """The only door to the host runner: races plans on the host, or re-times them where the host is simulated.
 
-    Every measurement carries the key under which it could be stored and found again.
+    Every measurement carries the key under which it is stored and found again. One that is found answers as a ratio to
+    its reference, times what the reference takes now: step times of another day are not comparable, ratios are.
+
+    Attributes:
+        num_recalled: measurements that the log answered.
 
     Args:
         problem: what is placed.
         simulator: plans, and re-times on a simulated host.
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.
+        log: keeps what is run, and answers what was run before; nobody by default.
+        isolated: whether plans run in a worker process, so that one that crashes or hangs costs itself alone; by
+            default they do, unless the environment says `RLPLACE_IN_PROCESS=1`.
     """
 
     def __init__(
-        self, problem: Problem, simulator: Simulator, reference: NDArray[np.int32] | None = None, *, seed: int = 0
+        self,
+        problem: Problem,
+        simulator: Simulator,
+        reference: NDArray[np.int32] | None = None,
+        *,
+        seed: int = 0,
+        log: MeasurementLog | None = None,
+        isolated: bool | None = None,
     ) -> None:
         self.problem = problem
         self.simulator = simulator
-        self._runner = None
+        self.num_recalled = 0
+        self._runner: Runner | None = None
+        self._reference = reference
+        self._reference_name = "" if reference is None else placement_fingerprint(reference)
+        self._reference_s = math.nan
+        self._versions, self._log = "", None
         if not problem.host.is_simulated:
-            self._runner = HostRunner(problem, simulator, reference=reference, seed=seed)
+            self._runner = make_runner(problem, simulator, reference=reference, seed=seed, isolated=isolated)
+            self._versions, self._log = versions_line(), log
 
     @property
     def is_measured(self) -> bool:
@@ -49,22 +72,29 @@ class Evaluator:
         plans: Sequence[Plan],
         protocol: RaceProtocol,
         *,
-        others: Sequence[Timer] = (),
+        others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
+        is_recalled: bool = False,
     ) -> list[Measurement]:
         """A measurement for each plan, all in one race, then one for each of `others` where the host is real.
 
         Args:
             plans: exactly what runs.
             protocol: rounds of the race.
-            others: timers of what is no plan, in the same race.
+            others: recipes, or timers, of what is no plan, in the same race.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
+            is_recalled: whether the log may answer; those that it has an answer for are not run.
         """
         if self._runner is None:
             return [self._keyed(plan, self.simulator.retime(plan), "simulated") for plan in plans]
-        outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
-        keyed = [self._keyed(plan, outcome, repr(protocol)) for plan, outcome in zip(plans, outcomes)]
-        return keyed + outcomes[len(plans) :]
+        known = [self._recall(plan, protocol) if is_recalled else None for plan in plans]
+        fresh = [plan for plan, before in zip(plans, known, strict=True) if before is None]
+        outcomes = self._run(fresh, protocol, others, deadline_s) if fresh or others or not plans else []
+        if any(before is not None for before in known):
+            self._time_reference(protocol, deadline_s)
+        ran = iter(outcomes)
+        answers = [next(ran) if before is None else self._now(before) for before in known]
+        return answers + list(ran)
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Timelines of steps of `plan`, in order of step time; a single one where the host is simulated.
@@ -74,22 +104,66 @@ class Evaluator:
         """
         if self._runner is None:
             return [self.simulator.timeline(plan)]
-        return self._runner.trace(plan, num_steps=num_steps, warmup=warmup)
+        timelines = self._runner.trace(plan, num_steps=num_steps, warmup=warmup)
+        if self._log is not None and timelines:
+            self._log.keep_trace(self.problem, plan, timelines[len(timelines) // 2])
+        return timelines
 
     def timeline(self, plan: Plan) -> Timeline:
         """The timeline of a typical step of `plan`."""
         timelines = self.trace(plan)
         return timelines[len(timelines) // 2]
 
-    def widest_worker(self) -> Worker | None:
-        """The runner's thread that has all cores, if there is one."""
-        return None if self._runner is None else self._runner.widest_worker()
-
     def close(self) -> None:
-        """Ends the runner's threads."""
+        """Ends the runner's threads, and its worker."""
         if self._runner is not None:
             self._runner.close()
 
+    def _run(
+        self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
+    ) -> list[Measurement]:
+        """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
+        assert self._runner is not None
+        outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
+        is_late = time.monotonic() > deadline_s
+        keyed = [self._keyed(plan, outcome, repr(protocol)) for plan, outcome in zip(plans, outcomes)]
+        if references := [outcome.reference_s for outcome in outcomes if outcome.ok and outcome.reference_s > 0]:
+            self._reference_s = float(np.median(references))
+        if self._log is not None:
+            for plan, outcome in zip(plans, keyed, strict=True):
+                is_whole = not is_late or not outcome.ok or len(outcome.samples_s) >= protocol.min_rounds
+                self._log.keep(plan, outcome, self._reference_name, is_whole=is_whole)
+        return keyed + outcomes[len(plans) :]
+
+    def _recall(self, plan: Plan, protocol: RaceProtocol) -> Measurement | None:
+        """What was measured before of a plan; None where it is to be run."""
+        if self._log is None or self._reference is None:
+            return None
+        found = self._log.recall(self._key(plan, repr(protocol)), self._reference_name)
+        if found is None or (found.ok and not found.reference_s > 0):
+            return None
+        self.num_recalled += 1
+        return found
+
+    def _time_reference(self, protocol: RaceProtocol, deadline_s: float) -> None:
+        """Runs the reference alone, if nothing has been timed beside it yet."""
+        if math.isnan(self._reference_s) and self._reference is not None:
+            (outcome,) = self._run([self.simulator.plan(self._reference)], protocol, (), deadline_s)
+            if outcome.ok and math.isnan(self._reference_s):
+                self._reference_s = outcome.step_time_s
+
+    def _now(self, before: Measurement) -> Measurement:
+        """As it would be now: a ratio to the reference as it was, times the reference as it is."""
+        if not before.ok or math.isnan(self._reference_s):
+            return before
+        factor = self._reference_s / before.reference_s
+        samples_s = tuple(sample_s * factor for sample_s in before.samples_s)
+        step_s = before.step_time_s * factor
+        return dataclasses.replace(before, step_time_s=step_s, samples_s=samples_s, reference_s=self._reference_s)
+
     def _keyed(self, plan: Plan, outcome: Measurement, protocol: str) -> Measurement:
+        return dataclasses.replace(outcome, key=self._key(plan, protocol))
+
+    def _key(self, plan: Plan, protocol: str) -> MeasurementKey:
         graph, host = self.problem.graph.fingerprint, self.problem.host.fingerprint
-        return dataclasses.replace(outcome, key=MeasurementKey(graph, host, plan.fingerprint, protocol))
+        return MeasurementKey(graph, host, plan.fingerprint, protocol, self._versions)

@@ -28,6 +28,8 @@ class MeasurementKey:
     """Fingerprint of the plan: devices, orders of ops and of transfers."""
     protocol: str
     """How it was timed: `simulated`, or the rounds of the race."""
+    versions: str = ""
+    """Of rlplace, PyTorch and Python, where it was run."""
 
 
 @dataclass(frozen=True)

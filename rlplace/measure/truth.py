@@ -110,7 +110,7 @@ def check_no_gangs(host: Host) -> None:
 def true_problem(problem: Problem, truth: Truth) -> Problem:
     """The problem as it really is: other op times, bandwidths and, in a misfit, latencies; all else is the same.
 
-    One generator draws one array for each figure, in the order of this function. Sources take no time and keep none.
+    One generator draws one array for each figure, in the order of `true_problems`. Sources take no time and keep none.
 
     Args:
         problem: the nominal one.
@@ -119,21 +119,40 @@ def true_problem(problem: Problem, truth: Truth) -> Problem:
     Raises:
         InvalidValue: the host has gangs, whose op times are no device's own.
     """
-    check_no_gangs(problem.host)
-    spread, graph, host = KINDS[truth.kind], problem.graph, problem.host
+    (true,) = true_problems([problem], truth)
+    return true
+
+
+def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
+    """Several workloads on one host, as it really is: what they have in common is off by the same factors.
+
+    Args:
+        problems: the nominal ones, at least one, all on the same host.
+        truth: kind and seed; with other problems beside it, it gives a problem other factors.
+
+    Raises:
+        InvalidValue: the host has gangs, or the problems are not on one host.
+    """
+    host = problems[0].host
+    check_no_gangs(host)
+    for problem in problems:
+        if problem.host != host:
+            raise InvalidValue("host", problem.host.name, f"{host.name}, as of the first problem", where="truth")
+    spread = KINDS[truth.kind]
     generator = np.random.Generator(np.random.PCG64(truth.seed))
     names, kinds = sorted(link.name for link in host.links), [device.kind for device in host.devices]
-    runs = ~graph.is_source
-    op_time_s = problem.costs.op_time_s * _factors(generator, graph.targets, kinds, runs, spread.target_sigma)
+    runs = [~problem.graph.is_source for problem in problems]
+    targets = _factors(generator, [problem.graph.targets for problem in problems], kinds, runs, spread.target_sigma)
     bandwidth = dict(zip(names, _log_uniform(generator, spread.bandwidth_range, len(names)), strict=True))
-    op_time_s = op_time_s * generator.lognormal(0.0, spread.device_sigma, len(kinds))
+    devices = generator.lognormal(0.0, spread.device_sigma, len(kinds))
     overhead_s = generator.uniform(*spread.overhead_s)
+    signatures = [np.ones_like(factors) for factors in targets]
     if spread.signature_sigma is not None:
-        op_time_s = op_time_s * _factors(generator, graph.signatures, kinds, runs, spread.signature_sigma)
+        words = [problem.graph.signatures for problem in problems]
+        signatures = _factors(generator, words, kinds, runs, spread.signature_sigma)
     latency = dict.fromkeys(names, 1.0)
     if spread.latency_range is not None:
         latency = dict(zip(names, _log_uniform(generator, spread.latency_range, len(names)), strict=True))
-    op_time_s = np.where(runs[:, None], op_time_s + overhead_s, problem.costs.op_time_s)
     links = tuple(
         dataclasses.replace(
             link,
@@ -142,9 +161,14 @@ def true_problem(problem: Problem, truth: Truth) -> Problem:
         )
         for link in host.links
     )
-    return dataclasses.replace(
-        problem, host=dataclasses.replace(host, links=links), costs=Costs(op_time_s, problem.costs.source)
-    )
+    found = []
+    for problem, is_run, of_targets, of_signatures in zip(problems, runs, targets, signatures, strict=True):
+        given = problem.costs
+        op_time_s = given.op_time_s * of_targets * devices * of_signatures
+        op_time_s = np.where(is_run[:, None], op_time_s + overhead_s, given.op_time_s)
+        true = dataclasses.replace(host, links=links)
+        found.append(dataclasses.replace(problem, host=true, costs=Costs(op_time_s, given.source)))
+    return found
 
 
 class TrueTimer:
@@ -195,20 +219,28 @@ class TrueTimer:
 
 
 def _factors(
-    generator: np.random.Generator, words: Sequence[str], kinds: Sequence[str], runs: NDArray[np.bool_], sigma: float
-) -> NDArray[np.float64]:
-    """(N, D) a factor for each pair of a word of an op and a kind of device, drawn in their order; 1 for sources.
+    generator: np.random.Generator,
+    words: Sequence[Sequence[str]],
+    kinds: Sequence[str],
+    runs: Sequence[NDArray[np.bool_]],
+    sigma: float,
+) -> list[NDArray[np.float64]]:
+    """For each graph (N, D) a factor for each pair of a word of an op and a kind of device; 1 for sources.
+
+    Drawn in the order of the pairs of all graphs.
 
     Args:
         generator: of the draws.
-        words: of ops, (N,).
+        words: of each graph's ops, (N,).
         kinds: of devices, (D,).
-        runs: (N,) False for sources.
+        runs: of each graph (N,) False for sources.
         sigma: log standard deviation of the factors.
     """
-    pairs = sorted({(word, kind) for word, is_run in zip(words, runs, strict=True) if is_run for kind in kinds})
+    every = zip(words, runs, strict=True)
+    run = {word for of_ops, is_run in every for word, is_one in zip(of_ops, is_run, strict=True) if is_one}
+    pairs = sorted({(word, kind) for word in run for kind in kinds})
     drawn = dict(zip(pairs, generator.lognormal(0.0, sigma, len(pairs)).tolist(), strict=True))
-    return np.array([[drawn.get((word, kind), 1.0) for kind in kinds] for word in words])
+    return [np.array([[drawn.get((word, kind), 1.0) for kind in kinds] for word in of_ops]) for of_ops in words]
 
 
 def _log_uniform(generator: np.random.Generator, largest: float, count: int) -> list[float]:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe
+from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
 from rlplace.measure.host_model.priors import prior_of
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
@@ -69,9 +70,9 @@ class Calibration:
         return [first, *describe(self.posterior)]
 
 
-def calibrate_on(known: Known, prior: Prior | None = None) -> Calibration:
+def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> Calibration:
     """The host model fitted to measured steps, used only where it predicts plans that it has not seen better."""
-    model = HostModel(Scales(known.problem, prior or prior_of(known.problem)))
+    model = HostModel(Scales(known.problem, prior or prior_of(known.problem), knowledge))
     model.learn(known.plans, known.outcomes)
     posterior, (before, after) = model.fit(), model.held_out_errors()
     is_kept = not after > before
@@ -80,7 +81,15 @@ def calibrate_on(known: Known, prior: Prior | None = None) -> Calibration:
 
 
 def calibrated(
-    problem: Problem, count: int, *, seed: int, say: Callable[[str], None], prior: Prior | None = None
+    problem: Problem,
+    count: int,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+    prior: Prior | None = None,
+    knowledge: HostKnowledge | None = None,
+    log: MeasurementLog | None = None,
+    isolated: bool | None = None,
 ) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
@@ -90,25 +99,47 @@ def calibrated(
         seed: of what is drawn.
         say: told what was learned, what that gained, and whether it is used.
         prior: how far the host may be from the profile.
+        knowledge: what other workloads taught about this host.
+        log: keeps what is measured.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
-        RunnerError: a placement failed.
+        RunnerError: too few placements could be measured.
     """
     simulator = Simulator(problem)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
-    evaluator = Evaluator(problem, simulator, seed=seed)
+    evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
     try:
         plans = plans_of(problem, simulator, groups)
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
-        known = Known(problem, plans, measure_all(evaluator, plans, rounds=5, seed=seed))
+        known = _measured(problem, evaluator, plans, seed, say)
     finally:
         evaluator.close()
-    found = calibrate_on(known, prior)
+    found = calibrate_on(known, prior, knowledge)
     for line in found.say():
         say(line)
     return found.problem, known
+
+
+def _measured(
+    problem: Problem, evaluator: Evaluator, plans: list[Plan], seed: int, say: Callable[[str], None]
+) -> Known:
+    """The plans that could be measured; those that failed are told."""
+    outcomes = evaluator.measure_plans(plans, _all_rounds(5, seed))
+    for outcome in outcomes:
+        if not outcome.ok:
+            say(f"a placement could not be measured ({outcome.status}): {outcome.why}")
+    kept = [k for k, outcome in enumerate(outcomes) if outcome.ok]
+    if len(kept) < LEAST:
+        raise RunnerError(f"{len(kept)} of {len(plans)} placements could be measured, {LEAST} are needed to calibrate")
+    return Known(problem, [plans[k] for k in kept], [outcomes[k] for k in kept])
+
+
+def _all_rounds(rounds: int, seed: int) -> RaceProtocol:
+    """A race that drops nobody."""
+    return RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
 
 
 def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:
@@ -117,8 +148,7 @@ def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: i
     Raises:
         RunnerError: a placement failed.
     """
-    protocol = RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
-    outcomes = evaluator.measure_plans(plans, protocol)
+    outcomes = evaluator.measure_plans(plans, _all_rounds(rounds, seed))
     for outcome in outcomes:
         if not outcome.ok:
             raise RunnerError(f"a placement could not be measured: {outcome.why}")

@@ -15,6 +15,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.runner import idle_share
@@ -23,12 +24,14 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import Known, calibrate_on, measure_all, plans_of, step_times
+from rlplace.runs.measuring import measuring
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, versions
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groups import majority_devices
+from rlplace.store.log import check_store
 from rlplace.workloads import WorkloadSpec
 
 ROUNDS = 9
@@ -86,6 +89,9 @@ def run_fidelity(
     plot: Path,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    store: str = "off",
+    is_waiting: bool = True,
+    isolated: bool | None = None,
 ) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
@@ -98,8 +104,12 @@ def run_fidelity(
         plot: where the picture goes.
         constraints: the user's pins and exclusions, which all placements keep.
         asked: how the batch is cut.
+        store: where measured step times are kept: `auto`, `off` or a file. They are measured afresh.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
+        FileProblem: a store was named that cannot be opened.
         InvalidValue: a simulated host, a graph file, or too few placements.
         RunnerError: a placement failed.
     """
@@ -107,10 +117,16 @@ def run_fidelity(
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="fidelity")
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
+    check_store(store)
     progress = make_progress()
-    prepared = prepare(Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints)
-    problem = prepared.problem
-    mix = measure_mix(problem, num_placements=num_placements, num_fit=num_fit, seed=seed)
+    with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
+        prepared = prepare(
+            Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints, isolated=isolated
+        )
+        problem = prepared.problem
+        mix = measure_mix(
+            problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log, isolated=isolated
+        )
     calibration = calibrate_on(mix.known)
     for line in calibration.say():
         progress.say(line)
@@ -138,7 +154,15 @@ def run_fidelity(
     }
 
 
-def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: int) -> Mix:
+def measure_mix(
+    problem: Problem,
+    *,
+    num_placements: int,
+    num_fit: int,
+    seed: int,
+    log: MeasurementLog | None = None,
+    isolated: bool | None = None,
+) -> Mix:
     """Draws, measures and counts `num_placements` placements twice, after `num_fit` others.
 
     Args:
@@ -146,6 +170,8 @@ def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: in
         num_placements: unseen placements.
         num_fit: other placements, to calibrate on.
         seed: of what is drawn.
+        log: keeps what is measured.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         RunnerError: a placement failed.
@@ -156,7 +182,7 @@ def measure_mix(problem: Problem, *, num_placements: int, num_fit: int, seed: in
     generator = np.random.default_rng(seed)
     test_groups, kinds = draw_mix(problem, best, num_placements, generator)
     fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)
-    evaluator, idle = Evaluator(problem, simulator), idle_share()
+    evaluator, idle = Evaluator(problem, simulator, log=log, isolated=isolated), idle_share()
     try:
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)

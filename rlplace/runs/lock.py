@@ -1,4 +1,5 @@
-"""`FolderLock`: one process at a time writes into a run folder."""
+"""Locks of the kernel's on files, which end with their process; `FolderLock`: one process at a time writes into a run
+folder."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LOCK_FILE = ".rlplace.lock"
 """Hidden, inside the folder. The lock on it is the kernel's and ends with its process, so a file that a killed run left
 behind holds nobody up. Windows has no such locks, and none is taken there."""
 
-_MOST_BYTES = 200
+_MOST_BYTES = 1000
 
 
 class FolderLock:
@@ -33,17 +34,10 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK_FILE
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            if not _take(descriptor):
-                raise _in_use(folder, descriptor)
-            if _is_at(path, descriptor):
-                break
-            os.close(descriptor)  # its last owner removed the file between our opening and our locking it
-        if sys.platform != "win32":
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        self._release = weakref.finalize(self, _give_free, path, descriptor, os.getpid())
+        held = take_file(path, f"process {os.getpid()} on {socket.gethostname()}")
+        if isinstance(held, str):
+            raise _in_use(folder, held)
+        self._release = weakref.finalize(self, give_free, path, held, os.getpid())
 
     @staticmethod
     def check(folder: Path) -> None:
@@ -56,13 +50,49 @@ class FolderLock:
             descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
         except OSError:
             return  # no lock file, or one that cannot be had: making the folder says why
-        if not _take(descriptor, is_shared=True):
-            raise _in_use(folder, descriptor)
+        is_free = _take(descriptor, is_shared=True)
+        holder = "" if is_free else _holder(descriptor)
         os.close(descriptor)
+        if not is_free:
+            raise _in_use(folder, holder)
 
     def release(self) -> None:
         """Gives the folder free and removes the lock file; does nothing the second time."""
         self._release()
+
+
+def take_file(path: Path, words: str) -> int | str:
+    """The descriptor of a lock file that is ours until `give_free`, or the words of the process that holds it.
+
+    Args:
+        path: of the file, in a folder that is there.
+        words: who we are, for whoever waits.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not _take(descriptor):
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            return holder
+        if _is_at(path, descriptor):
+            break
+        os.close(descriptor)  # its last owner removed the file between our opening and our locking it
+    if sys.platform != "win32":
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, words.encode()[:_MOST_BYTES], 0)
+    return descriptor
+
+
+def give_free(path: Path, descriptor: int, owner: int) -> None:
+    """Ends a lock that the process `owner` took, and removes its file."""
+    if os.getpid() != owner:  # a fork: the lock is its parent's
+        return
+    if sys.platform != "win32":
+        path.unlink(missing_ok=True)  # while it is still held, so that nobody's new lock file is removed
+    os.close(descriptor)
 
 
 def _take(descriptor: int, *, is_shared: bool = False) -> bool:
@@ -84,15 +114,11 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _in_use(folder: Path, descriptor: int) -> FileProblem:
-    holder = os.read(descriptor, _MOST_BYTES).decode("utf-8", errors="replace") or "another process"
-    os.close(descriptor)
+def _holder(descriptor: int) -> str:
+    """What the process that holds the lock wrote into its file, on one line; it may not have come to it yet."""
+    text = os.pread(descriptor, _MOST_BYTES, 0).decode("utf-8", errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip() or "another process"
+
+
+def _in_use(folder: Path, holder: str) -> FileProblem:
     return FileProblem(folder, f"a run that is still going on writes into this folder ({holder}): name another.")
-
-
-def _give_free(path: Path, descriptor: int, owner: int) -> None:
-    if os.getpid() != owner:  # a fork: the lock is its parent's
-        return
-    if sys.platform != "win32":
-        path.unlink(missing_ok=True)  # while it is still held, so that nobody's new lock file is removed
-    os.close(descriptor)

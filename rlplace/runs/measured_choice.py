@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -9,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
+from rlplace.measure.isolate.choice import make_runner
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.format import format_seconds
 from rlplace.search.registry import find
@@ -24,7 +25,13 @@ EVALUATIONS = 1000
 
 
 def is_cut_faster(
-    cut: Problem, devices: NDArray[np.int32], whole: Problem, *, seed: int, say: Callable[[str], None]
+    cut: Problem,
+    devices: NDArray[np.int32],
+    whole: Problem,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+    isolated: bool | None = None,
 ) -> bool:
     """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
 
@@ -37,27 +44,26 @@ def is_cut_faster(
         whole: the same step and host, its batch not cut.
         seed: of the search for the whole batch.
         say: told both step times.
+        isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
     """
     planner = Simulator(whole)
     found = find(whole, "portfolio", planner, Budget(evaluations=EVALUATIONS), seed=seed)
     if found.devices is None:
         return True
-    first, second = Simulator(cut), planner
-    runner, other = HostRunner(cut, first), HostRunner(whole, second)
-    try:
-        steps = [other.load(second.plan(rivals)) for rivals in (found.devices, _on_one_device(whole, second))]
-        for step in steps:
-            step.load()
-        outcome, *rivals_s = runner.measure_plans(
-            [first.plan(devices)], protocol=RACE, others=[step.run for step in steps]
-        )
-        beside = min(rivals_s, key=lambda rival: rival.step_time_s)
-    except RunnerError as error:
-        say(f"micro-batches are not raced: {error}")
-        return False
-    finally:
-        runner.close()
-        other.close()
+    first = Simulator(cut)
+    with contextlib.ExitStack() as stack:
+        runners = []
+        for problem, simulator in ((cut, first), (whole, planner)):
+            runners.append(make_runner(problem, simulator, reference=None, seed=seed, isolated=isolated))
+            stack.callback(runners[-1].close)
+        runner, other = runners
+        try:
+            rivals = [other.timer(planner.plan(each)) for each in (found.devices, _on_one_device(whole, planner))]
+            outcome, *rivals_s = runner.measure_plans([first.plan(devices)], protocol=RACE, others=rivals)
+        except (RunnerError, TimeoutError, MemoryError) as error:
+            say(f"micro-batches are not raced: {error}")
+            return False
+    beside = min(rivals_s, key=lambda rival: rival.step_time_s)
     count = cut.graph.num_micro_batches
     say(
         f"measured: {format_seconds(outcome.step_time_s)} in {count} micro-batches, "

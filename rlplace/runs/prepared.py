@@ -63,6 +63,7 @@ def prepare(
     acyclic: bool = False,
     constraints: Constraints | None = None,
     evaluations: float | None = None,
+    isolated: bool | None = None,
 ) -> Prepared:
     """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
 
@@ -75,6 +76,7 @@ def prepare(
         acyclic: keep the graph of groups without cycles.
         constraints: the user's pins and exclusions.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
+        isolated: whether what is measured for the choice runs in worker processes; see `Evaluator`.
 
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
@@ -98,7 +100,9 @@ def prepare(
             constraints=constraints,
         )
 
-    return chosen_problem(steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say)
+    return chosen_problem(
+        steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say, isolated=isolated
+    )
 
 
 def chosen_problem(
@@ -109,6 +113,7 @@ def chosen_problem(
     seed: int,
     evaluations: float | None = None,
     say: Callable[[str], None] | None = None,
+    isolated: bool | None = None,
 ) -> Prepared:
     """The problem of the number of micro-batches that is asked for, and what choosing it came to.
 
@@ -122,6 +127,7 @@ def chosen_problem(
         seed: of the searches that choose.
         evaluations: as of `prepare`.
         say: told what is found, and how the loss was judged; nobody by default.
+        isolated: as of `prepare`.
 
     Raises:
         UserError: the batch cannot be cut as asked.
@@ -148,7 +154,7 @@ def chosen_problem(
     if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
         from rlplace.runs.measured_choice import is_cut_faster
 
-        if not is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say):
+        if not is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say, isolated=isolated):
             problem, start = made[1], None
     for line in judged(problem.graph):
         say(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +25,12 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.progress import make_progress
+from rlplace.runs.measuring import measuring
 from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, number_only
 from rlplace.runs.prepared import COUNTS, describe_cut, judged
 from rlplace.runs.setup import Steps, make_problem
 from rlplace.search.rules import baselines
+from rlplace.store.log import check_store
 from rlplace.workloads import WorkloadSpec
 
 ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
@@ -44,6 +47,9 @@ def time_placement(
     timeline: Path | None,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    store: str = "off",
+    is_waiting: bool = True,
+    isolated: bool | None = None,
 ) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
@@ -56,42 +62,51 @@ def time_placement(
         timeline: where a Chrome trace goes; or a picture, where it is called `.png`.
         constraints: the user's pins and exclusions: the placement must keep them, and the bound counts on them.
         asked: how the batch is cut; `auto` is what the placement was made for, without one it is chosen.
+        store: where a measured step time is kept: `auto`, `off` or a file. It is measured afresh.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+        isolated: whether it runs in a worker process; see `Evaluator`.
 
     Raises:
+        FileProblem: a store was named that cannot be opened.
+        RunnerError: another search measures here, and nobody wants to wait.
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine; or the placement
             breaks a constraint.
     """
     if is_measured and host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="measure")
+    if is_measured:
+        check_store(store)
     placement = None if path is None else load_placement(path)
     progress = make_progress()
     graph, count = _graph_of(placement, spec, host, seed, asked)
     if placement is not None:
         _require(placement, graph, host)
         check_plan(graph, host.num_devices, placement.plan)
-    problem = make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
-    for line in judged(graph):
-        progress.say(line)
-    if placement is not None:
-        problem.check_placement(placement.plan.devices)
-        if placement.cut is not None:
-            problem = dataclasses.replace(problem, op_order=placement.cut.op_order)
-    simulator = Simulator(problem)
-    plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
-    measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
-    if is_measured:
-        evaluator = Evaluator(problem, simulator)
-        try:
-            (outcome,) = evaluator.measure_plans([plan], ROUNDS)
-            timelines = evaluator.trace(plan) if outcome.ok else []
-        finally:
-            evaluator.close()
-        if timelines:
-            traces = {"measured": timelines[len(timelines) // 2], **traces}
-            peaks = counted_peaks(timelines[len(timelines) // 2], host.num_devices)
-            outcome = dataclasses.replace(outcome, peak_bytes=tuple(peaks.tolist()))
-        measurement = outcome
+    alone = measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting)
+    with alone if is_measured else nullcontext() as log:
+        problem = make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
+        for line in judged(graph):
+            progress.say(line)
+        if placement is not None:
+            problem.check_placement(placement.plan.devices)
+            if placement.cut is not None:
+                problem = dataclasses.replace(problem, op_order=placement.cut.op_order)
+        simulator = Simulator(problem)
+        plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
+        measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
+        if is_measured:
+            evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
+            try:
+                (outcome,) = evaluator.measure_plans([plan], ROUNDS)
+                timelines = evaluator.trace(plan) if outcome.ok else []
+            finally:
+                evaluator.close()
+            if timelines:
+                traces = {"measured": timelines[len(timelines) // 2], **traces}
+                peaks = counted_peaks(timelines[len(timelines) // 2], host.num_devices)
+                outcome = dataclasses.replace(outcome, peak_bytes=tuple(peaks.tolist()))
+            measurement = outcome
     if timeline is not None:
         _keep(timeline, traces, problem)
     bound_s, bound = lower_bound_s(problem)

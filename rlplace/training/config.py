@@ -62,8 +62,13 @@ class TrainConfig:
     """Keep the graph of groups without cycles, whatever of the rule that costs."""
     constraints: Constraints | None = None
     """The user's pins, exclusions and what stays together."""
+    isolated: bool | None = None
+    """Whether placements are measured in a worker process, so that one that crashes or hangs costs itself alone; by
+    default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
     track: str = "disabled"
     """Weights & Biases: disabled, offline or online."""
+    store: str = "auto"
+    """Where measured step times are kept and looked for: auto (the user's cache folder), off, or a file."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)

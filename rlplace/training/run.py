@@ -16,13 +16,14 @@ from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import save_explanation
-from rlplace.measure.host_model import load_priors, prior_of
+from rlplace.measure.host_model import LearnedHost, knowledge_of, load_priors, prior_of
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.eager import check_has_values
+from rlplace.measure.run.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
@@ -36,10 +37,12 @@ from rlplace.runs.calibration import calibrated
 from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
+from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.store.log import StoreLog
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
@@ -97,6 +100,7 @@ def train(
     run: RunFolder | None = None,
     progress: Progress | bool | None = None,
     tracker: Tracker | None = None,
+    workload: str = "",
     **options: Any,
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
@@ -105,6 +109,9 @@ def train(
     placements. On a host of this machine they take turns, half of the budget each; on a simulated one they search side
     by side with half of the cores each, nothing is measured, and the simulator judges everything.
 
+    What is measured here goes into the store (`TrainConfig.store`) and into `measurements.db` of the run; what was
+    measured or learned there before is used. One search at a time measures on a machine: another one is waited for.
+
     Args:
         problem: what to place where.
         config: how; or give its fields as keywords (`budget_s=60, seed=0`).
@@ -112,9 +119,11 @@ def train(
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
         progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
         tracker: told figures.
+        workload: its name, for the store.
         options: fields of `TrainConfig`, over those of `config`.
 
     Raises:
+        FileProblem: a store was named that cannot be opened.
         InvalidValue: an unknown option, or one out of range.
         UnknownName: no such method, policy, learner or reward.
         RunnerError: no placement could be run, or the reference failed.
@@ -122,6 +131,28 @@ def train(
     config = _config(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
+    root = None if run is None else run.root
+    try:
+        with measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log:
+            result = _train(problem, config, start, run, progress, tracker, log)
+        if is_own:
+            progress.say(afterwards(result.durations, result.expected))
+        return result
+    finally:
+        if is_own:
+            progress.close()
+
+
+def _train(
+    problem: Problem,
+    config: TrainConfig,
+    start: NDArray[np.int32] | None,
+    run: RunFolder | None,
+    progress: Progress,
+    tracker: Tracker,
+    log: StoreLog | None,
+) -> TrainResult:
+    """As `train`, with everything given."""
     methods = methods_of(config, problem.host)
     method, is_simulated = methods[0], problem.host.is_simulated
     if method != method_of(config, is_simulated=False):
@@ -131,23 +162,40 @@ def train(
     progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here"))
     watch = Stopwatch()
     known, prior = None, prior_of(problem, config.search.priors)
+    knowledge = None if log is None else knowledge_of(log.learned_hosts(problem.host), problem.costs.source)
+    if knowledge is not None:
+        progress.say(_known_words(knowledge.num_runs))
     if config.search.num_calibrated and not is_simulated:
         problem, known = calibrated(
-            problem, config.search.num_calibrated, seed=config.seed, say=progress.say, prior=prior
+            problem,
+            config.search.num_calibrated,
+            seed=config.seed,
+            say=progress.say,
+            prior=prior,
+            knowledge=knowledge,
+            log=log,
+            isolated=config.isolated,
         )
     calibration_s = watch.lap_s()
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = Evaluator(problem, simulator, reference, seed=config.seed)
+    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log, isolated=config.isolated)
     try:
         if run is not None:
             _keep(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
-        own = {
-            LEARNED: {"config": config.agent, "known": known, "prior": prior, "guide": config.guide, "start": start},
+        own: dict[str, dict[str, Any]] = {
+            LEARNED: {
+                "config": config.agent,
+                "known": known,
+                "prior": prior,
+                "guide": config.guide,
+                "start": start,
+                "knowledge": knowledge,
+            },
             POLICY: {"config": config.learn, "start": start},
             GUIDED: {"config": config.guide or config.learn, "start": start},
             PORTFOLIO: {"start": start},
@@ -172,6 +220,10 @@ def train(
         for result_of in found.values():
             if isinstance(result_of.learned, AgentResult):
                 progress.say(_learned_words(result_of.learned))
+                if log is not None:
+                    log.keep_learned(problem.graph.fingerprint, LearnedHost.of(result_of.learned.posterior))
+        if evaluator.num_recalled:
+            progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
         progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
         table = _table(problem, evaluator, entries, config)
         if not table.best:
@@ -196,13 +248,9 @@ def train(
                 timeline_png=run.path("timeline.png"),
             )
             tracker.log_picture("best_so_far", run.path("best_so_far.png"))
-        if is_own:
-            progress.say(afterwards(taken, expected))
         return result
     finally:
         evaluator.close()
-        if is_own:
-            progress.close()
 
 
 def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:
@@ -308,13 +356,14 @@ def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config:
     )
 
 
-def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerStep | None, str]:
+def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
     if not evaluator.is_measured:
         return None, "the host is simulated"
     try:
-        return EagerStep(problem.graph, problem.host, worker=evaluator.widest_worker()), ""
+        check_has_values(problem.graph)
     except InvalidValue as error:
         return None, str(error)
+    return EagerRecipe(), ""
 
 
 def _entry(method: str, found: LoopResult) -> Entry:
@@ -330,6 +379,11 @@ def _learned_words(result: AgentResult) -> str:
     if not lines:
         return "the host is as profiled, as far as the measured steps tell"
     return "\n  ".join(["what was learned about the host:", *lines])
+
+
+def _known_words(num_runs: int) -> str:
+    searches = f"{num_runs} earlier search{'es' * (num_runs != 1)}"
+    return f"this host is known from {searches}: the host model starts from what was learned there"
 
 
 def _reasons(table: Table) -> str:

@@ -222,8 +222,8 @@ class _Loop:
         return self.measure_plans([self._evaluator.simulator.plan(row) for row in placements])
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
-        """Races `plans` on the host."""
-        return self._race(plans, ROUND)
+        """Races `plans` on the host, but for those that were raced before."""
+        return self._race(plans, ROUND, is_recalled=True)
 
     def trace(self, plan: Plan) -> Timeline:
         """A typical step of `plan`, op by op."""
@@ -264,8 +264,8 @@ class _Loop:
             budget_s=self._budget_s,
         )
 
-    def _race(self, plans: Sequence[Plan], protocol: RaceProtocol) -> list[Measurement]:
-        measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s)
+    def _race(self, plans: Sequence[Plan], protocol: RaceProtocol, *, is_recalled: bool = False) -> list[Measurement]:
+        measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s, is_recalled=is_recalled)
         self.candidates.record(plans, measurements)
         self._ran += [(plan, measurement.ratio) for plan, measurement in zip(plans, measurements) if measurement.ok]
         finite = [measurement for measurement in measurements if measurement.ok]

@@ -14,9 +14,11 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.folder import RunFolder
+from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size, describe_problem, versions
+from rlplace.store.log import check_store
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.methods import method_of
@@ -40,22 +42,47 @@ def run_training(
     asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
+    is_waiting: bool = True,
 ) -> dict[str, Any]:
     """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
 
+    `is_waiting` waits for another search that measures on this machine, instead of giving up.
+
     Raises:
-        FileProblem: the folder exists and `overwrite` is not given, or another run is writing into it.
+        FileProblem: the folder exists and `overwrite` is not given, another run is writing into it, or a store was
+            named that cannot be opened.
+        RunnerError: another search measures here, and nobody wants to wait.
         UserError: the workload cannot be built or captured.
     """
     from rlplace.report.progress import make_progress
-    from rlplace.runs.tracking import make_tracker
 
     RunFolder.check(folder, overwrite=overwrite)
     named = [device.name for device in host.devices], [device.kind for device in host.devices]
     constraints = config.constraints or Constraints()
     constraints.check_devices(*named)
     check_names(config, is_simulated=host.is_simulated)
+    if not host.is_simulated:
+        check_store(config.store)
     progress = make_progress(is_quiet=is_quiet)
+    with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
+        return _run(spec, host, config, folder, progress, host_word, gangs, asked, overwrite, is_quiet)
+
+
+def _run(
+    spec: WorkloadSpec,
+    host: Host,
+    config: TrainConfig,
+    folder: Path,
+    progress: Progress,
+    host_word: str,
+    gangs: bool,
+    asked: CutOptions,
+    overwrite: bool,
+    is_quiet: bool,
+) -> dict[str, Any]:
+    """As `run_training`, where nobody else measures."""
+    from rlplace.runs.tracking import make_tracker
+
     size = default_size(host)
     resolved = {
         "schema": 1,
@@ -70,6 +97,8 @@ def run_training(
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     steps = Steps(spec, host, config.seed, asked)
     graph = steps.graph(1 if asked.count == "auto" else asked.count)
+    constraints = config.constraints or Constraints()
+    named = [device.name for device in host.devices], [device.kind for device in host.devices]
     constraints.resolve(graph, *named)  # a pattern that matches nothing leaves no run folder behind
     run = RunFolder.create(folder, overwrite=overwrite)
     run.write_json("config.json", resolved)
@@ -87,11 +116,14 @@ def run_training(
             grouping=config.grouping,
             acyclic=config.acyclic,
             constraints=config.constraints,
+            isolated=config.isolated,
         )
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_problem(problem))
-        result = train(problem, config, start=prepared.start, run=run, progress=progress, tracker=tracker)
+        result = train(
+            problem, config, start=prepared.start, run=run, progress=progress, tracker=tracker, workload=str(spec)
+        )
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.measure.run.eager_recipe import Other
 from rlplace.report.printed import as_html, as_text
 from rlplace.report.table import results_table
 from rlplace.search.best_so_far import BestSoFar
@@ -72,17 +73,17 @@ class Table:
 
 def fill_table(
     entries: list[Entry],
-    eager: Callable[[], float] | None,
+    eager: Other | None,
     eager_why: str,
-    measure: Callable[[list[Plan], list[Callable[[], float]]], list[Measurement]],
+    measure: Callable[[list[Plan], list[Other]], list[Measurement]],
 ) -> Table:
     """The table of `entries`; equal plans share one measurement.
 
     Args:
         entries: one a method.
-        eager: times plain PyTorch; None skips that row.
+        eager: plain PyTorch; None skips that row.
         eager_why: why it is skipped.
-        measure: measures plans and further timers in one race.
+        measure: measures plans and what else there is in one race.
     """
     distinct: dict[str, int] = {}
     plans: list[Plan] = []

@@ -31,7 +31,7 @@ def test_what_is_not_finite_becomes_null() -> None:
     assert finite({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
 
 
-SEEDED = ("train", "place", "compare", "simulate", "measure", "fidelity", "graph")
+SEEDED = ("train", "place", "compare", "advise", "simulate", "measure", "fidelity", "graph")
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**70)])

@@ -11,8 +11,9 @@ import pytest
 
 from rlplace.cli.main import main
 from rlplace.files import write_json_atomic
-from rlplace.measure.host_model import LearnedHost, Prior, load_priors
+from rlplace.measure.host_model import LearnedHost, Prior, load_learned_host, load_priors
 from rlplace.measure.host_model.learned_host import LearnedFactor
+from rlplace.store import MeasurementStore, Session
 
 DEVICE = math.sqrt((0.3**2 + 0.1**2 + 4 * 0.1**2) / 6)
 """Two devices that are known exactly, beside the shipped 0.1 that counts as four."""
@@ -49,6 +50,21 @@ def test_json_says_what_was_fitted_to_what(tmp_path: Path, capsys: pytest.Captur
     assert told == {"schema": 1, "out": str(out), "num_runs": 2}
     assert figure.pop("value") == pytest.approx(DEVICE, rel=1e-3)
     assert figure == {"section": "profiled", "name": "device", "shipped": 0.1, "num_factors": 2, "num_runs": 2}
+
+
+def test_what_searches_kept_in_a_store_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = run_of(tmp_path / "a", 0.3), tmp_path / "mine.json"
+    other = LearnedHost("two", "0", "profiled", Prior(), (LearnedFactor("device", "d0", -0.1, 1e-6, 0.1),), ())
+    with MeasurementStore.open(tmp_path / "measurements.db") as store:
+        session = store.begin(Session(1e9, "nmt", "0", "two", "v"))
+        for learned in (load_learned_host(run), other):
+            store.add_learned(session, "0", learned)
+    assert main(["fit-priors", run, "--store", str(tmp_path), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_runs"] == 2
+    assert main(["fit-priors", "--store", str(tmp_path / "measurements.db"), "--out", str(out)]) == 0
+    assert load_priors(out).prior("profiled").device == pytest.approx(DEVICE, rel=1e-3)
+    assert main(["fit-priors", "--store", str(tmp_path / "none.db"), "--out", str(out)]) == 2
+    assert "no such store" in capsys.readouterr().err
 
 
 def test_mistakes_exit_with_2_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

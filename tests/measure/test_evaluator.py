@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
 from fake_measurer import chain_problem
 from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement import Measurement, MeasurementKey
+from rlplace.measure.measurement_log import placement_fingerprint
+from rlplace.measure.plan import Plan
+from rlplace.measure.timeline import Timeline
 
 ONCE = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
 
@@ -77,3 +83,147 @@ def test_on_this_machine_plans_run_beside_the_reference_and_other_timers_have_no
 )
 def test_ratios_are_to_the_reference(measurement: Measurement, ratio: float) -> None:
     assert measurement.ratio == ratio
+
+
+class FakeRunner:
+    """On a machine whose reference takes `reference_s`, a plan twice that for each op on the second device.
+
+    Attributes:
+        races: fingerprints of the plans of every race.
+    """
+
+    reference_s = 1.0
+
+    def __init__(self, problem: Problem, planner: Simulator, *, reference: Any, seed: int, isolated: Any) -> None:
+        self.has_reference = reference is not None
+        self.races: list[list[str]] = []
+
+    def measure_plans(self, plans: Sequence[Plan], **words: Any) -> list[Measurement]:
+        self.races.append([plan.fingerprint for plan in plans])
+        reference_s = self.reference_s if self.has_reference else 0.0
+        times_s = [self.reference_s * (1 + 2.0 * int(plan.devices.sum())) for plan in plans]
+        others = [Measurement("ok", timer(), reference_s=reference_s) for timer in words["others"]]
+        return [Measurement("ok", s, (s, s, s), reference_s=reference_s) for s in times_s] + others
+
+    def trace(self, plan: Plan, **words: Any) -> list[Timeline]:
+        simulator = Simulator(chain_problem(3))
+        return [simulator.timeline(simulator.plan(plan.devices))]
+
+
+class Memory:
+    """A `MeasurementLog` in a dictionary.
+
+    Attributes:
+        kept: what it was told.
+        wholes: whether each was whole.
+        traced: plans whose steps were traced.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[MeasurementKey, str], Measurement] = {}
+        self.wholes: list[bool] = []
+        self.traced: list[str] = []
+
+    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+        return self.kept.get((key, reference))
+
+    def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
+        assert outcome.key is not None
+        assert outcome.key.plan == plan.fingerprint
+        self.kept[outcome.key, reference] = outcome
+        self.wholes.append(is_whole)
+
+    def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
+        self.traced.append(plan.fingerprint)
+
+
+NONE, REFERENCE = (np.array(devices, dtype=np.int32) for devices in ([1, 1, 1], [0, 0, 0]))
+
+
+def fake_evaluator(monkeypatch: pytest.MonkeyPatch, log: Memory, *, has_reference: bool = True) -> Evaluator:
+    monkeypatch.setattr("rlplace.measure.evaluator.make_runner", FakeRunner)
+    problem = dataclasses.replace(chain_problem(3), host=core_host())
+    return Evaluator(problem, Simulator(problem), REFERENCE if has_reference else None, log=log)
+
+
+def races_of(evaluator: Evaluator) -> list[list[str]]:
+    assert isinstance(evaluator._runner, FakeRunner)
+    return evaluator._runner.races
+
+
+def test_what_was_run_before_answers_as_a_ratio_to_todays_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Memory()
+    first = fake_evaluator(monkeypatch, log)
+    plans = [first.simulator.plan(np.array(row, dtype=np.int32)) for row in ([0, 0, 1], [0, 1, 1])]
+    (before,) = first.measure_plans(plans[:1], ONCE, is_recalled=True)
+    assert before.step_time_s == 3.0
+    assert races_of(first) == [[plans[0].fingerprint]]
+    monkeypatch.setattr(FakeRunner, "reference_s", 2.0)  # the machine is half as fast today
+    second = fake_evaluator(monkeypatch, log)
+    recalled, fresh = second.measure_plans(plans, ONCE, is_recalled=True)
+    assert races_of(second) == [[plans[1].fingerprint]]
+    assert (recalled.step_time_s, recalled.reference_s, recalled.ratio) == (6.0, 2.0, before.ratio)
+    assert recalled.samples_s == (6.0, 6.0, 6.0)
+    assert (fresh.step_time_s, fresh.ratio) == (10.0, 5.0)
+    assert recalled.key == before.key
+    assert (first.num_recalled, second.num_recalled) == (0, 1)
+
+
+def test_where_all_is_known_the_reference_alone_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Memory()
+    first = fake_evaluator(monkeypatch, log)
+    plan = first.simulator.plan(NONE)
+    first.measure_plans([plan], ONCE)
+    monkeypatch.setattr(FakeRunner, "reference_s", 3.0)
+    second = fake_evaluator(monkeypatch, log)
+    for _ in range(2):
+        (recalled,) = second.measure_plans([plan], ONCE, is_recalled=True)
+        assert (recalled.ratio, recalled.step_time_s) == (7.0, 21.0)
+    assert races_of(second) == [[second.simulator.plan(REFERENCE).fingerprint]]
+
+
+def test_what_is_not_to_be_recalled_or_has_no_reference_is_run_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Memory()
+    for has_reference, is_recalled in ((True, False), (False, True)):
+        evaluator = fake_evaluator(monkeypatch, log, has_reference=has_reference)
+        plan = evaluator.simulator.plan(NONE)
+        for _ in range(2):
+            evaluator.measure_plans([plan], ONCE, is_recalled=is_recalled)
+        assert len(races_of(evaluator)) == 2
+    assert {reference for _, reference in log.kept} == {placement_fingerprint(REFERENCE), ""}
+    (key,) = {key for key, _ in log.kept}
+    assert "torch" in key.versions
+
+
+def test_a_failure_is_recalled_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Memory()
+    evaluator = fake_evaluator(monkeypatch, log)
+    plan = evaluator.simulator.plan(NONE)
+    (outcome,) = evaluator.measure_plans([plan], ONCE)
+    assert outcome.key is not None
+    failed = Measurement("timeout", float("inf"), why="for ever", key=outcome.key)
+    log.kept[outcome.key, placement_fingerprint(REFERENCE)] = failed
+    assert evaluator.measure_plans([plan], ONCE, is_recalled=True) == [failed]
+    assert len(races_of(evaluator)) == 1
+
+
+def test_what_was_cut_short_by_the_clock_is_kept_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Memory()
+    evaluator = fake_evaluator(monkeypatch, log)
+    plan = evaluator.simulator.plan(NONE)
+    for deadline_s, least in ((float("inf"), 9), (0.0, 9), (0.0, 3)):
+        protocol = RaceProtocol(warmup=0, min_rounds=least, max_rounds=9)
+        evaluator.measure_plans([plan], protocol, deadline_s=deadline_s)
+    assert log.wholes == [True, False, True]
+
+
+def test_others_are_timed_beside_what_is_recalled_and_traces_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Memory()
+    evaluator = fake_evaluator(monkeypatch, log)
+    plan = evaluator.simulator.plan(NONE)
+    evaluator.measure_plans([plan], ONCE)
+    recalled, other = evaluator.measure_plans([plan], ONCE, others=[lambda: 0.25], is_recalled=True)
+    assert (recalled.ratio, other.step_time_s, other.key) == (7.0, 0.25, None)
+    assert races_of(evaluator)[1:] == [[]]
+    evaluator.trace(plan)
+    assert log.traced == [plan.fingerprint]

@@ -11,7 +11,7 @@ from micrographs import op_graph
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, Link, Plan, Problem, Route, Simulator
-from rlplace.measure.truth import KINDS, TrueTimer, Truth, true_problem
+from rlplace.measure.truth import KINDS, TrueTimer, Truth, true_problem, true_problems
 
 TARGETS = ["parameter", "aten.mm", "aten.add", "aten.mm"]
 
@@ -131,6 +131,22 @@ def test_a_failed_measurement_takes_its_draw() -> None:
     _, second = timer.measure_plans(plans)
     noise = np.random.Generator(np.random.PCG64([4, 1])).lognormal(0.0, 0.01)
     assert second.step_time_s == timer.truth_s(plans[1]) * noise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workloads_on_one_host_are_off_by_the_same_factors(kind: str) -> None:
+    first = small_problem()
+    graph = op_graph([[], [0], [1]], 10, targets=["aten.norm", "aten.add", "aten.norm"])
+    second = Problem(graph, first.host, Costs(np.full((3, 3), 2.0), "estimated"), Grouping(np.arange(3)))
+    one, other = true_problems([first, second], Truth(kind, 5))
+    assert one.host == other.host
+    assert one.host.links != first.host.links
+    if kind != "misfit":  # there, the ops' signatures differ, and with them their factors
+        add = one.costs.op_time_s[2] / np.array([4.0, 5.0, 6.0])
+        assert other.costs.op_time_s[1] / 2.0 == pytest.approx(add, rel=2e-5)  # but for the overhead
+    elsewhere = dataclasses.replace(second, host=dataclasses.replace(first.host, name="other"))
+    with pytest.raises(InvalidValue, match="host is 'other', expected three, as of the first problem"):
+        true_problems([first, elsewhere], Truth(kind, 5))
 
 
 def test_gangs_are_refused() -> None:

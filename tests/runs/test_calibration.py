@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from random_problems import plain_host, random_problem
 
+from rlplace.errors import RunnerError
 from rlplace.measure import Simulator
 from rlplace.measure.host_model import Posterior, Prior, Scales
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.runs.calibration import Calibration, Known, calibrate_on, plans_of, step_times
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.runs import calibration
+from rlplace.runs.calibration import Calibration, Known, calibrate_on, calibrated, plans_of, step_times
 
 WIDE = Prior(op_type=0.5, device=0.3, bandwidth=0.6)
 
@@ -65,3 +69,32 @@ def test_what_is_right_already_stays_as_it_is() -> None:
 def test_step_times_are_the_medians() -> None:
     outcomes = [Measurement("ok", 2.0, (1.0, 2.0, 3.0)), Measurement("ok", 4.0, (4.0,))]
     assert step_times(outcomes).tolist() == [2.0, 4.0]
+
+
+class _Failing:
+    """Measures every plan but the first ones."""
+
+    def __init__(self, num_failing: int) -> None:
+        self.num_failing = num_failing
+
+    def measure_plans(self, plans: list[Plan], protocol: RaceProtocol) -> list[Measurement]:
+        failed = Measurement("timeout", float("inf"), why="a step did not end")
+        return [failed if k < self.num_failing else Measurement("ok", 1.0, (1.0,)) for k in range(len(plans))]
+
+    def close(self) -> None: ...
+
+
+def test_placements_that_fail_are_told_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    said: list[str] = []
+    monkeypatch.setattr(calibration, "Evaluator", lambda *_, **__: _Failing(2))
+    _, found = calibrated(problem, 9, seed=0, say=said.append)
+    assert (len(found.plans), len(found.outcomes)) == (7, 7)
+    assert said.count("a placement could not be measured (timeout): a step did not end") == 2
+
+
+def test_too_few_that_ran_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    monkeypatch.setattr(calibration, "Evaluator", lambda *_, **__: _Failing(4))
+    with pytest.raises(RunnerError, match="5 of 9 placements could be measured, 6 are needed"):
+        calibrated(problem, 9, seed=0, say=lambda _: None)

@@ -27,9 +27,11 @@ def problem_of(count: int) -> Problem:
     return Problem.profile(graph, Host.detect("cores"))
 
 
-def test_both_are_run_and_the_faster_one_is_said() -> None:
+@pytest.mark.parametrize("isolated", [False, True])
+def test_both_are_run_and_the_faster_one_is_said(isolated: bool) -> None:
     cut, lines = problem_of(2), list[str]()
-    faster = is_cut_faster(cut, np.zeros(cut.graph.num_ops, dtype=np.int32), problem_of(1), seed=0, say=lines.append)
+    devices = np.zeros(cut.graph.num_ops, dtype=np.int32)
+    faster = is_cut_faster(cut, devices, problem_of(1), seed=0, say=lines.append, isolated=isolated)
     assert isinstance(faster, bool)
     (line,) = lines
     assert "in 2 micro-batches" in line

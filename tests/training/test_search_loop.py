@@ -36,8 +36,9 @@ class FakeHost:
         return self.now_s
 
     def measure_plans(
-        self, plans: Sequence[Plan], protocol: RaceProtocol, *, deadline_s: float = np.inf
+        self, plans: Sequence[Plan], protocol: RaceProtocol, *, deadline_s: float = np.inf, is_recalled: bool = False
     ) -> list[Measurement]:
+        assert is_recalled == (protocol == ROUND)  # what is decided at last is measured afresh
         self.races.append((protocol, [plan.devices.tolist() for plan in plans]))
         self.now_s += 2.0
         if self.fails:

@@ -130,7 +130,7 @@ class HostModel:
     def fit(self) -> Posterior:
         """The most probable factors given all that was measured, with the curvature there.
 
-        The best of descents from the last ones, from the problem's figures with every link of a route counting, and, as
+        The best of descents from the last ones, from the prior's with every link of a route counting, and, as
         long as twice the loss is more than one expects of as many measurements (chi-squared, by two deviations), from
         places around the best so far. They are drawn alike in every fit.
         """
@@ -147,7 +147,7 @@ class HostModel:
             if other < loss:
                 z, loss = other_z, other
         self._z = z
-        return Posterior.of(self.scales, z * self.scales.deviation, self._at(z)[2], loss)
+        return Posterior.of(self.scales, self.scales.at(z), self._at(z)[2], loss)
 
     def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
         """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.
@@ -225,7 +225,7 @@ class HostModel:
     def _discover(self, z: NDArray[np.float64]) -> float:
         """The true loss at z; the critical paths there are known from now on, the shortest of many forgotten."""
         assert self._batch is not None
-        x = z * self.scales.deviation
+        x = self.scales.at(z)
         step_s, terms = self._terms.of(x, self._batch)
         fits = np.flatnonzero(np.isfinite(step_s))
         rows, plan_of = np.concatenate((self._rows, terms[fits])), np.concatenate((self._plan_of, fits))
@@ -245,7 +245,7 @@ class HostModel:
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """The loss over known paths, (B,) residuals and (B, P) their slopes, with a soft maximum of each plan's."""
         sharpness, rows = self.config.sharpness, self._rows
-        seconds, exponents = self._terms.seconds_and_exponents(z * self.scales.deviation, link_sharpness)
+        seconds, exponents = self._terms.seconds_and_exponents(self.scales.at(z), link_sharpness)
         path_s = np.maximum(rows @ seconds, SMALLEST_S)
         log_s = np.log(path_s)
         first = np.flatnonzero(np.diff(self._plan_of, prepend=-1))

@@ -12,9 +12,10 @@ from rlplace.decode import decode_record, described
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
+from rlplace.measure.host_model.knowledge import Kind
 from rlplace.measure.host_model.posterior import Posterior
 from rlplace.measure.host_model.prior import Prior
-from rlplace.measure.host_model.scales import Kind, Scales
+from rlplace.measure.host_model.scales import median_of
 from rlplace.measure.host_model.words import describe
 
 SCHEMA = 1
@@ -34,9 +35,11 @@ class LearnedFactor:
     log_deviation: float
     """Given all that was measured; that of the factor alone, whatever the others are."""
     prior_deviation: float
-    """Before anything was measured, around 0."""
+    """Before anything was measured, around `prior_mean`."""
     median: float = 0.0
     """The prior's figure that it is a factor on, in seconds or as a share; 0 where it is on a figure of the problem."""
+    prior_mean: float = 0.0
+    """Of the logarithm before anything was measured: 0, unless other workloads had taught something."""
 
     def __post_init__(self) -> None:
         for name in ("log_deviation", "prior_deviation"):
@@ -69,7 +72,15 @@ class LearnedHost:
         """What a posterior says, factor by factor; how factors depend on each other is left out."""
         scales = posterior.scales
         factors = tuple(
-            LearnedFactor(item.kind, item.name, mean, deviation, item.deviation, _median(scales, item.kind))
+            LearnedFactor(
+                item.kind,
+                item.name,
+                mean,
+                deviation,
+                item.deviation,
+                median_of(scales.problem.host, scales.prior, item.kind),
+                item.mean,
+            )
             for item, mean, deviation in zip(
                 scales.items, posterior.mean.tolist(), posterior.deviation.tolist(), strict=True
             )
@@ -115,15 +126,3 @@ def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
 def _file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     return path / FILE if path.is_dir() else path
-
-
-def _median(scales: Scales, kind: Kind) -> float:
-    """The prior's figure that factors of this kind are on; 0 where the problem gives one."""
-    host, prior = scales.problem.host, scales.prior
-    if kind == "overhead":
-        return prior.overhead_s
-    if kind == "dispatch":
-        return 0.0 if host.dispatch_s else prior.dispatch_s
-    if kind == "co-run":
-        return 0.0 if any(value > 0 for row in host.corun_slowdown for value in row) else prior.corun
-    return 0.0

@@ -45,7 +45,7 @@ class Posterior:
     @classmethod
     def prior(cls, scales: Scales) -> Posterior:
         """What is known before anything is measured."""
-        return cls(scales, np.zeros(len(scales)), np.diag(scales.deviation))
+        return cls(scales, scales.mean.copy(), np.diag(scales.deviation))
 
     @property
     def deviation(self) -> NDArray[np.float64]:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from rlplace.errors import InvalidValue
+from rlplace.measure.host_model.knowledge import Kind
 from rlplace.measure.host_model.learned_host import LearnedFactor, LearnedHost
 from rlplace.measure.host_model.priors import SECTIONS, Figure, Priors, Section
-from rlplace.measure.host_model.scales import Kind
 
 WEIGHT = 4
 """The shipped figures count as much as so many factors that are known exactly."""
@@ -60,11 +60,11 @@ def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, t
 
     Empirical Bayes (Morris 1983, J. Am. Stat. Assoc. 78(381)), each kind of factor of each source of costs apart. A
     factor's likelihood is its posterior with its prior divided out, N(m; x, s^2): 1/s^2 = 1/sd^2 - 1/prior_sd^2 and
-    m = s^2 * mean / sd^2. That takes factors of one run for independent. The deviation tau of a kind maximises the sum
-    of log N(m; mu, tau^2 + s^2), to which the shipped figures add what `WEIGHT` factors would add that are known
-    exactly and have the shipped median and deviation. mu is 0, but for kinds that have a median: there it is the
-    logarithm of the median, fitted along. What no factor was learned of keeps its figure, and so does what is taken as
-    known (deviation 0).
+    m = s^2 * (mean / sd^2 - prior_mean / prior_sd^2). That takes factors of one run for independent. The deviation tau
+    of a kind maximises the sum of log N(m; mu, tau^2 + s^2), to which the shipped figures add what `WEIGHT` factors
+    would add that are known exactly and have the shipped median and deviation. mu is 0, but for kinds that have a
+    median: there it is the logarithm of the median, fitted along. What no factor was learned of keeps its figure, and
+    so does what is taken as known (deviation 0).
 
     Args:
         hosts: what each run learned.
@@ -105,12 +105,17 @@ def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, t
     return Priors(sections["estimated"], sections["profiled"]), tuple(found)
 
 
-def likelihood(factor: LearnedFactor) -> tuple[float, float] | None:
-    """Mean and variance of what measured steps alone say about a factor's logarithm; None where that is nothing."""
-    learned = 1.0 - (factor.log_deviation / factor.prior_deviation) ** 2
-    if learned < LEAST_LEARNED:
+def likelihood(factor: LearnedFactor, least_learned: float = LEAST_LEARNED) -> tuple[float, float] | None:
+    """Mean and variance of what measured steps alone say about a factor's logarithm; None where that is nothing.
+
+    Args:
+        factor: what was learned.
+        least_learned: share of the prior's variance below which it is nothing.
+    """
+    kept = (factor.log_deviation / factor.prior_deviation) ** 2
+    if 1.0 - kept < least_learned:
         return None
-    return factor.log_mean / learned, factor.log_deviation**2 / learned
+    return (factor.log_mean - kept * factor.prior_mean) / (1.0 - kept), factor.log_deviation**2 / (1.0 - kept)
 
 
 def fit_figures(

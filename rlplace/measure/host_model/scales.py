@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.host_model.knowledge import HostKnowledge, Kind
 from rlplace.measure.host_model.prior import Prior
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
 
-Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run"]
 LARGEST = 20.0
 """No factor is more than e to this, either way: a fit on the way to its minimum must not overflow."""
 LEAST_OP_S = 1e-7
@@ -33,6 +32,8 @@ class Scale:
     """Op type and kind of device, device, or link."""
     deviation: float
     """Of the logarithm, before anything is measured."""
+    mean: float = 0.0
+    """Of the logarithm, likewise; 0 unless the host is known from before."""
 
 
 class Scales:
@@ -47,12 +48,18 @@ class Scales:
         prior: what is known beforehand.
         items: P scales.
         deviation: (P,) of their logarithms before anything is measured.
+        mean: (P,) likewise.
         type_at: (N, D) place of the factor of each op's type; -1 for none, as for those below.
         device_at, bandwidth_at, latency_at: (D,), (L,) and (L,).
         overhead_at, dispatch_at, corun_at: places.
+
+    Args:
+        problem: as it was given.
+        prior: what is known beforehand of any host.
+        knowledge: what is known of this one, from other workloads.
     """
 
-    def __init__(self, problem: Problem, prior: Prior | None = None) -> None:
+    def __init__(self, problem: Problem, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> None:
         self.problem = problem
         self.prior = prior = prior or Prior()
         graph, host = problem.graph, problem.host
@@ -62,7 +69,9 @@ class Scales:
         def add(kind: Kind, name: str, deviation: float) -> int:
             if deviation <= 0.0:
                 return -1
-            items.append(Scale(kind, name, deviation))
+            median = median_of(problem.host, prior, kind)
+            mean, left = (0.0, deviation) if knowledge is None else knowledge.prior_of(kind, name, deviation, median)
+            items.append(Scale(kind, name, left, mean))
             return len(items) - 1
 
         op_type, types = _numbered(graph.targets)
@@ -86,9 +95,15 @@ class Scales:
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
         self.items = tuple(items)
         self.deviation = np.array([item.deviation for item in items])
+        self.mean = np.array([item.mean for item in items])
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(P,) logarithms of the factors that are z (P,) deviations from what is expected of them."""
+        found: NDArray[np.float64] = self.mean + z * self.deviation
+        return found
 
     def apply(self, x: NDArray[np.float64]) -> Problem:
         """The problem with these factors (P,) on its figures."""
@@ -116,6 +131,17 @@ class Scales:
         )
         host = dataclasses.replace(host, **changed)  # type: ignore[arg-type]
         return dataclasses.replace(self.problem, host=host, costs=Costs(seconds, self.problem.costs.source))
+
+
+def median_of(host: Host, prior: Prior, kind: Kind) -> float:
+    """The prior's figure that factors of this kind are on; 0 where the problem gives one."""
+    if kind == "overhead":
+        return prior.overhead_s
+    if kind == "dispatch":
+        return 0.0 if host.dispatch_s else prior.dispatch_s
+    if kind == "co-run":
+        return 0.0 if any(value > 0 for row in host.corun_slowdown for value in row) else prior.corun
+    return 0.0
 
 
 def _numbered(words: object) -> tuple[NDArray[np.int64], list[str]]:

@@ -29,6 +29,16 @@ LONGEST_S = 600.0
 """How long a step on another thread may take."""
 
 
+def check_has_values(graph: OpGraph) -> None:
+    """Refuses a graph whose model cannot be run as it is.
+
+    Raises:
+        InvalidValue: the model was built from fake tensors and has no values, or the graph has no program.
+    """
+    if any(isinstance(p, FakeTensor) for p in require_program(graph).origin.model.parameters()):
+        raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
+
+
 class EagerStep:
     """The captured model's own step, eagerly, with every core on every op (or on the first GPU).
 
@@ -66,8 +76,7 @@ class EagerStep:
     ) -> None:
         origin = require_program(graph).origin
         optimizer = require_program(graph).optimizer
-        if any(isinstance(p, FakeTensor) for p in origin.model.parameters()):
-            raise InvalidValue("model", "fake tensors", "a model with values", where="eager")
+        check_has_values(graph)
         has_gpus = any(device.backend == "cuda" for device in host.devices)
         self.place = place = torch.device("cuda", 0) if has_gpus else torch.device("cpu")
         self._num_threads = num_threads or len(usable_cores())

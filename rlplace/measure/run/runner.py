@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -13,19 +14,25 @@ from numpy.typing import NDArray
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RlplaceError, RunnerError
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.eager_recipe import Other, Recipe
 from rlplace.measure.run.failures import advice, is_lost
+from rlplace.measure.run.first_losses import FirstLosses, NotANumber
 from rlplace.measure.run.loaded_plans import LoadedPlans
 from rlplace.measure.run.memory_limits import limited_memory
 from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.race import Lane, RaceProtocol, Timer, race
+from rlplace.measure.run.race import REFERENCE, Lane, RaceProtocol, Timer, Unwatched, Watch, race, watched
 from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.threads import keep_freed_memory, usable_cores
 from rlplace.measure.run.workers import Crew, Worker
 from rlplace.measure.timeline import Timeline
+
+LONGEST_S = 120.0
+"""A step that takes longer is a `timeout`, however slow its host."""
 
 
 class Planner(Protocol):
@@ -40,7 +47,8 @@ class HostRunner:
 
     Placements of one race that do not fit into memory together take turns in it, between timed steps (`LoadedPlans`).
     Until `close`, this process has no more of each GPU than the host says. A plan is run even where its simulated peak
-    is above the capacity: on a GPU it is `oom` if it really runs out of memory, on cores nothing limits it.
+    is above the capacity: on a GPU it is `oom` if it really runs out of memory, on cores nothing limits it. A plan
+    whose first step, from the captured parameters, gives NaN where that of another gives none is an `error`.
 
     Args:
         problem: on a host of this machine, its graph with a program.
@@ -49,6 +57,8 @@ class HostRunner:
         protocol: of the races.
         step_timeout_s: a step that takes longer is a `timeout`.
         seed: of random ops.
+        watch: told which contender of a race is at work.
+        is_fatal: whether an error of a contender ends the race for all, and is raised.
 
     Raises:
         InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
@@ -61,24 +71,21 @@ class HostRunner:
         *,
         reference: NDArray[np.int32] | None = None,
         protocol: RaceProtocol | None = None,
-        step_timeout_s: float = 120.0,
+        step_timeout_s: float = LONGEST_S,
         seed: int = 0,
+        watch: Watch | None = None,
+        is_fatal: Callable[[Exception], bool] = is_lost,
     ) -> None:
-        if problem.host.is_simulated:
-            raise InvalidValue(
-                "host",
-                problem.host.name,
-                "a host of this machine (`auto`, `cores`, `cuda`)",
-                where="measure",
-                hint="A simulated host has no devices to run on: simulate instead.",
-            )
-        check_present(problem.host)
+        check_runs_here(problem.host)
         keep_freed_memory()
         self._problem = problem
         self._planner = planner
         self._protocol = protocol or RaceProtocol()
         self._timeout_s = step_timeout_s
         self._seed = seed
+        self._watch = watch or Unwatched()
+        self._is_fatal = is_fatal
+        self._losses = FirstLosses()
         self._crew = Crew(problem.host.devices)
         self._residents = Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
@@ -101,15 +108,15 @@ class HostRunner:
         plans: Sequence[Plan],
         *,
         protocol: RaceProtocol | None = None,
-        others: Sequence[Timer] = (),
+        others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
-        """Races exactly these plans, with `others` (timers of things that are no plans) in the same race.
+        """Races exactly these plans, with `others` (what is no plan) in the same race.
 
         Args:
             plans: what is to run.
             protocol: other than the runner's own.
-            others: timers, e.g. of an eager step.
+            others: an eager step, or timers of anything.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
 
         Returns:
@@ -119,17 +126,24 @@ class HostRunner:
             RunnerError: the reference failed, or a GPU did in a way that leaves nothing to measure with.
         """
         self._residents.reset()
-        timers = [self._timer(plan) for plan in plans]
-        timers += [partial(self._with_room, other, None) for other in others]
-        reference = self._timer(self._reference_plan) if self._reference_plan is not None else None
+        first = [_First() for _ in plans]
+        timers = [self._timer(plan, each) for plan, each in zip(plans, first)]
+        timers += [partial(self._with_room, self._other(each, len(plans) + k), None) for k, each in enumerate(others)]
+        timers = [watched(timer, k, self._watch) for k, timer in enumerate(timers)]
+        reference = None
+        if self._reference_plan is not None:
+            reference = watched(self._timer(self._reference_plan, _First()), REFERENCE, self._watch)
         try:
-            lanes = race(timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=is_lost)
+            lanes = race(timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal)
         except Exception as error:
             if isinstance(error, RlplaceError) or not is_lost(error):
                 raise
             raise RunnerError(f"{type(error).__name__}: {error}{advice(error)}") from error
         finally:
             self._loaded.forget_all()
+        for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
+            if each.is_nan and lane.error is None and self._losses.saw_numbers:
+                lane.error = NotANumber()
         return [_as_measurement(lane, has_reference=reference is not None) for lane in lanes]
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
@@ -137,6 +151,7 @@ class HostRunner:
         self._residents.reset()
         step = self.load(plan, is_traced=True)
         peak_bytes = self._planner.retime(plan).peak_bytes
+        self._watch.begin(0, is_made=False)
         try:
             for k in range(warmup):
                 self._timed(step, peak_bytes, k)
@@ -146,7 +161,18 @@ class HostRunner:
                 timed.append((seconds, k, step.timeline()))
         finally:
             self._loaded.forget(step)
+        self._watch.end()
         return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
+
+    def timer(self, plan: Plan) -> Timer:
+        """What runs one step of `plan`, which is loaded now, to be raced by another runner.
+
+        Raises:
+            RunnerError: a device has no memory for it.
+        """
+        step = self.load(plan)
+        step.load()
+        return lambda: step.run(deadline_s=self._timeout_s)
 
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
         """The plan for this runner's threads and tensors; it is loaded when it runs."""
@@ -170,7 +196,7 @@ class HostRunner:
         self._crew.stop()
         self._limits.close()
 
-    def _timer(self, plan: Plan) -> Timer:
+    def _timer(self, plan: Plan, first: _First) -> Timer:
         try:
             step = self.load(plan)
             peak_bytes = self._planner.retime(plan).peak_bytes
@@ -178,7 +204,30 @@ class HostRunner:
             raise
         except Exception as error:  # a plan that code cannot even be made of is a failed measurement, not a crash
             return _raises(error)
-        return lambda: self._timed(step, peak_bytes, self.num_steps)
+
+        def timer() -> float:
+            if first.is_done:
+                return self._timed(step, peak_bytes, self.num_steps)
+            first.is_done = True
+            self._residents.reset()
+            seconds = self._timed(step, peak_bytes, self.num_steps)
+            first.is_nan = self._losses.is_nan(step.result)
+            return seconds
+
+        return timer
+
+    def _other(self, other: Other, contender: int) -> Timer:
+        if not isinstance(other, Recipe):
+            return other
+        self._watch.begin(contender, is_made=False)
+        try:
+            timer = other.timer(self._problem.graph, self._problem.host, self.widest_worker())
+        except Exception as error:
+            if self._is_fatal(error):
+                raise
+            return _raises(error)
+        self._watch.end()
+        return timer
 
     def _timed(self, step: PlacedStep, peak_bytes: Sequence[int], number: int) -> float:
         try:
@@ -204,6 +253,36 @@ class HostRunner:
         return step.run(number, deadline_s=self._timeout_s)
 
 
+def check_runs_here(host: Host) -> None:
+    """Refuses a host that is not of this machine, before anything is run on it.
+
+    Raises:
+        InvalidValue: it is simulated, or has a device that this machine lacks.
+    """
+    if host.is_simulated:
+        raise InvalidValue(
+            "host",
+            host.name,
+            "a host of this machine (`auto`, `cores`, `cuda`)",
+            where="measure",
+            hint="A simulated host has no devices to run on: simulate instead.",
+        )
+    check_present(host)
+
+
+@dataclass
+class _First:
+    """The first step of a plan in a race.
+
+    Attributes:
+        is_done: whether it was run.
+        is_nan: whether it returned a NaN, which nobody could judge then.
+    """
+
+    is_done: bool = False
+    is_nan: bool = False
+
+
 def _raises(error: Exception) -> Callable[[], float]:
     def timer() -> float:
         raise error
@@ -211,12 +290,16 @@ def _raises(error: Exception) -> Callable[[], float]:
     return timer
 
 
+def status_of(error: BaseException) -> Status:
+    """What an error makes of a measurement."""
+    if cuda.is_out_of_memory(error):
+        return "oom"
+    return "timeout" if isinstance(error, TimeoutError) else "error"
+
+
 def _as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
     if lane.error is not None:
-        status: Status = "timeout" if isinstance(lane.error, TimeoutError) else "error"
-        if cuda.is_out_of_memory(lane.error):
-            status = "oom"
-        return Measurement(status, float("inf"), tuple(lane.samples_s), why=str(lane.error))
+        return Measurement(status_of(lane.error), float("inf"), tuple(lane.samples_s), why=str(lane.error))
     return Measurement(
         "ok",
         float(np.median(lane.samples_s)),

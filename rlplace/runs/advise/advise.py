@@ -17,7 +17,8 @@ from rlplace.measure.data_parallel import even_split_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.eager import check_has_values
+from rlplace.measure.run.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
@@ -195,17 +196,17 @@ def _race(
     problem, simulator = one.problem, one.simulator
     devices = [best_single(problem, simulator), *([] if one.devices is None else [one.devices])]
     plans = [simulator.plan(row) for row in devices]
-    evaluator, eager, why = Evaluator(problem, simulator, seed=seed), None, ""
+    eager, why = [EagerRecipe()], ""
     try:
-        try:
-            eager = EagerStep(problem.graph, problem.host, worker=evaluator.widest_worker())
-        except RlplaceError as error:
-            why = str(error)
-        others = [] if eager is None else [eager]
-        outcomes = evaluator.measure_plans(plans, RACE, others=others, deadline_s=deadline_s)
+        check_has_values(problem.graph)
+    except RlplaceError as error:
+        eager, why = [], str(error)
+    evaluator = Evaluator(problem, simulator, seed=seed)
+    try:
+        outcomes = evaluator.measure_plans(plans, RACE, others=eager, deadline_s=deadline_s)
     finally:
         evaluator.close()
-    plain = outcomes[len(plans)] if eager is not None else None
+    plain = outcomes[len(plans)] if eager else None
     if plain is not None and not plain.ok:
         why = plain.why or plain.status
     return outcomes[0], outcomes[1] if len(plans) > 1 else None, plain, why

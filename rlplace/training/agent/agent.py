@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.host_model import HostModel, Posterior, Prior, Scales, describe, prior_of, save_posterior
+from rlplace.measure.host_model import (
+    HostKnowledge,
+    HostModel,
+    Posterior,
+    Prior,
+    Scales,
+    describe,
+    prior_of,
+    save_posterior,
+)
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -70,6 +79,7 @@ def learn_host(
     config: AgentConfig | None = None,
     prior: Prior | None = None,
     guide: Guide | None = None,
+    knowledge: HostKnowledge | None = None,
 ) -> AgentResult:
     """The best plan of as many as may be measured, each chosen with what those before it taught about the host.
 
@@ -86,6 +96,7 @@ def learn_host(
         config: how it explores.
         prior: how far the host may be from the problem's figures.
         guide: suggests starts and moves to its searches.
+        knowledge: what other workloads taught about this host (`knowledge_of`); nothing by default.
 
     Raises:
         InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
@@ -94,7 +105,8 @@ def learn_host(
         hint = "For example: Budget(measurements=16)."
         raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
     config = config or AgentConfig()
-    agent, begin = Agent(problem, seed=seed, config=config, prior=prior, guide=guide), time.monotonic()
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge)
+    begin = time.monotonic()
     evaluations = budget.evaluations
     if math.isinf(evaluations) and math.isinf(budget.seconds):
         evaluations = config.whole_evaluations(budget.measurements)
@@ -128,6 +140,7 @@ class Agent:
         prior: how far the host may be from the problem's figures.
         guide: suggests starts and moves to its searches.
         start: (N,) a placement that the first search starts from, besides its own starts.
+        knowledge: what other workloads taught about this host; without effect where no prior is to count.
     """
 
     def __init__(
@@ -139,11 +152,12 @@ class Agent:
         prior: Prior | None = None,
         guide: Guide | None = None,
         start: NDArray[np.int32] | None = None,
+        knowledge: HostKnowledge | None = None,
     ) -> None:
         self.num_measured = 0
         self._config = config = config or AgentConfig()
         prior = prior or prior_of(problem)
-        scales = Scales(problem, prior if config.is_prior else _freed(prior))
+        scales = Scales(problem, prior, knowledge) if config.is_prior else Scales(problem, _freed(prior))
         self._generator = np.random.default_rng(seed)
         self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
@@ -151,6 +165,7 @@ class Agent:
         self._history: list[BestSoFar] = []
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
+        self._is_known = config.is_prior and knowledge is not None
         self._has_choice = bool((problem.group_allowed.sum(axis=1) > 1).any())
 
     @property
@@ -183,7 +198,7 @@ class Agent:
         mean = Simulator(posterior.problem, threads=1)
         if not self._proposer.evaluations:
             whole = Budget(each.evaluations * count, each.seconds * count)
-            found = self._proposer.first(mean, count, whole, has_probes=not self.num_measured)
+            found = self._proposer.first(mean, count, whole, has_probes=not (self.num_measured or self._is_known))
             return [mean.plan(devices) for devices in found]
         if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
             return []

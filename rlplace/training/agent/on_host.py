@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.host_model import Prior
+from rlplace.measure.host_model import HostKnowledge, Prior
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
@@ -35,6 +35,7 @@ def solve(
     prior: Prior | None = None,
     guide: LearnConfig | None = None,
     start: NDArray[np.int32] | None = None,
+    knowledge: HostKnowledge | None = None,
 ) -> AgentResult | None:
     """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
 
@@ -48,6 +49,7 @@ def solve(
         prior: how far the host may be from the problem's figures.
         guide: the policy that suggests starts and moves to its searches; none by default.
         start: (N,) a placement that its first search starts from, besides its own starts.
+        knowledge: what other workloads taught about this host; nothing by default.
     """
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task, start=start)
@@ -55,7 +57,7 @@ def solve(
     config = config or AgentConfig()
     seed, problem = int(task.generator.integers(2**31)), task.problem if known is None else known.problem
     guided = _guide(problem, guide, seed)
-    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start)
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
     if known is not None:
         agent.learn(known.plans, known.outcomes)
     most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan

@@ -1,0 +1,121 @@
+"""What memory a process has and may still take, so that one that allocates without end dies before the machine does."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+
+from rlplace.measure.hosts.host import Host
+
+RESERVED_SHARE = 0.05
+"""Part of the machine's memory that placements never get: the process that asks, and the system, need some."""
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def resident_bytes(process: int) -> int:
+    """What a process holds in memory now; 0 where nobody knows."""
+    try:
+        pages = int((_PROC / str(process) / "statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def room_bytes(host: Host, asked: int | None = None) -> float:
+    """What placements on the host's cores may take, in this process, beside what it holds now.
+
+    That is what the machine and its control group have left, never more than the host says that there is.
+
+    Args:
+        host: its CPU devices' memory; a pool counts once.
+        asked: a smaller limit.
+    """
+    pools: dict[str, int] = {}
+    for device in host.devices:
+        if device.backend == "cpu":
+            pool = device.memory_pool or device.name
+            pools[pool] = min(pools.get(pool, device.memory_bytes), device.memory_bytes)
+    said = sum(pools.values()) if pools else math.inf
+    return max(min(said, _available_bytes(), math.inf if asked is None else asked), 0.0)
+
+
+def limit_data(num_bytes: float) -> None:
+    """Has allocations of this process fail once it took `num_bytes` more than now, where the system can do that."""
+    if math.isinf(num_bytes):
+        return
+    try:
+        import resource
+
+        status = (_PROC / "self" / "status").read_text(encoding="ascii")
+        used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = int(used + num_bytes)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+    except (ImportError, OSError, ValueError, StopIteration):
+        return
+
+
+def volunteer_to_die() -> None:
+    """Has the kernel take this process first where the machine's memory runs out after all."""
+    with contextlib.suppress(OSError):
+        (_PROC / "self" / "oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def num_killed() -> int:
+    """How many processes of this one's control group the kernel killed for want of memory; 0 where nobody knows."""
+    for folder in _own_cgroups():
+        words = _words(folder / "memory.events") or _words(folder / "memory.oom_control")
+        if "oom_kill" in words:
+            return words["oom_kill"]
+    return 0
+
+
+def _available_bytes() -> float:
+    meminfo = _words(_PROC / "meminfo")
+    if "MemAvailable" not in meminfo:
+        return math.inf
+    reserved = RESERVED_SHARE * meminfo["MemTotal"] * 1024
+    left = [meminfo["MemAvailable"] * 1024 - reserved]
+    for folder in _own_cgroups():
+        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, taken = _number(folder / most), _number(folder / used)
+            if limit is not None and taken is not None and limit < meminfo["MemTotal"] * 1024:
+                cached = _words(folder / "memory.stat").get("inactive_file", 0)
+                left.append((limit - taken + cached) - RESERVED_SHARE * limit)
+    return min(left)
+
+
+def _own_cgroups() -> list[Path]:
+    """Folders of the control groups that limit this process's memory; a container shows its own as the root."""
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers not in ("", "memory"):
+            continue
+        root = _CGROUPS / controllers
+        folders += [root / path.lstrip("/"), root]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # `max`: there is no limit
+        return None
+
+
+def _words(path: Path) -> dict[str, int]:
+    """First number after each first word of a line."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            words = line.replace(":", " ").split()
+            if len(words) > 1 and words[1].isdigit():
+                found[words[0]] = int(words[1])
+    return found

@@ -1,0 +1,183 @@
+"""Packing: a captured program as bytes and tensors in shared memory, for a process that this one starts itself.
+
+It is pickle, which can run code. So it is for one pair of processes alone: the bytes are written by this process into
+memory that nobody else has a name for, and read by the worker that inherits it. Nothing here opens a file of a user.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from rlplace.measure.isolate import ops
+
+_ALIGNED = 64
+"""Bytes that tensors begin at multiples of."""
+Section = tuple[int, int]
+"""Where bytes are: offset and size."""
+
+
+class Packed:
+    """Objects packed together: a tensor that several of them hold travels once.
+
+    Attributes:
+        index: where the list of all sections is, offset and size in bytes; of a sealed one.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}  # by address of the storage object
+        self._pickles: list[bytes] = []
+        self._file = -1
+        self.index: Section = (0, 0)
+
+    def add(self, obj: Any) -> int:
+        """Packs an object; returns its number.
+
+        Raises:
+            Exception: whatever its pickling raises: a part of it belongs to this process alone.
+        """
+        into = io.BytesIO()
+        _Packer(into, self._number_of).dump(obj)
+        self._pickles.append(into.getvalue())
+        return len(self._pickles) - 1
+
+    def seal(self) -> int:
+        """The descriptor of the shared memory, filled; nothing is added after it.
+
+        Tensors are copied into it, those of GPUs too: the user's own stay as they are.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        if self._file >= 0:
+            return self._file
+        storages, objects, end = [], [], 0
+        for _, storage in self._storages.values():
+            storages.append((end, storage.nbytes()))
+            end += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
+        for data in self._pickles:
+            objects.append((end, len(data)))
+            end += len(data)
+        listed = json.dumps([storages, objects]).encode()
+        self.index = end, len(listed)
+        self._file = shared_file(end + len(listed))
+        with mmap.mmap(self._file, end + len(listed)) as memory:
+            memory[end:] = listed
+            for (_, storage), (offset, size) in zip(self._storages.values(), storages, strict=True):
+                if size:
+                    there = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset)
+                    there.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+                    del there  # a tensor keeps the memory mapped
+            for data, (offset, size) in zip(self._pickles, objects, strict=True):
+                memory[offset : offset + size] = data
+        self._storages, self._pickles = {}, []
+        return self._file
+
+    def close(self) -> None:
+        """Gives the shared memory back, once no worker has it either."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _number_of(self, storage: torch.UntypedStorage) -> int:
+        return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
+
+
+class Unpacked:
+    """The other side of `Packed`: its tensors are private copies of shared pages, made where they are written to.
+
+    Args:
+        file: descriptor of the shared memory.
+        index: where the list of all sections is.
+    """
+
+    def __init__(self, file: int, index: Section) -> None:
+        self._memory = mmap.mmap(file, sum(index), access=mmap.ACCESS_COPY)
+        self._sections, self._objects = json.loads(self._memory[index[0] :])
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def get(self, number: int) -> Any:
+        """The object that `Packed.add` gave this number.
+
+        Raises:
+            Exception: whatever its making raises, e.g. of a module that cannot be imported here.
+        """
+        offset, size = self._objects[number]
+        return _Unpacker(io.BytesIO(self._memory[offset : offset + size]), self._storage).load()
+
+    def _storage(self, number: int) -> torch.UntypedStorage:
+        if number not in self._storages:
+            offset, size = self._sections[number]
+            flat = torch.empty(0, dtype=torch.uint8)
+            if size:
+                flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset)
+            self._storages[number] = flat.untyped_storage()
+        return self._storages[number]
+
+
+def shared_file(num_bytes: int) -> int:
+    """The descriptor of nameless memory of that size that a child process can inherit; a nameless file elsewhere.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("rlplace")
+    else:
+        with tempfile.TemporaryFile(prefix="rlplace-") as opened:
+            file = os.dup(opened.fileno())
+    os.ftruncate(file, num_bytes)
+    return file
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles by value what cannot be imported elsewhere, ops by name, and storages by number."""
+
+    def __init__(self, into: io.BytesIO, number_of: Callable[[torch.UntypedStorage], int]) -> None:
+        super().__init__(into)
+        self._number_of = number_of
+
+    def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
+        if isinstance(obj, torch.storage.TypedStorage):
+            return self._number_of(obj._untyped_storage), obj.dtype
+        if isinstance(obj, torch.UntypedStorage):
+            return self._number_of(obj), None
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FakeTensor):
+            return _fake, (tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device), obj.requires_grad)
+        reduced = ops.reduced(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, source: io.BytesIO, storage: Callable[[int], torch.UntypedStorage]) -> None:
+        super().__init__(source)
+        self._storage = storage
+
+    def persistent_load(self, pid: tuple[int, torch.dtype | None]) -> Any:
+        number, dtype = pid
+        storage = self._storage(number)
+        if dtype is None:
+            return storage
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _fake(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool
+) -> torch.Tensor:
+    """A tensor without values."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return made.requires_grad_(requires_grad)

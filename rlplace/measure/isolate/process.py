@@ -1,0 +1,181 @@
+"""`WorkerProcess`: one worker, from its start to the explanation of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlplace.errors import RunnerError
+from rlplace.measure.isolate import memory_watch, post_mortem
+from rlplace.measure.isolate.board import Board
+from rlplace.measure.isolate.messages import Ready, Unfit
+from rlplace.measure.isolate.packing import Packed, Section
+
+STARTS_WITHIN_S = 600.0
+"""Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""
+_ENDS_WITHIN_S = 10.0
+_STACKS_WITHIN_S = 0.2
+_CODE = """
+import sys
+sys.path[:] = {path!r}
+import torch
+from rlplace.measure.isolate.worker import main
+main({ends!r}, {index!r})
+"""
+"""PyTorch comes first: then OpenMP has the settings of this process, which the worker inherits, and no others."""
+
+
+class CannotIsolate(RunnerError):
+    """No worker can be had for this program; says why."""
+
+
+class WorkerProcess:
+    """A fresh interpreter that holds a `HostRunner`; it is started by a command, so nothing of this process is forked.
+
+    The user's main module is not run there: what it defined travels by value. The worker ends with this process.
+
+    Args:
+        packed: what the worker is set up with.
+
+    Attributes:
+        board: what the worker says it is doing.
+        connection: for messages.
+        limit_bytes: memory that it may hold, placements included; infinite until it is ready.
+        held_bytes: what it held when last looked at.
+
+    Raises:
+        OSError: there is no memory for the tensors, or no process can be started.
+    """
+
+    def __init__(self, packed: Packed) -> None:
+        shared = packed.seal()
+        self.board = Board()
+        self.limit_bytes = float("inf")
+        self.held_bytes = 0
+        self._num_killed = memory_watch.num_killed()
+        self._stacks = tempfile.TemporaryFile(prefix="rlplace-")  # noqa: SIM115  # closed with the process
+        ours, theirs = socket.socketpair()
+        alive, self._lifeline = os.pipe()
+        ends = (theirs.fileno(), alive, shared, self.board.file, self._stacks.fileno())
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _code(ends, packed.index)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what ops print must not mix with what a command prints there
+                pass_fds=ends,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            ours.close()
+            self._stacks.close()
+            self.board.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(alive)
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def await_ready(self) -> None:
+        """Waits until it can be asked.
+
+        Raises:
+            CannotIsolate: it cannot read what it was sent, or it ended.
+        """
+        try:
+            if not self.connection.poll(STARTS_WITHIN_S):
+                raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
+            message = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.end()
+            raise CannotIsolate(f"the worker ended while it started: {self.how_it_ended()}") from error
+        if isinstance(message, Unfit):
+            raise CannotIsolate(message.why)
+        assert isinstance(message, Ready)
+        self.look_at_memory()
+        self.limit_bytes = self.held_bytes + message.room_bytes
+
+    def look_at_memory(self) -> bool:
+        """Whether it holds more than it may."""
+        self.held_bytes = memory_watch.resident_bytes(self.pid) or self.held_bytes
+        return self.held_bytes > self.limit_bytes
+
+    def write_stacks(self) -> None:
+        """Has it write what its threads are doing, also if it hangs in native code; returns once it has."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGUSR1)
+        until_s, size = time.monotonic() + _STACKS_WITHIN_S, -1
+        while time.monotonic() < until_s and (size <= 0 or os.fstat(self._stacks.fileno()).st_size != size):
+            size = os.fstat(self._stacks.fileno()).st_size
+            time.sleep(_STACKS_WITHIN_S / 10)
+
+    def stacks(self) -> str:
+        """What it wrote of its threads' stacks."""
+        # not by `read`: this file and the worker's have one position
+        file = self._stacks.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
+        is_near = self.held_bytes > 0.8 * self.limit_bytes
+        return is_near or memory_watch.num_killed() > self._num_killed
+
+    def is_ended_from_outside(self) -> bool:
+        """Whether somebody else ended it."""
+        return post_mortem.is_from_outside(self._process.returncode or 0)
+
+    def how_it_ended(self) -> str:
+        """Its signal or exit code."""
+        return post_mortem.ending(self._process.returncode or 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Ends it at once, if it is there, and waits until it is gone."""
+        if self._process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if self._has_closed():
+                    self._process.wait(_ENDS_WITHIN_S)
+        if self._process.poll() is None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, for as long as its device takes
+                self._process.wait(_ENDS_WITHIN_S)
+
+    def close(self) -> None:
+        """Ends it and lets go of everything."""
+        self.end()
+        self.connection.close()
+        os.close(self._lifeline)
+        self._stacks.close()
+        self.board.close()
+
+    def _has_closed(self) -> bool:
+        """Whether it closed its end of the socket: it is on its way out, and its exit status tells why."""
+        try:
+            while self.connection.poll():
+                self.connection.recv_bytes()
+        except (EOFError, OSError):
+            return True
+        return False
+
+
+def _code(ends: Sequence[int], index: Section) -> str:
+    """What the worker runs: with this process's path, and the current folder as users' modules are imported from it."""
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return _CODE.format(path=list(dict.fromkeys([*path, os.getcwd()])), ends=tuple(ends), index=index)

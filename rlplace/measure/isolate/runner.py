@@ -1,0 +1,261 @@
+"""`IsolatedRunner`: a `HostRunner` in a process of its own, which is replaced when a placement breaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.program import Origin
+from rlplace.measure.isolate.board import IDLE
+from rlplace.measure.isolate.messages import Done, Fault, Race, Request, Setup, Step, Trace
+from rlplace.measure.isolate.packing import Packed
+from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
+from rlplace.measure.isolate.settings import TorchSettings
+from rlplace.measure.isolate.time_limits import MAKING_S, TimeLimits
+from rlplace.measure.isolate.wait import Asked, wait_for
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer
+from rlplace.measure.run.runner import Planner, check_runs_here, status_of
+from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timeline import Timeline
+
+_UNKNOWN = Measurement("error", math.inf)
+"""Of a plan that nobody has measured yet."""
+
+
+class IsolatedRunner:
+    """Measures plans on the problem's host as `HostRunner` does, in a worker process.
+
+    A plan that ends the worker, fills its memory, or does not come to an end has that as its measurement; the worker is
+    replaced, and those that are left are raced again from the beginning: samples of one race are comparable because
+    all were taken in turn, in one process. A plan whose simulated peak is above the capacity is not run: here the
+    capacity is a limit, on cores too. A worker that somebody else ends says nothing about the plan that ran; only if
+    that happens to a plan twice is it an `error`.
+
+    While a worker measures, this process waits, and looks at it ten times a second.
+
+    Args:
+        problem: on a host of this machine, its graph with a program.
+        planner: makes the reference's plan, and says what memory plans take: the simulator.
+        reference: (N,) placement timed beside every other; none by default.
+        seed: of random ops.
+        limits: of time.
+        memory_limit_bytes: most that placements may take on cores, together; by default what the machine has.
+
+    Attributes:
+        num_started: workers started so far.
+
+    Raises:
+        InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
+        CannotIsolate: no worker can be had: the program cannot be sent, or not be read there.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        planner: Planner,
+        *,
+        reference: NDArray[np.int32] | None = None,
+        seed: int = 0,
+        limits: TimeLimits | None = None,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        check_runs_here(problem.host)
+        self._problem, self._planner = problem, planner
+        self._limits = limits or TimeLimits()
+        self._reference = None if reference is None else planner.plan(reference)
+        self._is_closed = False
+        self.num_started = 0
+        self._process: WorkerProcess | None = None
+        self._packed = Packed()
+        program = require_program(problem.graph)
+        setup = Setup(
+            problem,
+            dataclasses.replace(program, origin=_without_model(program.origin)),
+            self._reference,
+            () if self._reference is None else planner.retime(self._reference).peak_bytes,
+            seed,
+            usable_cores(),
+            TorchSettings.here(),
+            memory_limit_bytes,
+        )
+        try:
+            self._packed.add(setup)
+        except Exception as error:
+            raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
+        self._has_model = True
+        try:
+            self._packed.add(program.origin)
+        except Exception:  # then plain PyTorch runs in this process, beside placements in the worker
+            self._has_model = False
+        try:
+            self._start(None)
+        except BaseException:
+            self.close()
+            raise
+
+    def measure_plans(
+        self,
+        plans: Sequence[Plan],
+        *,
+        protocol: RaceProtocol | None = None,
+        others: Sequence[Other] = (),
+        deadline_s: float = float("inf"),
+    ) -> list[Measurement]:
+        """As `HostRunner.measure_plans`; a timer that is no recipe runs in this process.
+
+        Raises:
+            RunnerError: the reference failed, or the worker ended again and again while no plan ran.
+        """
+        protocol = protocol or RaceProtocol()
+        peaks = [self._simulated(plan) for plan in plans]
+        found: list[Measurement | None] = [None if each.ok else each for each in peaks]
+        found += [None] * len(others)
+        deaths: Counter[int] = Counter()
+        while left := [k for k, each in enumerate(found) if each is None]:
+            raced = [k for k in left if k < len(plans)]
+            timers = [self._sent(others[k - len(plans)]) for k in left if k >= len(plans)]
+            request = Race(
+                [plans[k] for k in raced],
+                [peaks[k].peak_bytes for k in raced],
+                [timer if isinstance(timer, EagerRecipe) else None for timer in timers],
+                protocol,
+                deadline_s,
+            )
+            answer = self._ask(request, [None if isinstance(timer, Recipe) else timer for timer in timers])
+            if isinstance(answer, Done):
+                for k, measurement in zip(left, answer.result, strict=True):
+                    found[k] = measurement
+                break
+            if answer.contender == REFERENCE and not answer.is_from_outside:
+                raise RunnerError(f"the reference placement failed: {answer.why}")
+            if answer.contender < 0 and answer.is_usable:
+                raise RunnerError(answer.why)
+            k = left[answer.contender] if answer.contender >= 0 else answer.contender
+            deaths[k] += 1
+            if deaths[k] > 1 and k < 0:
+                raise RunnerError(f"nothing can be measured: {answer.why}")
+            if k >= 0 and (deaths[k] > 1 or not answer.is_from_outside):
+                found[k] = Measurement(answer.status, math.inf, why=answer.why)
+        return [each or _UNKNOWN for each in found]
+
+    def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
+        """Measured timelines of `num_steps` steps of `plan`, in order of step time.
+
+        Raises:
+            RunnerError: an op failed, or the worker ended.
+        """
+        request = Trace(plan, self._planner.retime(plan).peak_bytes, num_steps, warmup)
+        answer = self._ask(request, [])
+        if isinstance(answer, Fault) and (answer.is_from_outside or answer.contender == IDLE):
+            answer = self._ask(request, [])
+        if isinstance(answer, Fault):
+            raise RunnerError(answer.why)
+        timelines: list[Timeline] = answer.result
+        return timelines
+
+    def timer(self, plan: Plan) -> Timer:
+        """What runs one step of `plan` in the worker, to be raced by another runner.
+
+        It raises a TimeoutError, a MemoryError or a RunnerError where the plan ended the worker or did not run.
+        """
+        self._step_s(plan)  # the first one loads it
+        return lambda: self._step_s(plan)
+
+    def close(self) -> None:
+        """Ends the worker; the runner cannot be used again."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        self._packed.close()
+
+    def _step_s(self, plan: Plan) -> float:
+        answer = self._ask(Step(plan), [])
+        if isinstance(answer, Done):
+            return float(answer.result)
+        if answer.status == "timeout":
+            raise TimeoutError(answer.why)
+        if answer.status == "oom":
+            raise MemoryError(answer.why)
+        raise RunnerError(answer.why)
+
+    def _ask(self, request: Request, timers: Sequence[Timer | None]) -> Done | Fault:
+        """The answer of a worker, which is started if there is none, and gone if it broke."""
+        if self._is_closed:
+            raise RunnerError("its worker was ended (`close`), so nothing can run there any more; make a new one")
+        process = self._process or self._start(None)
+        try:
+            asked = Asked(request, self._problem, self._reference)
+            answer = wait_for(process, asked, timers, self._limit_s(process, request))
+        except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race that nobody waits for
+            self._drop(process)
+            raise
+        if isinstance(answer, Fault) and not answer.is_usable:
+            self._start(process)
+        return answer
+
+    def _limit_s(self, process: WorkerProcess, request: Request) -> Callable[[], float]:
+        """What tells how long the contender that is at work may take, as far as is known by then."""
+        board = process.board
+
+        def limit_s() -> float:
+            if isinstance(request, Step):
+                return self._limits.longest_s
+            if isinstance(request, Trace) or not board.is_made or board.contender >= len(request.plans):
+                return MAKING_S
+            if board.contender == REFERENCE:
+                return self._limits.longest_s
+            return self._limits.limit_s(request.protocol, board.best_s, board.first_s)
+
+        return limit_s
+
+    def _start(self, broken: WorkerProcess | None) -> WorkerProcess:
+        """A worker that is ready, in the place of a broken one."""
+        process = WorkerProcess(self._packed)
+        self.num_started += 1
+        if broken is not None:
+            process.board.carry(broken.board)
+            broken.close()
+        self._process = process
+        process.await_ready()
+        return process
+
+    def _drop(self, process: WorkerProcess) -> None:
+        self._process = None
+        process.end()
+        process.close()
+
+    def _simulated(self, plan: Plan) -> Measurement:
+        """Its simulated peaks; where they are too high, the measurement of a plan that is not run."""
+        try:
+            simulated = self._planner.retime(plan)
+        except RlplaceError:
+            raise
+        except Exception as error:  # a plan that nobody can follow is a failed measurement, not a crash
+            return Measurement(status_of(error), math.inf, why=str(error))
+        if simulated.status == "oom":
+            return dataclasses.replace(simulated, why=f"{simulated.why} (simulated; it was not run)")
+        return simulated
+
+    def _sent(self, other: Other) -> Other:
+        """The recipe, where the worker can follow it; else a timer of this process."""
+        if isinstance(other, Recipe) and not (self._has_model and isinstance(other, EagerRecipe)):
+            return other.timer(self._problem.graph, self._problem.host, None)
+        return other
+
+
+def _without_model(origin: Origin) -> Origin:
+    """What placements need of what the user gave: how the batch is cut."""
+    return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)

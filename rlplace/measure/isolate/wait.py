@@ -1,0 +1,131 @@
+"""`wait_for`: the answer to a request, or what became of the worker that was to give it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlplace.measure.isolate.board import IDLE
+from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Race, Request, Timed, Trace
+from rlplace.measure.isolate.post_mortem import op_at_fault
+from rlplace.measure.isolate.process import WorkerProcess
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import REFERENCE, Timer
+from rlplace.measure.run.runner import status_of
+
+LOOKS_EVERY_S = 0.1
+"""How often the worker is looked at while it measures: rarely enough that nobody notices."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and what is needed to say who was at work when its worker ended."""
+
+    request: Request
+    """What the worker is asked."""
+    problem: Problem
+    """Of the plans."""
+    reference: Plan | None
+    """What every plan of a race is timed beside."""
+
+    def describe(self, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
+        """A contender in words: which plan, and the op where stacks tell.
+
+        Args:
+            contender: its index, `REFERENCE` or `IDLE`.
+            stacks: what the worker wrote.
+            is_stuck: whether its step hung.
+        """
+        if contender == IDLE:
+            return "nothing that it was asked for"
+        plan = self._plan(contender)
+        if plan is None:
+            return "plain PyTorch"
+        who = "the reference placement" if contender == REFERENCE else f"plan {contender}"
+        graph, host = self.problem.graph, self.problem.host
+        is_traced = isinstance(self.request, Trace)
+        op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
+        return f"{who}, {op}" if op else who
+
+    def _plan(self, contender: int) -> Plan | None:
+        if not isinstance(self.request, Race):
+            return self.request.plan
+        if contender == REFERENCE:
+            return self.reference
+        return self.request.plans[contender] if contender < len(self.request.plans) else None
+
+
+def wait_for(
+    process: WorkerProcess, asked: Asked, timers: Sequence[Timer | None], limit_s: Callable[[], float]
+) -> Done | Fault:
+    """What the worker answers; where it is ended, by itself or from here, the fault of what it ran.
+
+    Args:
+        process: a worker that is ready.
+        asked: what it is asked.
+        timers: of this process, by their number among the request's others; it waits while one of them runs.
+        limit_s: how long the contender that is at work may take.
+    """
+    board = process.board
+    board.reset()
+    not_before_s = 0.0
+    try:
+        process.connection.send(asked.request)
+        while True:
+            if process.connection.poll(LOOKS_EVERY_S):
+                answer = process.connection.recv()
+                if not isinstance(answer, Ask):
+                    found: Done | Fault = answer
+                    return found
+                process.connection.send(_timed(timers[answer.other]))
+                not_before_s = time.monotonic()
+            elif process.has_ended:
+                return _dead(process, asked)
+            elif process.look_at_memory():
+                return _full(process, asked)
+            elif board.is_at_work:
+                allowed_s = limit_s()
+                if time.monotonic() > max(board.begin_s, not_before_s) + allowed_s:
+                    return _late(process, asked, allowed_s)
+    except (EOFError, ConnectionError):
+        return _dead(process, asked)
+
+
+def _timed(timer: Timer | None) -> Timed | Failed:
+    assert timer is not None
+    try:
+        return Timed(timer())
+    except Exception as error:
+        return Failed(status_of(error), str(error))
+
+
+def _dead(process: WorkerProcess, asked: Asked) -> Fault:
+    """Of a worker that is gone."""
+    process.end()
+    contender, how = process.board.contender, process.how_it_ended()
+    who = asked.describe(contender, process.stacks())
+    if not process.is_ended_from_outside():
+        return Fault(contender, "error", f"the worker died: {how} in {who}")
+    if process.ran_out_of_memory():
+        return Fault(contender, "oom", f"the worker was ended for want of memory ({how}) in {who}")
+    return Fault(contender, "error", f"the worker was ended from outside ({how}) in {who}", is_from_outside=True)
+
+
+def _full(process: WorkerProcess, asked: Asked) -> Fault:
+    """Of a worker that holds more memory than it may."""
+    contender, held, limit = process.board.contender, process.held_bytes, process.limit_bytes
+    process.write_stacks()
+    process.end()
+    who = asked.describe(contender, process.stacks())
+    return Fault(contender, "oom", f"out of memory: the worker held {held:,} bytes of {limit:,.0f} allowed in {who}")
+
+
+def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
+    """Of a worker whose contender does not come to an end."""
+    contender = process.board.contender
+    process.write_stacks()
+    process.end()
+    who = asked.describe(contender, process.stacks(), is_stuck=True)
+    return Fault(contender, "timeout", f"a step did not end within {allowed_s:.3g} s: {who}")

@@ -1,0 +1,255 @@
+"""The worker: holds a `HostRunner`, does what it is asked, and says on its board what it is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace import cuda
+from rlplace.errors import RunnerError
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Origin
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.isolate import memory_watch
+from rlplace.measure.isolate.board import Board
+from rlplace.measure.isolate.messages import (
+    Ask,
+    Done,
+    Failed,
+    Fault,
+    Race,
+    Ready,
+    Request,
+    Setup,
+    Step,
+    Timed,
+    Trace,
+    Unfit,
+)
+from rlplace.measure.isolate.packing import Section, Unpacked
+from rlplace.measure.isolate.time_limits import MAKING_S
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.run.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.failures import is_lost
+from rlplace.measure.run.race import Timer
+from rlplace.measure.run.runner import HostRunner, status_of
+from rlplace.measure.run.threads import one_thread_here, pin_current_thread
+from rlplace.measure.run.workers import Worker as CoreWorker
+
+SETUP, ORIGIN = range(2)
+"""Numbers of the packed parts."""
+
+
+def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
+    """Runs a worker until nobody asks it any more.
+
+    Args:
+        ends: descriptors: of the messages, of a pipe that ends with the process that asks, of the packed parts, of the
+            board, and of the file for stacks.
+        index: of the packed parts.
+    """
+    for file in ends:  # a process that an op starts must not keep them open
+        os.set_inheritable(file, False)
+    messages, alive, shared, board, stacks = ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; who asks decides
+    faulthandler.enable(file=stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    _end_with(alive)
+    memory_watch.volunteer_to_die()
+    connection: Connection[Any, Any] = Connection(messages)
+    try:
+        unpacked = Unpacked(shared, index)
+        setup: Setup = unpacked.get(SETUP)
+        pin_current_thread(setup.cores)
+        setup.settings.apply()
+        with one_thread_here():
+            worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board(board))
+            connection.send(Ready(worker.room_bytes()))
+            worker.serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # nobody asks any more
+        return
+    except Exception as error:
+        connection.send(Unfit(f"{type(error).__name__}: {error}"))
+
+
+class _Worker:
+    """One `HostRunner`, and what it is asked.
+
+    Args:
+        setup: the problem and the reference.
+        origin: reads the user's model and loss, once they are needed.
+        connection: to the process that asks.
+        board: that it reads.
+    """
+
+    def __init__(
+        self, setup: Setup, origin: Callable[[], Origin], connection: Connection[Any, Any], board: Board
+    ) -> None:
+        problem = dataclasses.replace(
+            setup.problem, graph=dataclasses.replace(setup.problem.graph, program=setup.program)
+        )
+        self._problem, self._memory_limit_bytes = problem, setup.memory_limit_bytes
+        self._origin, self._connection, self._board = origin, connection, board
+        self._has_gpus = any(device.backend == "cuda" for device in problem.host.devices)
+        self._plans = _SentPlans(setup)
+        self._graph: OpGraph | None = None
+        self._steps: dict[str, Timer] = {}  # by fingerprint of the plan
+        self._runner = HostRunner(
+            problem,
+            self._plans,
+            reference=None if setup.reference is None else setup.reference.devices,
+            step_timeout_s=2 * MAKING_S,  # who asks ends the worker before: a thread that hangs disturbs the others
+            seed=setup.seed,
+            watch=board,
+            is_fatal=self._is_fatal,
+        )
+
+    def room_bytes(self) -> float:
+        """What placements may take from now on; where there are no GPUs, allocations beyond it fail."""
+        room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
+        if not self._has_gpus:
+            memory_watch.limit_data(room)
+        return room
+
+    def serve(self) -> None:
+        """Does what it is asked, until nobody asks any more.
+
+        Raises:
+            EOFError: nobody does.
+        """
+        while True:
+            request = self._connection.recv()
+            self._board.reset()
+            try:
+                answer: Done | Fault = Done(self._answer(request))
+            except Exception as error:
+                is_usable = not self._is_fatal(error)
+                answer = Fault(self._board.contender, status_of(error), str(error), is_usable=is_usable)
+            self._connection.send(answer)
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Step):
+            return self._step(request)
+        self._steps = {}
+        return self._race(request) if isinstance(request, Race) else self._trace(request)
+
+    def _step(self, request: Step) -> float:
+        self._board.begin(0)
+        if request.plan.fingerprint not in self._steps:
+            self._steps[request.plan.fingerprint] = self._runner.timer(request.plan)
+        seconds = self._steps[request.plan.fingerprint]()
+        self._board.end()
+        return seconds
+
+    def _race(self, request: Race) -> list[Measurement]:
+        self._plans.learn(request.plans, request.peaks)
+        others: list[Other] = [
+            _asking(self._connection, k) if other is None else _WithModel(other, self._with_model)
+            for k, other in enumerate(request.others)
+        ]
+        return self._runner.measure_plans(
+            request.plans, protocol=request.protocol, others=others, deadline_s=request.deadline_s
+        )
+
+    def _trace(self, request: Trace) -> Any:
+        self._plans.learn([request.plan], [request.peaks])
+        return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
+
+    def _is_fatal(self, error: Exception) -> bool:
+        """Whether others cannot be measured here after it: the GPU is lost, or memory that the op may still hold."""
+        if isinstance(error, _OutOfMemoryElsewhere):
+            return False
+        return is_lost(error) or (not self._has_gpus and cuda.is_out_of_memory(error))
+
+    def _with_model(self) -> OpGraph:
+        """The graph with the user's model."""
+        if self._graph is None:
+            graph = self._problem.graph
+            program = dataclasses.replace(require_program(graph), origin=self._origin())
+            self._graph = dataclasses.replace(graph, program=program)
+        return self._graph
+
+
+class _WithModel(Recipe):
+    """A recipe that is given the graph with the user's model, which is read only if somebody races it."""
+
+    def __init__(self, recipe: EagerRecipe, graph: Callable[[], OpGraph]) -> None:
+        self._recipe, self._graph = recipe, graph
+
+    def timer(self, graph: OpGraph, host: Host, widest: CoreWorker | None) -> Timer:
+        return self._recipe.timer(self._graph(), host, widest)
+
+
+class _OutOfMemoryElsewhere(MemoryError):
+    """A timer ran out of memory that is not this process's."""
+
+
+class _SentPlans:
+    """The planner of a worker: it plans nothing, and knows of each plan what it was told."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._reference = setup.reference
+        self._peaks: dict[str, tuple[int, ...]] = {}
+        if setup.reference is not None:
+            self.learn([setup.reference], [setup.reference_peaks])
+
+    def learn(self, plans: Sequence[Plan], peaks: Sequence[Sequence[int]]) -> None:
+        """Keeps (D,) peaks of each plan."""
+        self._peaks.update((plan.fingerprint, tuple(each)) for plan, each in zip(plans, peaks, strict=True))
+
+    def plan(self, devices: NDArray[np.int32]) -> Plan:
+        """The reference's plan."""
+        assert self._reference is not None
+        return self._reference
+
+    def retime(self, plan: Plan) -> Measurement:
+        """A measurement of which only the peaks are known."""
+        return Measurement("ok", 0.0, peak_bytes=self._peaks[plan.fingerprint])
+
+
+def _asking(connection: Connection[Any, Any], other: int) -> Timer:
+    """A timer that has the process that asks run one of its own."""
+
+    def timer() -> float:
+        connection.send(Ask(other))
+        answer = connection.recv()
+        if isinstance(answer, Timed):
+            return answer.seconds
+        assert isinstance(answer, Failed)
+        if answer.status == "timeout":
+            raise TimeoutError(answer.why)
+        if answer.status == "oom":  # not of this process, which goes on
+            raise _OutOfMemoryElsewhere(answer.why)
+        raise RunnerError(answer.why)
+
+    return timer
+
+
+def _end_with(alive: int) -> None:
+    """Has this process end when the one that asks is gone: when the other end of the pipe `alive` is closed.
+
+    A signal of the kernel does it, also while an op hangs in native code; where there is none, a thread.
+    """
+    with contextlib.suppress(OSError):
+        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
+        fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def wait() -> None:
+        os.read(alive, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="rlplace lifeline", daemon=True).start()

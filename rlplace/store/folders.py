@@ -1,0 +1,79 @@
+"""Where the store of this user is, and which machines may share what is in it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlplace.errors import FileProblem
+
+FILE = "measurements.db"
+"""Its name, in the user's cache folder and in a run folder."""
+AUTO, OFF = "auto", "off"
+"""Words of `--store`: the user's own, and none."""
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder `rlplace` in the user's cache folder (XDG base directory rules); it need not be there yet.
+
+    Args:
+        environ: environment variables.
+
+    Raises:
+        FileProblem: nobody says where the user's folders are.
+    """
+    named = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # the rules: a path that is not absolute is to be ignored
+        return Path(named) / "rlplace"
+    try:
+        return Path.home() / ".cache" / "rlplace"
+    except RuntimeError as error:
+        hint = "no home folder is known for the store: set XDG_CACHE_HOME, or name one with `--store PATH`."
+        raise FileProblem("~/.cache", hint) from error
+
+
+def store_path(word: str) -> Path | None:
+    """The database that `--store WORD` names: a file, or that of a run folder; None for `off`.
+
+    Raises:
+        FileProblem: `auto`, and nobody says where the user's folders are.
+    """
+    if word == OFF:
+        return None
+    if word == AUTO:
+        return cache_folder() / FILE
+    path = Path(word)
+    return path / FILE if path.is_dir() else path
+
+
+@functools.cache
+def machine_key() -> str:
+    """16 hex digits over this machine's processor, number of cores and memory.
+
+    Machines that are alike in these may answer for each other, as the nodes of a cluster do; GPUs are part of a host's
+    own fingerprint.
+    """
+    facts = (platform.machine(), _processor(), os.cpu_count(), _memory_gib())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its model as Linux names it, or else whatever Python says."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    names = (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _memory_gib() -> int:
+    """0 where nobody says."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    except (AttributeError, OSError, ValueError):
+        return 0

@@ -1,0 +1,227 @@
+"""`StoreLog`: the `MeasurementLog` of a run: the user's store and the run's own, neither of which can stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlplace.errors import FileProblem, UserError
+from rlplace.measure.host_model.learned_host import LearnedHost
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement, MeasurementKey
+from rlplace.measure.measurement_log import MeasurementLog
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.timeline import Timeline
+from rlplace.store.folders import AUTO, FILE, OFF, cache_folder, store_path
+from rlplace.store.records import Session, StoredMeasurement
+from rlplace.store.store import MeasurementStore
+from rlplace.store.trace import summarise
+
+DAY_S = 86400.0
+ANSWERS_S = 30 * DAY_S
+"""For so long a step time that was measured answers for another one."""
+FAILURE_ANSWERS_S = DAY_S
+"""The same of a failure, which may have had a passing reason: another process that held the memory."""
+LEAST_IDLE = 0.75
+"""What was measured on a busier machine answers nobody else and teaches nothing: beside other work, ratios move too."""
+LATE_S = 5.0
+"""So long before the next attempt after one that failed: a locked store must not hold up every measurement."""
+
+Addition = Callable[[MeasurementStore, int], None]
+
+
+@dataclass
+class _Shelf:
+    """One store of a log, with what it has not taken yet.
+
+    Attributes:
+        store: where everything goes.
+        is_own: whether it is the run's own, which answers the run in any case.
+        session_id: of this process; None before the first addition.
+        waiting: additions that the store has not taken yet, in order.
+        retry_s: when to try again, on `time.monotonic`.
+        has_told: whether people know that it does not take what it is given.
+    """
+
+    store: MeasurementStore
+    is_own: bool = False
+    session_id: int | None = None
+    waiting: list[Addition] = field(default_factory=list)
+    retry_s: float = 0.0
+    has_told: bool = False
+
+
+class StoreLog(MeasurementLog):
+    """Writes what a process measures into one or two stores, and looks for answers in them.
+
+    A store that is locked or full gets everything later, at the latest on `close`; then it is said what it has not.
+
+    Attributes:
+        num_recalled: measurements that were answered.
+
+    Args:
+        stores: the first that has an answer gives it.
+        session: this process.
+        say: told what cannot be kept.
+        run: the run folder that one of them lies in.
+    """
+
+    def __init__(
+        self,
+        stores: Iterable[MeasurementStore],
+        session: Session,
+        say: Callable[[str], None],
+        run: Path | None = None,
+    ) -> None:
+        self.num_recalled = 0
+        self._shelves = [_Shelf(store, run is not None and store.path == run / FILE) for store in stores]
+        self._session, self._say = session, say
+
+    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+        """The latest measurement under the key that is young enough; failures are forgotten sooner.
+
+        One that was timed beside a reference answers as a ratio to it, so without a reference nothing is answered.
+        """
+        if not reference:
+            return None
+        now_s = time.time()
+        for shelf in self._shelves:
+            try:
+                least_idle = 0.0 if shelf.is_own else LEAST_IDLE
+                found = shelf.store.find(key, reference, self._session, now_s - ANSWERS_S, least_idle)
+            except UserError as error:
+                self._tell(shelf, error)
+                continue
+            if found is None or (found.status != "ok" and found.taken_s < now_s - FAILURE_ANSWERS_S):
+                continue
+            self.num_recalled += 1
+            return found.measurement
+        return None
+
+    def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
+        """Adds a measurement to every store."""
+        try:
+            row = StoredMeasurement.of(plan, outcome, reference, is_whole=is_whole)
+        except UserError as error:  # what nobody could read again
+            self._say(f"warning: a measurement is not kept: {error}")
+            return
+        self._add(lambda store, session_id: store.add(session_id, plan, row))
+
+    def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
+        """Adds the summary of a timeline to every store."""
+        summary, graph, host = summarise(problem, timeline), problem.graph.fingerprint, problem.host.fingerprint
+        self._add(lambda store, session_id: store.add_trace(session_id, graph, host, plan, summary))
+
+    def keep_learned(self, graph: str, learned: LearnedHost) -> None:
+        """Adds what was learned about the host, on the graph with this fingerprint, to every store."""
+        self._add(lambda store, session_id: store.add_learned(session_id, graph, learned))
+
+    def learned_hosts(self, host: Host) -> list[LearnedHost]:
+        """What was learned about a host on machines like this one, the latest first; nothing twice."""
+        found: list[LearnedHost] = []
+        for shelf in self._shelves:
+            try:
+                of_store = shelf.store.learned_hosts(host.fingerprint, self._session.machine, LEAST_IDLE)
+            except UserError as error:
+                self._tell(shelf, error)
+            else:
+                found += [learned for learned in of_store if learned not in found]
+        return found
+
+    def close(self) -> None:
+        """Writes what is waiting, says what could not be written, and ends the connections; once is enough."""
+        for shelf in self._shelves:
+            shelf.retry_s = 0.0
+            self._write(shelf)
+            if shelf.waiting:
+                count = len(shelf.waiting)
+                self._say(
+                    f"warning: {count} record{'s' * (count != 1)} of this run could not be kept in "
+                    f"{shelf.store.path}; the run itself is not affected"
+                )
+            shelf.store.close()
+        self._shelves = []
+
+    def _add(self, addition: Addition) -> None:
+        for shelf in self._shelves:
+            shelf.waiting.append(addition)
+            self._write(shelf)
+
+    def _write(self, shelf: _Shelf) -> None:
+        if time.monotonic() < shelf.retry_s:
+            return
+        try:
+            if shelf.session_id is None and shelf.waiting:
+                shelf.session_id = shelf.store.begin(self._session)
+            while shelf.waiting:
+                assert shelf.session_id is not None
+                shelf.waiting[0](shelf.store, shelf.session_id)
+                del shelf.waiting[0]
+        except FileProblem as error:
+            shelf.retry_s = time.monotonic() + LATE_S
+            self._tell(shelf, error)
+
+    def _tell(self, shelf: _Shelf, error: UserError) -> None:
+        if not shelf.has_told:
+            shelf.has_told = True
+            self._say(f"warning: {error} The run goes on.")
+
+
+def check_store(word: str) -> None:
+    """Whether `--store WORD` can be written, so that a mistake is refused before anything is measured.
+
+    Raises:
+        FileProblem: a store was named that cannot be opened; that the user's own cannot is no mistake of theirs.
+    """
+    path = store_path(word)
+    if path is not None and word != AUTO:
+        MeasurementStore.open(path).close()
+
+
+def open_log(
+    word: str, host: Host, *, workload: str, versions: str, say: Callable[[str], None], run: Path | None = None
+) -> StoreLog | None:
+    """The log of a run on a host of this machine; None where nothing is to be kept.
+
+    Args:
+        word: of `--store`: `auto`, `off` or a path.
+        host: that is measured; what is simulated is not kept.
+        workload: its name.
+        versions: that measurements are made with.
+        say: told what cannot be kept.
+        run: a run folder, which gets a store of its own whatever `word` says.
+
+    Raises:
+        FileProblem: a store was named that cannot be opened. If the user's own or the run's cannot, it is said, and
+            measuring goes on without.
+    """
+    if host.is_simulated:
+        return None
+    stores: list[MeasurementStore] = []
+    if run is not None:
+        stores += _open_or_say(run / FILE, say)
+    if word == AUTO:
+        try:
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stores += _open_or_say(folder / FILE, say)
+        except FileProblem as error:
+            say(f"warning: {error} Nothing is kept in a store.")
+        except OSError as error:
+            say(f"warning: {folder}: cannot be made ({error.strerror or error}). Nothing is kept in a store.")
+    elif word != OFF:
+        path = store_path(word)
+        assert path is not None
+        stores.append(MeasurementStore.open(path))
+    return StoreLog(stores, Session.now(workload, host.name, versions), say, run) if stores else None
+
+
+def _open_or_say(path: Path, say: Callable[[str], None]) -> list[MeasurementStore]:
+    try:
+        return [MeasurementStore.open(path)]
+    except FileProblem as error:
+        say(f"warning: {error} Nothing is kept there.")
+        return []

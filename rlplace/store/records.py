@@ -1,0 +1,256 @@
+"""The rows of a store, checked as they come: a stranger's database may say anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.decode import decode_record, described
+from rlplace.errors import InvalidValue
+from rlplace.files import parse_json
+from rlplace.measure.measurement import Measurement, MeasurementKey, Status
+from rlplace.measure.plan import Plan
+from rlplace.store.folders import machine_key
+
+LARGEST_OPS = 10_000_000
+"""Ops, and also transfers, of a plan that is read."""
+LARGEST_SAMPLES = 1_000_000
+ARRAYS = ("devices", "transfer_tensor", "transfer_destination", "sequence")
+_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+_GLANCE_S = 0.3
+"""How long the processor is watched to see how idle it is."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A process that measured, and the machine as it found it."""
+
+    begun_s: float
+    """Seconds since 1970."""
+    workload: str
+    """Its name; empty where nobody said."""
+    machine: str
+    """`machine_key` of the machine."""
+    host_name: str
+    versions: str
+    """Of rlplace, PyTorch and Python."""
+    idle_share: float | None = None
+    """Of the processor's time, before anything was measured; None where nobody knows."""
+    load: float | None = None
+    """Processes that were running or waiting, averaged over a minute; likewise."""
+    clock_hz: float | None = None
+    """Of the first core, likewise."""
+
+    @classmethod
+    def now(cls, workload: str, host_name: str, versions: str) -> Session:
+        """This process, on this machine as it is; takes a third of a second."""
+        from rlplace.measure.run.runner import idle_share
+
+        idle = idle_share(_GLANCE_S)
+        return cls(
+            time.time(),
+            workload,
+            machine_key(),
+            host_name,
+            versions,
+            idle if math.isfinite(idle) else None,
+            _load(),
+            _clock_hz(),
+        )
+
+
+@dataclass(frozen=True)
+class StoredMeasurement:
+    """A measurement and how it was taken."""
+
+    taken_s: float
+    """Seconds since 1970."""
+    graph: str
+    """Fingerprint, as the three after it."""
+    host: str
+    plan: str
+    protocol: str
+    versions: str
+    reference: str
+    """Fingerprint of the reference placement that was timed in turn with it; empty without one."""
+    status: Status
+    why: str
+    step_time_s: float | None
+    """Median; None where it failed."""
+    reference_s: float
+    """Median step time of the reference; 0 without one."""
+    samples_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    is_whole: bool
+    """Whether it ended as the protocol says, not for want of time."""
+    workload: str = ""
+    host_name: str = ""
+    machine: str = ""
+    idle_share: float | None = None
+    load: float | None = None
+    clock_hz: float | None = None
+
+    def __post_init__(self) -> None:
+        where = "measurement"
+        _check_time("taken_s", self.taken_s, where)
+        for name in ("graph", "host", "plan"):
+            _check_fingerprint(name, getattr(self, name), where)
+        if self.status == "ok" and not (self.step_time_s is not None and self.step_time_s > 0):
+            raise InvalidValue("step_time_s", self.step_time_s, "more than 0 where the status is ok", where=where)
+        if self.status != "ok" and self.step_time_s is not None:
+            raise InvalidValue("step_time_s", self.step_time_s, f"none where the status is {self.status}", where=where)
+        if not self.reference_s >= 0:
+            raise InvalidValue("reference_s", self.reference_s, "at least 0", where=where)
+        if len(self.samples_s) > LARGEST_SAMPLES:
+            raise InvalidValue("number of samples", len(self.samples_s), f"at most {LARGEST_SAMPLES}", where=where)
+        for sample_s in self.samples_s:
+            if not sample_s > 0:
+                raise InvalidValue("samples_s", sample_s, "times > 0", where=where)
+        for peak in self.peak_bytes:
+            if peak < 0:
+                raise InvalidValue("peak_bytes", peak, "at least 0", where=where)
+
+    @classmethod
+    def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
+        """A measurement as it is kept; what the session says is left out.
+
+        Raises:
+            InvalidValue: nobody said what was measured.
+        """
+        key = outcome.key
+        if key is None or key.plan != plan.fingerprint:
+            raise InvalidValue("key", key, "the key of the plan that was measured", where="store")
+        return cls(
+            time.time(),
+            key.graph,
+            key.host,
+            key.plan,
+            key.protocol,
+            key.versions,
+            reference,
+            outcome.status,
+            outcome.why,
+            outcome.step_time_s if outcome.ok else None,
+            outcome.reference_s,
+            outcome.samples_s,
+            outcome.peak_bytes,
+            is_whole,
+        )
+
+    @property
+    def measurement(self) -> Measurement:
+        """As it was measured."""
+        key = MeasurementKey(self.graph, self.host, self.plan, self.protocol, self.versions)
+        step_s = math.inf if self.step_time_s is None else self.step_time_s
+        return Measurement(
+            self.status, step_s, self.samples_s, self.peak_bytes, self.why, reference_s=self.reference_s, key=key
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """What `rlplace measurements --json` prints of it: the fields, `ratio` to the reference and `noise`."""
+        outcome = self.measurement
+        has_ratio = outcome.ok and self.reference_s > 0
+        return {
+            **asdict(self),
+            "samples_s": list(self.samples_s),
+            "peak_bytes": list(self.peak_bytes),
+            "ratio": outcome.ratio if has_ratio else None,
+            "noise": outcome.relative_error if outcome.ok and len(self.samples_s) > 2 else None,
+        }
+
+
+LISTS = ("samples_s", "peak_bytes")
+"""Columns that hold a JSON list."""
+
+
+def decode_measurement(row: Mapping[str, object], where: str) -> StoredMeasurement:
+    """The measurement in a row of a database.
+
+    Args:
+        row: values by column.
+        where: the file and the row, for messages.
+
+    Raises:
+        FileProblem, InvalidValue, UnknownName: a value that no measurement has; names the column.
+    """
+    values = dict(row)
+    for name in LISTS:
+        text = values[name]
+        if not isinstance(text, str):
+            raise InvalidValue(name, described(text), "text", where=where)
+        values[name] = parse_json(text, f"{where}: {name}")
+    if values["is_whole"] in (0, 1):
+        values["is_whole"] = bool(values["is_whole"])
+    return decode_record(StoredMeasurement, values, where)
+
+
+def encode_list(values: tuple[float, ...]) -> str:
+    """As `decode_measurement` reads it."""
+    return json.dumps(values, allow_nan=False)
+
+
+def encode_array(array: NDArray[np.int32]) -> bytes:
+    """As `decode_plan` reads it."""
+    return zlib.compress(array.astype("<i4").tobytes(), 1)
+
+
+def decode_plan(row: Mapping[str, object], where: str) -> Plan:
+    """The plan in a row of a database, if it is the one that its fingerprint names.
+
+    Raises:
+        InvalidValue: an array that cannot be read, or that is too long, or another plan.
+    """
+    arrays = {name: _decode_array(row[name], name, where) for name in ARRAYS}
+    if len(arrays["devices"]) != row["num_ops"]:
+        actual = described(row["num_ops"])
+        raise InvalidValue("num_ops", actual, f"{len(arrays['devices'])}, one for each device", where=where)
+    plan = Plan(**arrays)
+    if plan.fingerprint != row["fingerprint"]:
+        raise InvalidValue("fingerprint", described(row["fingerprint"]), plan.fingerprint, where=where)
+    return plan
+
+
+def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
+    if not isinstance(value, bytes):
+        raise InvalidValue(name, described(value), "compressed bytes", where=where)
+    most, unpacker = 2 * 4 * LARGEST_OPS, zlib.decompressobj()
+    try:
+        raw = unpacker.decompress(value, most)
+    except zlib.error as error:
+        raise InvalidValue(name, f"no compressed bytes ({error})", "those of an array", where=where) from error
+    if not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4:
+        raise InvalidValue(name, "bytes that are cut off, or too many", f"at most {most // 4} numbers", where=where)
+    return np.frombuffer(raw, dtype="<i4").astype(np.int32)
+
+
+def _check_time(name: str, value: float, where: str) -> None:
+    if not 0 <= value < 1e11:
+        raise InvalidValue(name, value, "seconds since 1970", where=where)
+
+
+def _check_fingerprint(name: str, value: str, where: str) -> None:
+    if not (8 <= len(value) <= 64 and all(digit in "0123456789abcdef" for digit in value)):
+        raise InvalidValue(name, described(value), "a fingerprint: 8 to 64 hex digits", where=where)
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def _clock_hz() -> float | None:
+    try:
+        return 1e3 * float(_CLOCK.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

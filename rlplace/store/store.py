@@ -1,0 +1,273 @@
+"""`MeasurementStore`: one database of measurements, read and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlplace.decode import decode_record
+from rlplace.errors import FileProblem
+from rlplace.files import jsonable, parse_json
+from rlplace.measure.host_model.learned_host import LearnedHost
+from rlplace.measure.measurement import MeasurementKey
+from rlplace.measure.plan import Plan
+from rlplace.store.database import open_for_reading, open_for_writing, told, transaction
+from rlplace.store.filters import Filter
+from rlplace.store.records import (
+    ARRAYS,
+    LISTS,
+    Session,
+    StoredMeasurement,
+    decode_measurement,
+    decode_plan,
+    encode_array,
+    encode_list,
+)
+
+LONGEST_S = 7 * 86400.0
+"""After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
+_OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
+_OWN = tuple(name for name in StoredMeasurement.__dataclass_fields__ if name not in _OF_SESSION)
+_SELECT = f"""SELECT m.id AS number, {", ".join(f"m.{name}" for name in _OWN)}, {
+    ", ".join(f"s.{name}" for name in _OF_SESSION)
+} FROM measurements m JOIN sessions s ON s.id = m.session_id"""
+
+
+class MeasurementStore:
+    """Measurements, the plans that were measured, and what was learned about hosts.
+
+    Any number of processes may use one at once.
+
+    Attributes:
+        path: of the database.
+        is_writable: whether it was opened for writing.
+
+    Args:
+        connection: to the database.
+        path: of it.
+        is_writable: see there.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, *, is_writable: bool) -> None:
+        connection.row_factory = sqlite3.Row
+        self.path, self.is_writable = path, is_writable
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> MeasurementStore:
+        """The store at `path` for writing, made where there is none.
+
+        Raises:
+            FileProblem: it cannot be written, is no store, is of another version, or is locked by another process.
+        """
+        return cls(open_for_writing(Path(path)), Path(path), is_writable=True)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> MeasurementStore:
+        """The store at `path`, which nothing here can change; safe for files of strangers.
+
+        Raises:
+            FileProblem: it is missing, cannot be read, is no store, or is of another version.
+        """
+        return cls(open_for_reading(Path(path)), Path(path), is_writable=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"MeasurementStore({str(self.path)!r})"
+
+    def begin(self, session: Session) -> int:
+        """Takes note of a process that is going to measure; the number that its measurements carry.
+
+        Raises:
+            FileProblem: the database cannot be written, as for everything below that writes.
+        """
+        columns = asdict(session)
+        with told(self.path):
+            cursor = self._connection.execute(_insert("sessions", columns), columns)
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def add(self, session_id: int, plan: Plan, row: StoredMeasurement) -> None:
+        """Keeps a measurement of a plan, both or neither."""
+        columns = {name: getattr(row, name) for name in _OWN} | {"session_id": session_id}
+        columns |= {name: encode_list(columns[name]) for name in LISTS}
+        with told(self.path), transaction(self._connection):
+            self._add_plan(plan)
+            self._connection.execute(_insert("measurements", columns), columns)
+
+    def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
+        """Keeps what a traced step of a plan came to (`trace.summarise`)."""
+        columns = {
+            "session_id": session_id,
+            "taken_s": time.time(),
+            "graph": graph,
+            "host": host,
+            "plan": plan.fingerprint,
+            "summary": json.dumps(jsonable(dict(summary)), allow_nan=False),
+        }
+        with told(self.path), transaction(self._connection):
+            self._add_plan(plan)
+            self._connection.execute(_insert("traces", columns), columns)
+
+    def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
+        """Keeps what a search learned about its host."""
+        columns = {
+            "session_id": session_id,
+            "taken_s": time.time(),
+            "graph": graph,
+            "host": learned.host_fingerprint,
+            "model": json.dumps(jsonable(asdict(learned)), allow_nan=False),
+        }
+        with told(self.path):
+            self._connection.execute(_insert("learned_hosts", columns), columns)
+
+    def find(
+        self, key: MeasurementKey, reference: str, session: Session, since_s: float, least_idle: float = 0.0
+    ) -> StoredMeasurement | None:
+        """The latest whole measurement under a key, beside the same reference, on a machine like this.
+
+        Args:
+            key: what was measured, how, and with which versions.
+            reference: fingerprint of the reference placement.
+            session: that asks: its machine counts, and what it measured itself does in any case.
+            since_s: the oldest that will do, in seconds since 1970.
+            least_idle: share of the processor's time that must have been idle before, if that is known.
+
+        Raises:
+            FileProblem, InvalidValue, UnknownName: the database cannot be read, or holds what no measurement has.
+        """
+        condition = """m.graph = :graph AND m.host = :host AND m.plan = :plan AND m.protocol = :protocol
+            AND m.versions = :versions AND m.reference = :reference AND s.machine = :machine
+            AND (coalesce(s.idle_share, 1.0) >= :least_idle OR s.begun_s = :begun_s)
+            AND m.taken_s >= :since_s AND m.is_whole = 1 ORDER BY m.taken_s DESC, m.id DESC LIMIT 1"""
+        values = asdict(key) | {"reference": reference, "since_s": since_s, "least_idle": least_idle}
+        values |= {"machine": session.machine, "begun_s": session.begun_s}
+        return next(self._rows(condition, values), None)
+
+    def measurements(self, chosen: Filter | None = None) -> Iterator[StoredMeasurement]:
+        """The measurements that a filter means, the latest first.
+
+        Raises:
+            FileProblem, InvalidValue, UnknownName: as `find`; names the row and the column.
+        """
+        condition, values = (chosen or Filter()).sql()
+        yield from self._rows(f"{condition} ORDER BY m.taken_s DESC, m.id DESC", values)
+
+    def count(self, chosen: Filter | None = None) -> int:
+        """How many measurements a filter means."""
+        condition, values = (chosen or Filter()).sql()
+        joined = "measurements m JOIN sessions s ON s.id = m.session_id"
+        with told(self.path):
+            (found,) = self._connection.execute(f"SELECT count(*) FROM {joined} WHERE {condition}", values).fetchone()
+        return int(found)
+
+    def plan(self, fingerprint: str) -> Plan:
+        """A plan that was measured; whether it fits a graph is for the reader to check.
+
+        Raises:
+            FileProblem: there is none with this fingerprint.
+            InvalidValue: what is kept of it is not that plan.
+        """
+        columns = ", ".join(("fingerprint", "num_ops", *ARRAYS))
+        with told(self.path):
+            statement = f"SELECT {columns} FROM plans WHERE fingerprint = ?"
+            row = self._connection.execute(statement, (fingerprint,)).fetchone()
+        if row is None:
+            raise FileProblem(self.path, f"no plan {fingerprint} was measured.")
+        return decode_plan(dict(row), f"{self.path}: plan {fingerprint}")
+
+    def traces(self, plan: str) -> list[dict[str, Any]]:
+        """What traced steps of the plan with this fingerprint came to, the latest first.
+
+        Raises:
+            FileProblem: the database cannot be read, or one of them is no JSON.
+        """
+        with told(self.path):
+            statement = "SELECT summary FROM traces WHERE plan = ? ORDER BY taken_s DESC, id DESC"
+            texts = [row["summary"] for row in self._connection.execute(statement, (plan,))]
+        return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
+
+    def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
+        """What searches learned about hosts, the latest first.
+
+        Args:
+            host: fingerprint; every host where it is empty.
+            machine: as `machine_key` gives it; every machine where it is empty.
+            least_idle: as of `find`.
+
+        Raises:
+            FileProblem, InvalidValue, UnknownName: the database cannot be read, or holds what no host model has.
+        """
+        statement = """SELECT l.id AS number, l.model FROM learned_hosts l JOIN sessions s ON s.id = l.session_id
+            WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
+            AND coalesce(s.idle_share, 1.0) >= :least_idle ORDER BY l.taken_s DESC, l.id DESC"""
+        values = {"host": host, "machine": machine, "least_idle": least_idle}
+        with told(self.path):
+            rows = self._connection.execute(statement, values).fetchall()
+        found = []
+        for row in rows:
+            where = f"{self.path}: host model {row['number']}"
+            found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
+        return found
+
+    def prune(self, chosen: Filter) -> int:
+        """Forgets the measurements that a filter means, and then plans, traces and sessions that nothing is left of.
+
+        What was learned about hosts stays, unless everything is meant.
+
+        Returns:
+            How many measurements.
+        """
+        condition, values = chosen.sql()
+        joined = "measurements m JOIN sessions s ON s.id = m.session_id"
+        with told(self.path), transaction(self._connection):
+            gone = self._connection.execute(
+                f"DELETE FROM measurements WHERE id IN (SELECT m.id FROM {joined} WHERE {condition})", values
+            ).rowcount
+            if chosen.is_empty:
+                self._connection.execute("DELETE FROM learned_hosts")
+            self._connection.execute("DELETE FROM traces WHERE plan NOT IN (SELECT plan FROM measurements)")
+            self._connection.execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
+            self._connection.execute(
+                """DELETE FROM sessions WHERE begun_s < :ended
+                AND id NOT IN (SELECT session_id FROM measurements)
+                AND id NOT IN (SELECT session_id FROM learned_hosts)
+                AND id NOT IN (SELECT session_id FROM traces)""",
+                {"ended": time.time() - LONGEST_S},
+            )
+        return gone
+
+    def close(self) -> None:
+        """Ends the connection; what was added is kept."""
+        self._connection.close()
+
+    def _rows(self, condition: str, values: Mapping[str, object]) -> Iterator[StoredMeasurement]:
+        with told(self.path):
+            for row in self._connection.execute(f"{_SELECT} WHERE {condition}", dict(values)):
+                columns = dict(row)
+                number = columns.pop("number")
+                yield decode_measurement(columns, f"{self.path}: measurement {number}")
+
+    def _add_plan(self, plan: Plan) -> None:
+        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
+        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
+        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
+
+
+def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:
+    names = ", ".join(columns)
+    return f"INSERT {how}INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in columns)})"

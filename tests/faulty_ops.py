@@ -1,0 +1,74 @@
+"""Custom ops that break their process on one device, and are harmless on every other."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import threading
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.graphs import capture
+from rlplace.graphs.opgraph import OpGraph
+
+HOARD: list[object] = []
+"""What was allocated without end: nobody lets go of it."""
+FAULTS = ("abort", "segfault", "exit", "kill", "hang", "raise", "nan", "allocate", "map")
+"""Kinds of faults, in the order of the ops of `faulty_graph`."""
+CHUNK = 8 << 20
+
+
+@torch.library.custom_op("rlplace_tests_faults::faulty", mutates_args=())
+def faulty(x: Tensor, kind: str) -> Tensor:
+    """A copy of `x`; on `cpu:1` the fault that `kind` names."""
+    if threading.current_thread().name == "rlplace cpu:1":
+        return misbehave(x, kind)
+    return x.clone()
+
+
+@faulty.register_fake
+def _(x: Tensor, kind: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+def misbehave(x: Tensor, kind: str) -> Tensor:
+    if kind == "abort":
+        os.abort()
+    if kind == "segfault":
+        ctypes.string_at(0)
+    if kind == "exit":
+        os._exit(3)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "raise":
+        raise ValueError("boom")
+    while kind == "hang":
+        ctypes.PyDLL(None).sleep(3600)  # it holds the interpreter lock, so no Python code can end it
+    while kind == "allocate":
+        HOARD.append(torch.ones(CHUNK // 4))
+    while kind == "map":  # memory that is no process's data, which the limit of data does not see
+        shared = mmap.mmap(-1, CHUNK)
+        shared.write(b"x" * CHUNK)
+        HOARD.append(shared)
+    return x * float("nan")
+
+
+class Faulty(nn.Module):
+    """A chain with one op for each kind."""
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        super().__init__()
+        self.kinds = kinds
+
+    def forward(self, x: Tensor) -> Tensor:
+        for kind in self.kinds:
+            x = faulty(x, kind)
+        return x + 1
+
+
+def faulty_graph(kinds: tuple[str, ...] = FAULTS) -> OpGraph:
+    """The input, an op for each of `kinds`, and a sum: `len(kinds)` + 2 ops."""
+    return capture(Faulty(kinds), torch.ones(8))

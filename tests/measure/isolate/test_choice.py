@@ -1,0 +1,143 @@
+"""Whether a worker is used: by default yes, by option or environment not, and with a warning where none can be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from torch import nn
+
+from rlplace.graphs import capture
+from rlplace.measure import Costs, Problem, Simulator
+from rlplace.measure.isolate.choice import VARIABLE, is_isolated, make_runner
+from rlplace.measure.run.runner import HostRunner
+
+SCRIPT = """
+import numpy as np, torch
+from torch import nn
+from rlplace.graphs import capture
+from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
+from rlplace.measure.evaluator import Evaluator
+
+print("the main module runs", flush=True)
+
+@torch.library.custom_op("rlplace_tests_script::halve", mutates_args=())
+def halve(x: torch.Tensor) -> torch.Tensor:
+    import os
+    if os.getpid() == {main}:
+        raise RuntimeError("it runs in the main process")
+    return x / FACTOR
+
+@halve.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+FACTOR = 2
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+    def forward(self, x):
+        return halve(x) + self.weight.sum()
+
+graph = capture(Model(), torch.ones(4))
+host = Host.detect("cores")
+costs = Costs(np.ones((graph.num_ops, host.num_devices)), "profiled")
+problem = Problem.grouped(graph, host, costs, 2)
+simulator = Simulator(problem)
+placement = np.zeros(graph.num_ops, dtype=np.int32)
+evaluator = Evaluator(problem, simulator, placement)
+(outcome,) = evaluator.measure_plans([simulator.plan(placement)], RaceProtocol(1, 1, 1))
+evaluator.close()
+print(outcome.status, outcome.why)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "value", "expected"),
+    [(None, None, True), (None, "1", False), (None, "0", True), (True, "1", True), (False, None, False)],
+)
+def test_what_was_asked_comes_before_the_environment(
+    asked: bool | None, value: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    assert is_isolated(asked) is expected
+
+
+def test_a_step_that_cannot_be_sent_is_measured_here_with_a_warning() -> None:
+    graph = capture(nn.Linear(2, 2), torch.ones(1, 2))
+    problem = Problem.grouped(graph, core_host(1), Costs(np.ones((graph.num_ops, 1)), "profiled"), 2)
+    object.__setattr__(graph.program, "result", threading.Lock())
+    with pytest.warns(RuntimeWarning, match="measured in this process, as no worker can be had"):
+        runner = make_runner(problem, Simulator(problem), reference=None, seed=0, isolated=True)
+    assert isinstance(runner, HostRunner)
+    runner.close()
+
+
+@pytest.mark.parametrize("how", ["script", "-c"])
+def test_a_main_module_needs_no_guard_and_may_define_ops(how: str, tmp_path: Path) -> None:
+    """The op of the main module runs in the worker, whose main module is another."""
+    text = SCRIPT.replace("{main}", "MAIN").replace(
+        "import numpy as np, torch", "import numpy as np, os, torch\nMAIN = os.getpid()"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(text, encoding="utf-8")
+    command = [sys.executable, str(script)] if how == "script" else [sys.executable, "-c", text]
+    path = os.pathsep.join([str(Path(np.__file__).parents[1]), *sys.path])
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the main module runs", "ok "]
+
+
+ORPHAN = """
+import threading, time
+import numpy as np
+from faulty_ops import faulty_graph
+from core_hosts import core_host
+from rlplace.measure import Costs, Problem, RaceProtocol, Simulator
+from rlplace.measure.isolate.runner import IsolatedRunner
+
+graph = faulty_graph(("hang",))
+problem = Problem.grouped(graph, core_host(2), Costs(np.ones((3, 2)), "profiled"), 3)
+simulator = Simulator(problem)
+runner = IsolatedRunner(problem, simulator)
+worker = runner._process
+
+def say_when_it_hangs():
+    while not worker.board.is_at_work:
+        time.sleep(0.01)
+    print(worker.pid, flush=True)
+
+threading.Thread(target=say_when_it_hangs).start()
+runner.measure_plans([simulator.plan(np.array([0, 1, 0], dtype=np.int32))], protocol=RaceProtocol(0, 1, 1))
+"""
+
+
+def test_a_worker_ends_with_the_process_that_asks_whatever_it_is_doing() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ORPHAN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        process.kill()
+    while is_alive(worker):  # as long as the test may take
+        time.sleep(0.05)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

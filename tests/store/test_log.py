@@ -1,0 +1,194 @@
+"""`StoreLog`: keeps and answers, and never stops a run, whatever becomes of its stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from pathlib import Path
+
+import pytest
+from core_hosts import core_host
+from random_problems import plain_host
+from stored import GRAPH, MACHINE, PLAN, REFERENCE, SESSION, foreign, key_of, outcome_of, row_of
+
+from rlplace.errors import FileProblem
+from rlplace.measure.host_model import LearnedHost, Prior
+from rlplace.store import MeasurementStore, Session, StoreLog, database, open_log
+from rlplace.store.log import ANSWERS_S, FAILURE_ANSWERS_S, check_store
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def log(tmp_path: Path, said: list[str]) -> StoreLog:
+    stores = [MeasurementStore.open(tmp_path / name) for name in ("run.db", "user.db")]
+    return StoreLog(stores, SESSION, said.append)
+
+
+def counts(folder: Path) -> list[int]:
+    found = []
+    for name in ("run.db", "user.db"):
+        with MeasurementStore.read(folder / name) as store:
+            found.append(store.count())
+    return found
+
+
+def test_what_is_measured_goes_into_every_store_and_answers(log: StoreLog, tmp_path: Path, said: list[str]) -> None:
+    assert log.recall(key_of(), REFERENCE) is None
+    log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    assert log.recall(key_of(), REFERENCE) == outcome_of()
+    assert log.recall(key_of(), "") is None
+    assert log.recall(key_of(), "34" * 8) is None
+    assert log.num_recalled == 1
+    log.close()
+    log.close()
+    assert counts(tmp_path) == [1, 1]
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("status", "age_s", "is_answered"),
+    [
+        ("ok", ANSWERS_S - 60, True),
+        ("ok", ANSWERS_S + 60, False),
+        ("oom", FAILURE_ANSWERS_S - 60, True),
+        ("oom", FAILURE_ANSWERS_S + 60, False),
+        ("timeout", 0.0, True),
+    ],
+)
+def test_what_is_old_answers_no_more_and_failures_sooner(
+    status: str, age_s: float, is_answered: bool, log: StoreLog, tmp_path: Path
+) -> None:
+    failed = {} if status == "ok" else {"status": status, "step_time_s": float("inf"), "samples_s": ()}
+    with MeasurementStore.open(tmp_path / "user.db") as store:
+        store.add(store.begin(SESSION), PLAN, row_of(PLAN, 0.5, age_s=age_s, **failed))
+    found = log.recall(key_of(), REFERENCE)
+    assert (found is not None) == is_answered
+    assert found is None or found.status == status
+
+
+def test_what_is_learned_is_kept_once_for_machines_like_this(log: StoreLog) -> None:
+    host = core_host()
+    learned = LearnedHost("cores", host.fingerprint, "profiled", Prior(), (), ())
+    assert log.learned_hosts(host) == []
+    log.keep_learned(GRAPH, learned)
+    assert log.learned_hosts(host) == [learned]
+    assert log.learned_hosts(core_host(3)) == []
+
+
+def test_while_a_store_is_locked_it_waits_and_is_written_later(
+    log: StoreLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shelf in log._shelves:
+        shelf.store._connection.execute("PRAGMA busy_timeout = 20")
+    other = sqlite3.connect(tmp_path / "user.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for _ in range(3):
+        log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    assert len(said) == 1
+    assert "user.db: another process has kept it locked" in said[0]
+    assert said[0].endswith("The run goes on.")
+    assert log.recall(key_of(), REFERENCE) == outcome_of()
+    other.execute("ROLLBACK")
+    log.close()
+    assert counts(tmp_path) == [3, 3]
+    assert len(said) == 1
+    other.close()
+
+
+def test_what_never_gets_into_a_store_is_said_in_the_end(log: StoreLog, tmp_path: Path, said: list[str]) -> None:
+    log._shelves[1].store.close()
+    log._shelves[1].store = MeasurementStore.read(tmp_path / "run.db")  # as where a disk became read-only
+    for _ in range(2):
+        log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    log.close()
+    assert len(said) == 2
+    assert "2 records of this run could not be kept" in said[1]
+    with MeasurementStore.read(tmp_path / "run.db") as store:
+        assert store.count() == 2
+
+
+def test_a_store_that_breaks_meanwhile_answers_nothing_and_stops_nothing(
+    log: StoreLog, tmp_path: Path, said: list[str]
+) -> None:
+    log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    for name in ("run.db", "user.db"):
+        foreign(tmp_path / name, "UPDATE measurements SET samples_s = '[0]'")
+    assert log.recall(key_of(), REFERENCE) is None
+    assert len(said) == 2
+    assert "samples_s is 0.0, expected times > 0" in said[0]
+    log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    assert log.recall(key_of(), REFERENCE) == outcome_of()
+
+
+def test_a_measurement_that_nobody_could_read_again_is_not_kept_and_said(log: StoreLog, said: list[str]) -> None:
+    log.keep(PLAN, dataclasses.replace(outcome_of(), samples_s=(0.0,)), REFERENCE, is_whole=True)
+    assert len(said) == 1
+    assert "samples_s is 0.0" in said[0]
+
+
+def test_the_runs_own_store_answers_also_what_a_busy_machine_measured(tmp_path: Path, said: list[str]) -> None:
+    busy, later = (dataclasses.replace(SESSION, begun_s=begun_s, idle_share=0.1) for begun_s in (1.0, 2.0))
+    for run in (tmp_path, None):
+        with MeasurementStore.open(tmp_path / "measurements.db") as store:
+            store.add(store.begin(busy), PLAN, row_of())
+        log = StoreLog([MeasurementStore.open(tmp_path / "measurements.db")], later, said.append, run)
+        assert (log.recall(key_of(), REFERENCE) is not None) == (run is not None)
+        log.close()
+
+
+def logged(word: str, said: list[str], run: Path | None = None) -> StoreLog | None:
+    return open_log(word, core_host(), workload="nmt", versions="v", say=said.append, run=run)
+
+
+def test_auto_is_in_the_users_cache_folder_and_off_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert logged("off", said) is None
+    assert not (tmp_path / "cache").exists()
+    log = logged("auto", said)
+    assert log is not None
+    log.close()
+    assert (tmp_path / "cache" / "rlplace" / "measurements.db").is_file()
+    assert open_log("auto", plain_host(2), workload="nmt", versions="v", say=said.append) is None
+    assert said == []
+
+
+def test_a_run_has_a_store_of_its_own_also_without_the_users(tmp_path: Path, said: list[str]) -> None:
+    log = logged("off", said, tmp_path)
+    assert log is not None
+    log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    log.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["measurements.db"]
+    with MeasurementStore.read(tmp_path / "measurements.db") as store:
+        assert [row.workload for row in store.measurements()] == ["nmt"]
+
+
+def test_if_the_users_own_is_broken_the_run_goes_on_and_a_named_one_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "rlplace" / "measurements.db"
+    path.parent.mkdir()
+    path.write_text("nothing of the kind " * 50)
+    assert logged("auto", said) is None
+    assert len(said) == 1
+    assert "no database" in said[0]
+    check_store("auto")
+    check_store("off")
+    for use in (check_store, lambda word: logged(word, said)):
+        with pytest.raises(FileProblem, match="no database"):
+            use(str(path))
+
+
+def test_a_session_says_how_the_machine_was() -> None:
+    session = Session.now("nmt", "cores", "v")
+    assert session.machine != MACHINE
+    assert len(session.machine) == 16
+    assert session.idle_share is None or 0.0 <= session.idle_share <= 1.0
+    assert session.load is None or session.load >= 0.0
+    assert database.BUSY_S > 0
