@@ -154,8 +154,8 @@ def _warnings(
         found.append(f"warning: whole modules do not fit: {modules.why}; {LEARN_MODULES}")
     else:
         found += [
-            f"warning: {each.device} is {format_bytes(each.peak_bytes - each.capacity_bytes)} short where gradients stay until "
-            "the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less on it"
+            f"warning: {each.device} is {format_bytes(each.peak_bytes - each.capacity_bytes)} short where gradients "
+            "stay until the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less on it"
             for each in memory
             if not each.fits
         ]
