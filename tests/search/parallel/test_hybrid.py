@@ -124,7 +124,7 @@ def test_plans_of_layouts_with_more_stages_than_places_have_a_team_a_stage(tmp_p
 
 
 @pytest.mark.parametrize("method", [*METHOD_NAMES, "portfolio"])
-def test_ops_that_are_all_in_co_location_classes_are_placed(method: str, share: int) -> None:
+def test_ops_that_are_all_in_co_location_classes_are_placed(method: str) -> None:
     graph = cut_graph(layered_step(3), 2)
     classes = np.arange(graph.num_ops, dtype=np.int32)
     problem = step_problem(replace(graph, colocation=classes), plain_host(2))
