@@ -20,7 +20,7 @@ from rlplace.report.table import results_table
 from rlplace.runs.durations import Durations
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
-from rlplace.training.run import TrainResult
+from rlplace.training.outcome import TrainResult
 from rlplace.training.table import Table
 from rlplace.workloads import parse_workload
 

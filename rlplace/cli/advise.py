@@ -15,6 +15,8 @@ def advise(
     host: str = "auto",
     seconds: Duration = 30.0,
     seed: Seed = 0,
+    no_wait: bool = False,
+    in_process: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -29,6 +31,8 @@ def advise(
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         seconds: all of it but capturing takes about so long
         seed: of the workload and of the search
+        no_wait: while another search measures on this machine, give up instead of waiting for it
+        in_process: race in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
         quiet: no progress
     """
@@ -47,6 +51,8 @@ def advise(
         seed=seed,
         constraints=constraints,
         asked=asked,
+        is_waiting=not no_wait,
+        isolated=False if in_process else None,
         is_quiet=quiet,
     )
     if json:

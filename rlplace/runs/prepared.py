@@ -15,6 +15,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.report.progress import make_progress
+from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import CutOptions
 from rlplace.runs.setup import Steps, make_problem
 
@@ -154,7 +155,9 @@ def chosen_problem(
     if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
         from rlplace.runs.measured_choice import is_cut_faster
 
-        if not is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say, isolated=isolated):
+        with measuring_alone(host, say=say):
+            is_faster = is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say, isolated=isolated)
+        if not is_faster:
             problem, start = made[1], None
     for line in judged(problem.graph):
         say(line)

@@ -113,8 +113,8 @@ class StoredMeasurement:
         if len(self.samples_s) > LARGEST_SAMPLES:
             raise InvalidValue("number of samples", len(self.samples_s), f"at most {LARGEST_SAMPLES}", where=where)
         for sample_s in self.samples_s:
-            if not sample_s > 0:
-                raise InvalidValue("samples_s", sample_s, "times > 0", where=where)
+            if not 0 < sample_s < math.inf:
+                raise InvalidValue("samples_s", sample_s, "finite times > 0", where=where)
         for peak in self.peak_bytes:
             if peak < 0:
                 raise InvalidValue("peak_bytes", peak, "at least 0", where=where)
@@ -138,7 +138,7 @@ class StoredMeasurement:
             key.versions,
             reference,
             outcome.status,
-            outcome.why,
+            outcome.why.encode("utf-8", "replace").decode("utf-8"),  # an error may quote a name that is no UTF-8
             outcome.step_time_s if outcome.ok else None,
             outcome.reference_s,
             outcome.samples_s,

@@ -2,7 +2,8 @@
 
 `config` says how, `run` does it, `search_loop` gives one method its budget, `agent` is the method that learns the host,
 `policy_search` the one whose policy learns, `guide` lets a policy guide a search, `methods` registers all three,
-`candidates` and `table` keep what was tried and found, `session` is what `rlplace train` runs.
+`candidates` and `table` keep what was tried and found, `outcome` is what a run leaves behind, `session` is what
+`rlplace train` runs.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlplace.training.config import SearchConfig, TrainConfig
-    from rlplace.training.run import TrainResult, train
+    from rlplace.training.outcome import TrainResult
+    from rlplace.training.run import train
 
 __all__ = ["SearchConfig", "TrainConfig", "TrainResult", "train"]
 
 _HOMES = {
     "SearchConfig": "rlplace.training.config",
     "TrainConfig": "rlplace.training.config",
-    "TrainResult": "rlplace.training.run",
+    "TrainResult": "rlplace.training.outcome",
     "train": "rlplace.training.run",
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,27 +13,21 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.explain.explanation import save_explanation
 from rlplace.measure.host_model import LearnedHost, knowledge_of, load_priors, prior_of
-from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placement import Placement, save_placement
-from rlplace.measure.plan import Plan
+from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import check_has_values
 from rlplace.measure.run.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timeline import Timeline
 from rlplace.policy.checks import check_fit
 from rlplace.policy.registry import LEARNERS, POLICIES
-from rlplace.report import Curve, save_best_so_far_png, save_timeline_png, write_chrome_trace
-from rlplace.report.format import format_clock, format_seconds
+from rlplace.report.format import format_clock
 from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.durations import Durations, Stopwatch
-from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
@@ -47,6 +39,7 @@ from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
+from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
@@ -58,37 +51,6 @@ HEURISTIC_EVALUATIONS = 64
 WARM_UP_EVALUATIONS = 400
 """Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
 annealing, the last."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run found.
-
-    Attributes:
-        placement: of the best method, as it was measured.
-        table: all methods, measured in one race (simulated on a simulated host).
-        timeline: a typical step of the placement.
-        is_measured: whether the step times come from running.
-        durations: how long the parts of the run took.
-        expected: how long they were expected to take.
-    """
-
-    placement: Placement
-    table: Table
-    timeline: Timeline
-    is_measured: bool
-    durations: Durations = dataclasses.field(default_factory=Durations)
-    expected: Durations = dataclasses.field(default_factory=Durations)
-
-    def __repr__(self) -> str:
-        """In one line: that of a dataclass would print every op of the placement and the timeline."""
-        how = "measured" if self.is_measured else "simulated"
-        return f"TrainResult(best {self.table.best!r}, {format_seconds(self.step_time_s)} a step, {how})"
-
-    @property
-    def step_time_s(self) -> float:
-        """Median step time of the placement."""
-        return float(self.table.row(self.table.best)["step_time_s"])
 
 
 @one_thread_here()
@@ -183,7 +145,7 @@ def _train(
     evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log, isolated=config.isolated)
     try:
         if run is not None:
-            _keep(run, problem, simulator.plan(reference), "single")
+            keep_placement(run, problem, simulator.plan(reference), "single")
         entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
         _compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
@@ -201,7 +163,7 @@ def _train(
             PORTFOLIO: {"start": start},
         }
         options = {name: own.get(name, {}) for name in methods}
-        keeper = _Keeper(run, evaluator, tracker)
+        keeper = Keeper(run, evaluator, tracker, progress.say)
         if evaluator.is_measured:
             found = _measured(evaluator, config, options, single_s, keeper, progress, tracker)
         else:
@@ -229,19 +191,12 @@ def _train(
         if not table.best:
             raise RunnerError(f"no placement could be run to its end: {_reasons(table)}")
         plan = table.plans[table.best]
-        timeline = evaluator.timeline(plan)
+        timeline = timeline_of(evaluator, plan, progress.say)
         placement = Placement.of(problem, plan, table.best)
         taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
         result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
         if run is not None:
-            _write(run, problem, result)
-            _keep_search(run, problem, found, is_measured=evaluator.is_measured)
-            if learning := {name: result_of.learning for name, result_of in found.items() if result_of.learning}:
-                run.write_json("learning.json", learning)
-            for result_of in found.values():
-                if result_of.learned is not None:
-                    is_host = isinstance(result_of.learned, AgentResult)
-                    result_of.learned.save(run.path(HOST_MODEL if is_host else "policy.safetensors"))
+            keep_result(run, problem, result, found)
             tracker.log_best(
                 step_time_s=result.step_time_s,
                 placement=run.path("placement.json"),
@@ -268,7 +223,7 @@ def _measured(
     config: TrainConfig,
     methods: Mapping[str, Mapping[str, Any]],
     single_s: float,
-    keeper: _Keeper,
+    keeper: Keeper,
     progress: Progress,
     tracker: Tracker,
 ) -> dict[str, LoopResult]:
@@ -389,83 +344,3 @@ def _known_words(num_runs: int) -> str:
 def _reasons(table: Table) -> str:
     rows = (row for row in table.rows if row["placement"] and row["status"] != "ok")
     return "; ".join(f"{row['method']}: {row['status']}: {row.get('why', '')}" for row in rows)
-
-
-class _Keeper:
-    """Keeps the best placement so far over all searches, so that Ctrl-C loses nothing, and shows it to the tracker."""
-
-    def __init__(self, run: RunFolder | None, evaluator: Evaluator, tracker: Tracker) -> None:
-        self._run, self._evaluator, self._tracker = run, evaluator, tracker
-        self._best_s = float("inf")
-
-    def of(self, method: str) -> Callable[[Plan, float], None]:
-        """What `method` calls with each new best plan and its step time."""
-
-        def keep(plan: Plan, step_time_s: float) -> None:
-            if self._run is None or step_time_s >= self._best_s:
-                return
-            self._best_s = step_time_s
-            problem = self._evaluator.problem
-            _keep(self._run, problem, plan, method)
-            if not isinstance(self._tracker, NoTracker):
-                path, timeline = self._run.path("timeline.png"), self._evaluator.timeline(plan)
-                title = title_of(method, timeline, step_time_s)
-                save_timeline_png(path, timeline, problem.graph, problem.host, title)
-                placement = self._run.path("placement.json")
-                self._tracker.log_best(step_time_s=step_time_s, placement=placement, timeline_png=path)
-
-        return keep
-
-
-def _keep(run: RunFolder, problem: Problem, plan: Plan, method: str) -> None:
-    save_placement(Placement.of(problem, plan, method), run.path("placement.json"))
-
-
-def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:
-    save_placement(result.placement, run.path("placement.json"))
-    durations = {"expected": result.expected.to_dict(), "taken": result.durations.to_dict()}
-    facts = {"measured": result.is_measured, "durations": durations, "time": time.time()}
-    run.write_json("result.json", {**result.table.to_dict(), **facts})
-    kind = "measured" if result.is_measured else "simulated"
-    write_chrome_trace(run.path("timeline.json"), {kind: result.timeline}, problem.graph, problem.host)
-    title = title_of(result.table.best, result.timeline, result.step_time_s)
-    save_timeline_png(run.path("timeline.png"), result.timeline, problem.graph, problem.host, title)
-    table = result.table
-    explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
-    save_explanation(explanation, run.path("explanation.json"))
-
-
-def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:
-    """The title of a timeline: the length of the step that it shows, and the median of many where that is another."""
-    shown, median = (f"{seconds * 1e3:.1f} ms" for seconds in (timeline.step_s, step_time_s))
-    other = "" if shown == median else f" (median of many: {median})"
-    return f"{method}: one {timeline.source} step, {shown}{other}"
-
-
-def _kept(found: LoopResult) -> dict[str, Any]:
-    """What `search.json` keeps of a method."""
-    return {
-        "placements": found.num_scored,
-        "measured": found.num_measured,
-        "seconds": found.seconds,
-        "single_s": found.single_s,
-        "history": [best.to_list() for best in found.history],
-        "tried": [list(pair) for pair in found.tried],
-    }
-
-
-def _keep_search(run: RunFolder, problem: Problem, found: Mapping[str, LoopResult], *, is_measured: bool) -> None:
-    """Writes what each method had come to over placements and seconds, as figures and as a picture."""
-    run.write_json("search.json", {"schema": 1, "methods": {name: _kept(one) for name, one in found.items()}})
-    curves = [
-        Curve(
-            method,
-            [best.to_list() for best in result.history],
-            (result.num_scored, result.num_measured, result.seconds),
-            result.single_s,
-        )
-        for method, result in found.items()
-    ]
-    kind = "measured" if is_measured else "simulated"
-    title = f"{' and '.join(found)} on {problem.host.name}"
-    save_best_so_far_png(run.path("best_so_far.png"), curves, title=title, kind=kind)

@@ -22,7 +22,8 @@ from rlplace.store.log import check_store
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.methods import method_of
-from rlplace.training.run import TrainResult, check_names, methods_of, num_rows, train
+from rlplace.training.outcome import TrainResult
+from rlplace.training.run import check_names, methods_of, num_rows, train
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:

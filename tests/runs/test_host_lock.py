@@ -74,9 +74,9 @@ def test_who_does_not_want_to_wait_is_told_whom_for(
         measuring_alone(core_host(), say=print, is_waiting=False),
     ):
         pass
-    words = ["train", "nmt", "--host", "cores", "--no-wait", "--run", str(tmp_path / "run")]
-    assert main(words) == 1
-    assert f"process {holder.pid} " in capsys.readouterr().err
+    for words in (["train", "nmt", "--run", str(tmp_path / "run")], ["advise", "nmt"]):
+        assert main([*words, "--host", "cores", "--no-wait"]) == 1
+        assert f"process {holder.pid} " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

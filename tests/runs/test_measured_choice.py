@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,19 +40,30 @@ def test_both_are_run_and_the_faster_one_is_said(isolated: bool) -> None:
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
-def test_the_race_decides(is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_race_decides_while_nobody_else_measures(
+    is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def choosing(problems: object, **options: object) -> choose.Chosen:
         assert isinstance(problems, dict)
         made = {count: make() for count, make in problems.items() if count in (1, 2)}
         return choose.Chosen(2, "rank", made[2], 5, np.zeros(made[2].graph.num_ops, dtype=np.int32), 1.0)
 
     monkeypatch.setattr(choose, "choose", choosing)
-    monkeypatch.setattr(measured_choice, "is_cut_faster", lambda *_, **__: is_faster)
+
+    def raced(*_: object, **__: object) -> bool:
+        locks.extend((tmp_path / "rlplace").glob("measuring-*.lock"))
+        return is_faster
+
+    locks: list[Path] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured_choice, "is_cut_faster", raced)
     prepared = chosen_problem(CutOptions("auto"), Host.detect("cores"), problem_of, seed=0)
     problem, spent = prepared.problem, prepared.evaluations
     assert problem.graph.num_micro_batches == (2 if is_faster else 1)
     assert (prepared.start is not None) == is_faster  # it is a placement of the problem that was chosen
     assert spent == 5
+    assert len(locks) == 1
+    assert not locks[0].exists()
 
 
 def test_a_number_that_is_asked_for_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:

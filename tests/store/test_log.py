@@ -119,15 +119,26 @@ def test_a_store_that_breaks_meanwhile_answers_nothing_and_stops_nothing(
         foreign(tmp_path / name, "UPDATE measurements SET samples_s = '[0]'")
     assert log.recall(key_of(), REFERENCE) is None
     assert len(said) == 2
-    assert "samples_s is 0.0, expected times > 0" in said[0]
+    assert "samples_s is 0.0, expected finite times > 0" in said[0]
     log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
     assert log.recall(key_of(), REFERENCE) == outcome_of()
 
 
-def test_a_measurement_that_nobody_could_read_again_is_not_kept_and_said(log: StoreLog, said: list[str]) -> None:
-    log.keep(PLAN, dataclasses.replace(outcome_of(), samples_s=(0.0,)), REFERENCE, is_whole=True)
+@pytest.mark.parametrize("sample_s", [0.0, float("inf")])
+def test_a_measurement_that_nobody_could_read_again_is_not_kept_and_said(
+    sample_s: float, log: StoreLog, said: list[str]
+) -> None:
+    log.keep(PLAN, dataclasses.replace(outcome_of(), samples_s=(sample_s,)), REFERENCE, is_whole=True)
     assert len(said) == 1
-    assert "samples_s is 0.0" in said[0]
+    assert f"samples_s is {sample_s}" in said[0]
+
+
+def test_an_error_that_quotes_bytes_is_kept(log: StoreLog, tmp_path: Path, said: list[str]) -> None:
+    failed = dataclasses.replace(outcome_of(), status="error", samples_s=(), why="no file 'a\udcff'")
+    log.keep(PLAN, failed, REFERENCE, is_whole=True)
+    log.close()
+    assert counts(tmp_path) == [1, 1]
+    assert said == []
 
 
 def test_the_runs_own_store_answers_also_what_a_busy_machine_measured(tmp_path: Path, said: list[str]) -> None:

@@ -1,14 +1,23 @@
-"""Training where the placements that look best end their process: the search goes on and settles on one that runs."""
+"""Training where placements end their process: the search settles on one that runs, traced or not."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pytest
 from core_hosts import core_host
 from faulty_ops import faulty_graph
 
+from rlplace.errors import RunnerError
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.report.html.trace import Trace
+from rlplace.runs.folder import RunFolder
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
 
@@ -34,3 +43,20 @@ def test_a_search_goes_on_after_placements_that_crash() -> None:
         assert "SIGABRT" in row["why"]
     ran = [row["method"] for row in result.table.rows if row["placement"] and row["status"] == "ok"]
     assert "single" in ran
+
+
+def test_a_step_that_cannot_be_traced_is_shown_as_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(evaluator: Evaluator, plan: Plan) -> None:
+        raise RunnerError("the worker died")
+
+    monkeypatch.setattr(Evaluator, "timeline", broken)
+    run = RunFolder.create(tmp_path / "run")
+    result = train(problem(), TrainConfig(budget_s=1.0, isolated=True, search=SEARCH), run=run, progress=True)
+    assert result.is_measured
+    assert run.read_json("result.json")["best"]["method"] == result.table.best
+    assert "could not be traced, so its timeline is simulated: the worker died" in capsys.readouterr().err
+    assert Trace.of(json.loads(run.path("timeline.json").read_text()), "timeline.json").kind == "simulated"
+    assert not run.has("explanation.json"), "it would take the shares of a simulated step for those of a measured one"
+    run.close()

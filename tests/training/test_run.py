@@ -24,7 +24,7 @@ from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
 from rlplace.training import SearchConfig, TrainConfig, train
-from rlplace.training.run import title_of
+from rlplace.training.outcome import title_of
 
 
 def simulated_problem() -> Problem:

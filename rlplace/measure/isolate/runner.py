@@ -229,7 +229,11 @@ class IsolatedRunner:
             process.board.carry(broken.board)
             broken.close()
         self._process = process
-        process.await_ready()
+        try:
+            process.await_ready()
+        except BaseException:  # what it says when it is ready would be taken for an answer
+            self._drop(process)
+            raise
         return process
 
     def _drop(self, process: WorkerProcess) -> None:

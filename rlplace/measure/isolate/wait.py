@@ -31,7 +31,7 @@ class Asked:
     """What every plan of a race is timed beside."""
 
     def describe(self, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
-        """A contender in words: which plan, and the op where stacks tell.
+        """A contender in words, for its own measurement: what it is, and the op where stacks tell.
 
         Args:
             contender: its index, `REFERENCE` or `IDLE`.
@@ -43,7 +43,7 @@ class Asked:
         plan = self._plan(contender)
         if plan is None:
             return "plain PyTorch"
-        who = "the reference placement" if contender == REFERENCE else f"plan {contender}"
+        who = "the reference placement" if contender == REFERENCE else "this placement"
         graph, host = self.problem.graph, self.problem.host
         is_traced = isinstance(self.request, Trace)
         op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)

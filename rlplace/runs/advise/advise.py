@@ -24,6 +24,7 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.format import format_seconds
 from rlplace.runs.advise.verdict import Figures, Verdict, Words, decide
+from rlplace.runs.host_lock import measuring_alone
 from rlplace.search.registry import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
@@ -67,6 +68,7 @@ def advise(
     cuts: Mapping[int, Callable[[], Problem]] | None = None,
     words: Words | None = None,
     say: Say | None = None,
+    isolated: bool | None = None,
 ) -> Verdict:
     """Whether the step of `problem` is worth placing on its host, with the reason and the gain to expect.
 
@@ -82,6 +84,7 @@ def advise(
         cuts: what makes the problem in other numbers of micro-batches, by number; tried while there is time.
         words: how the step is called where it was asked for; by default as in Python.
         say: told what is found; nobody by default.
+        isolated: whether placements run in a worker process; see `Evaluator`.
 
     Raises:
         InvalidValue: no time, or no evaluations.
@@ -114,7 +117,8 @@ def advise(
         figures = replace(figures, split_s=None)
     if not problem.host.is_simulated:
         say("racing one device, the best placement and plain PyTorch")
-        figures = _measured(figures, found, begin_s + seconds, seed)
+        with measuring_alone(problem.host, say=say):
+            figures = _measured(figures, found, begin_s + seconds, seed, isolated)
     return decide(figures, words)
 
 
@@ -160,7 +164,7 @@ def _simulated(found: list[_Found]) -> Figures:
     )
 
 
-def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: int) -> Figures:
+def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: int, isolated: bool | None) -> Figures:
     """The figures with step times that were measured: the first problem's, then those of the best in micro-batches.
 
     What is cut is raced only where the simulator has it ahead. The bound and the even split, which op times give, are
@@ -168,7 +172,7 @@ def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: in
     """
     first = found[0]
     cut = min((one for one in found[1:] if one.count > 1), key=lambda one: one.step_s, default=None)
-    single, placed, eager, why = _race(first, deadline_s, seed)
+    single, placed, eager, why = _race(first, deadline_s, seed, isolated)
     single_s = _step_s(single)
     ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
     spreads = [outcome.spread_s / outcome.step_time_s for outcome in (single, placed, eager) if outcome and outcome.ok]
@@ -188,12 +192,12 @@ def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: in
         return figures
     if cut.step_s >= first.step_s:
         return replace(figures, cut_s=None, cut_count=1)
-    _, placed, _, _ = _race(cut, deadline_s, seed)
+    _, placed, _, _ = _race(cut, deadline_s, seed, isolated)
     return replace(figures, cut_s=_step_s(placed))
 
 
 def _race(
-    one: _Found, deadline_s: float, seed: int
+    one: _Found, deadline_s: float, seed: int, isolated: bool | None
 ) -> tuple[Measurement | None, Measurement | None, Measurement | None, str]:
     """Measurements of the best single device, the best placement and eager, and why there is none of eager."""
     problem, simulator = one.problem, one.simulator
@@ -204,7 +208,7 @@ def _race(
         check_has_values(problem.graph)
     except RlplaceError as error:
         eager, why = [], str(error)
-    evaluator = Evaluator(problem, simulator, seed=seed)
+    evaluator = Evaluator(problem, simulator, seed=seed, isolated=isolated)
     try:
         outcomes = evaluator.measure_plans(plans, RACE, others=eager, deadline_s=deadline_s)
     finally:

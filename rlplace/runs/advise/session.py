@@ -17,9 +17,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import EagerStep
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.format import format_seconds
-from rlplace.report.progress import make_progress
+from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.advise.advise import advise
 from rlplace.runs.advise.verdict import Words
+from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import describe_cut
 from rlplace.runs.setup import Steps, make_problem
@@ -45,6 +46,8 @@ def advise_workload(
     seed: int = 0,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    is_waiting: bool = True,
+    isolated: bool | None = None,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """What `--json` prints: the verdict with its figures, capture_s, seconds, micro_batches.
@@ -57,12 +60,32 @@ def advise_workload(
         seed: of the workload and of the search.
         constraints: the user's pins and exclusions.
         asked: how the batch may be cut: a number beside the whole batch, or `auto`.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+        isolated: whether placements run in a worker process; see `Evaluator`.
         is_quiet: no progress.
 
     Raises:
+        RunnerError: another search measures here, and nobody wants to wait.
         UserError: the workload cannot be built or captured.
     """
     progress = make_progress(is_quiet=is_quiet)
+    with measuring_alone(host, say=progress.say, is_waiting=is_waiting):
+        return _advised(spec, host, host_word, seconds, seed, constraints, asked, isolated, progress, is_quiet)
+
+
+def _advised(
+    spec: WorkloadSpec,
+    host: Host,
+    host_word: str,
+    seconds: float,
+    seed: int,
+    constraints: Constraints | None,
+    asked: CutOptions,
+    isolated: bool | None,
+    progress: Progress,
+    is_quiet: bool,
+) -> dict[str, Any]:
+    """As `advise_workload`, where nobody else measures."""
     begin_s = time.monotonic()
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     steps = Steps(spec, host, seed, asked)
@@ -84,6 +107,7 @@ def advise_workload(
         cuts={count: partial(_cut, steps, make, count) for count in counts},
         words=Words(str(spec), host_word),
         say=progress.say,
+        isolated=isolated,
     )
     progress.close()
     return verdict.to_dict() | {

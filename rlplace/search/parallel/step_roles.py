@@ -23,7 +23,7 @@ class StepRoles:
         role: (N,) int32, as `roles`.
         position: (R,) int32, the place in the chain, 0..P-1, that each role belongs to: a backward role to the forward
             one whose gradient it computes, a parameter with all that lives with it to the first that reads it.
-        num_positions: P; 0 where nothing is cut.
+        num_positions: P; 1 where every forward op belongs to a co-location class, 0 where nothing is cut.
         follows: (N,) int32, the micro-batch that each op goes with; -1 for shared ops, and those of co-location
             classes, which are owned by one replica.
     """
@@ -50,7 +50,7 @@ def step_roles(graph: OpGraph) -> StepRoles:
     first_op = np.unique(role, return_index=True)[1]
     position = np.full(len(first_op), -1, dtype=np.int32)
     if not len(chain):
-        return StepRoles(role, np.zeros_like(position), 0, follows)
+        return StepRoles(role, np.zeros_like(position), int(graph.num_micro_batches > 1), follows)
     position[chain] = np.arange(len(chain))
     twin = _twins(graph, is_link, is_own & ~is_link)[first_op]
     has_twin = (position < 0) & (twin >= 0)

@@ -25,7 +25,7 @@ from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate import process as process_module
-from rlplace.measure.isolate.process import CannotIsolate
+from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.isolate.time_limits import TimeLimits
 from rlplace.measure.measurement import Measurement
@@ -235,6 +235,19 @@ def test_ctrl_c_leaves_a_runner_that_can_be_asked_again(runner: IsolatedRunner) 
     with pytest.raises(KeyboardInterrupt):
         runner.measure_plans([on_first(runner)], protocol=PROTOCOL, others=[interrupted])
     assert runner._process is None
+    assert runner.measure_plans([on_first(runner)], protocol=PROTOCOL)[0].ok
+
+
+def test_ctrl_c_while_a_worker_starts_leaves_a_runner_that_can_be_asked_again(
+    runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(process: WorkerProcess) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(WorkerProcess, "await_ready", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner._start(runner._process)
     assert runner.measure_plans([on_first(runner)], protocol=PROTOCOL)[0].ok
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from layer_profiles import profile_problem
+from micro_batched import cut_graph, layered_step, step_problem
 from random_problems import plain_host
 from search_problems import chain_problem
 
@@ -120,3 +121,13 @@ def test_plans_of_layouts_with_more_stages_than_places_have_a_team_a_stage(tmp_p
     assert all(len(plan.teams) == len(plan.ends) + 1 for plan in plans)
     assert max(len(plan.teams) for plan in plans) <= field.step.num_positions
     assert all(list(plan.neighbours(field.step.num_positions, 1)) for plan in plans)
+
+
+@pytest.mark.parametrize("method", [*METHOD_NAMES, "portfolio"])
+def test_ops_that_are_all_in_co_location_classes_are_placed(method: str) -> None:
+    graph = cut_graph(layered_step(3), 2)
+    classes = np.arange(graph.num_ops, dtype=np.int32)
+    problem = step_problem(replace(graph, colocation=classes), plain_host(2))
+    found = find(problem, method, Simulator(problem), Budget(100))
+    assert found.devices is not None
+    assert np.array_equal(problem.check_placement(found.devices[None])[0], found.devices)

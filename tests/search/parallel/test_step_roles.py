@@ -54,3 +54,10 @@ def test_a_step_that_is_not_cut_has_no_chain() -> None:
     step = step_roles(layered_step(3))
     assert step.num_positions == 0
     assert (step.follows == -1).all()
+
+
+def test_a_chain_whose_forward_ops_are_all_owned_is_one_place() -> None:
+    graph = cut_graph(layered_step(3), 2)
+    step = step_roles(dataclasses.replace(graph, colocation=np.arange(graph.num_ops, dtype=np.int32)))
+    assert step.num_positions == 1
+    assert (step.position == 0).all()
