@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tyro
@@ -16,6 +16,7 @@ from tyro.extras import SubcommandApp
 
 from rlplace import __version__
 from rlplace.cli.advise import advise
+from rlplace.cli.arguments import only_json_on_stdout
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlplace {__version__}")
         return 0
     try:
-        with _no_interrupt_lost():
+        with _no_interrupt_lost(), only_json_on_stdout() if "--json" in arguments else nullcontext():
             app.cli(
                 prog="rlplace",
                 description=DESCRIPTION,

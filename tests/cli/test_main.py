@@ -107,6 +107,25 @@ sys.exit(cli.main(["hosts"]))
 """
 
 
+def test_what_a_users_module_prints_is_not_before_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "import torch",
+        "def workload():",
+        "    print('loading weights')",
+        "    return torch.nn.Linear(2, 2), torch.ones(1, 2)",
+    )
+    (tmp_path / "chatty_rlplace_model.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["graph", "chatty_rlplace_model:workload", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["schema"] == 1
+    assert "loading weights" in said.err
+    print("after it, stdout is everybody's again")
+    assert "everybody's" in capsys.readouterr().out
+
+
 def test_ctrl_c_where_it_cannot_be_raised_is_not_lost() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rlplace: interrupted\n")
