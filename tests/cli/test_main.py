@@ -131,6 +131,42 @@ def test_ctrl_c_where_it_cannot_be_raised_is_not_lost() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rlplace: interrupted\n")
 
 
+TERMINATED = """
+import os, signal, sys, time
+from rlplace.cli import main as cli
+
+def command(**_):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(600)
+    finally:
+        print("kept what there was", flush=True)
+
+cli.app.cli = command
+code = cli.main(["hosts"])
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+sys.exit(code)
+"""
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "kept what there was\n", "rlplace: terminated\n")
+
+
+FORKING = """    if pid := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return
+    try:
+"""
+FORKED = TERMINATED.replace("    try:\n", FORKING)
+
+
+def test_sigterm_ends_a_fork_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout) == (0, "-15\n")
+
+
 def test_a_step_that_does_not_end_in_time_is_a_failure_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
