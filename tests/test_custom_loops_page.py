@@ -49,6 +49,8 @@ def test_there_are_six_programs_and_all_are_short() -> None:
 
 def test_the_loop_learns_to_beat_one_gpu(names: dict[str, Any]) -> None:
     assert names["best_s"] < names["single_s"]
+    learned = names["learned"]
+    assert float(Simulator(names["problem"]).step_times(learned.devices[None])[0]) == names["best_s"]
     assert names["mean"] > -0.05
 
 

@@ -36,6 +36,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_page_is_listed_once() -> None:
+    pages = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(pages) == sorted(set(pages))
+
+
 @pytest.mark.slow
 def test_every_page_and_result_is_there(site: Path) -> None:
     for page in (ROOT / "docs").rglob("*.md"):

@@ -56,4 +56,4 @@ def advise(
 
     from rlplace.report.advice_panel import advice_panel
 
-    Console(stderr=True, highlight=False).print(advice_panel(told, WORDS[told["verdict"]]))
+    Console(stderr=True, highlight=False, emoji=False).print(advice_panel(told, WORDS[told["verdict"]]))

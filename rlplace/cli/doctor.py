@@ -39,7 +39,7 @@ def _show(facts: dict[str, Any]) -> None:
 
     from rlplace.report.doctor_table import doctor_table
 
-    Console(stderr=True, highlight=False).print(doctor_table(facts["checks"]))
+    Console(stderr=True, highlight=False, emoji=False).print(doctor_table(facts["checks"]))
     verdicts = [row["verdict"] for row in facts["checks"]]
     warnings = "1 warning" if verdicts.count("warn") == 1 else f"{verdicts.count('warn')} warnings"
     say(f"{len(verdicts)} findings: {verdicts.count('fail')} failed, {warnings}")

@@ -204,6 +204,6 @@ def _show(facts: dict[str, Any]) -> None:
 
     from rlplace.report.graph_tables import graph_table, targets_table
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     console.print(graph_table(facts))
     console.print(targets_table(facts["top_targets"], facts["costs_host"]))

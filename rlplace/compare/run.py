@@ -62,6 +62,10 @@ class CompareConfig:
     """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
 
     def __post_init__(self) -> None:
+        given: object = self.methods
+        if isinstance(given, str):
+            hint = f"Write `methods=({given!r},)`."
+            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
         for name in self.methods:
             if name not in ("all", OP_ORDER) and name not in METHODS:
                 raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))

@@ -240,7 +240,7 @@ def show(comparison: Comparison, progress: Progress, *, is_quiet: bool) -> dict[
     progress.close()
     result = comparison.to_dict()
     if not is_quiet:
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, emoji=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = WIDTH
         console.print(compare_table(result))

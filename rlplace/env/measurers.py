@@ -48,12 +48,15 @@ def find_measurer(
         InvalidValue: not exactly one of measurer, problem and workload, or a host that cannot run anything.
         UserError: no such workload or host.
     """
-    given = {"measurer": measurer, "problem": problem, "workload": workload}
+    given: dict[str, object] = {"measurer": measurer, "problem": problem, "workload": workload}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         hint = 'For example `workload="nmt@small", host="4xV100-pcie"`.'
         expected = "exactly one of measurer, problem and workload"
         raise InvalidValue("given", " and ".join(names) or "nothing to place", expected, where="environment", hint=hint)
+    if isinstance(given["problem"], str):
+        hint = f"For a problem made from words: `workload={problem!r}, host=...`."
+        raise InvalidValue("problem", problem, "a `Problem`", where="environment", hint=hint)
     if measurer is not None:
         return (measurer.measurer if isinstance(measurer, SharedMeasurer) else measurer), False
     if problem is None:

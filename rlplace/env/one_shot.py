@@ -102,7 +102,7 @@ class OneShotEnv(PlacementEnv[Action]):
         """Measures the placement `action`, (G,), and ends the episode.
 
         Raises:
-            InvalidValue: not (G,) integers that name devices.
+            InvalidValue: not (G,) integers that name devices, or a reward of the user's that is not finite.
         """
         devices = check_actions(action, self.action_space, "OneShotEnv")
         scores = self.scorer.score(devices[None])

@@ -65,12 +65,12 @@ class LogSpeedupReward(_Reward):
 
     Example:
         >>> LogSpeedupReward(baseline_s=2.0)(np.array([2.0, 1.0, np.inf])).round(2).tolist()
-        [-0.0, 0.69, -2.3]
+        [0.0, 0.69, -2.3]
     """
 
     def __call__(self, step_time_s: FloatArray) -> FloatArray:
         """(B,) `-log(step_time_s / baseline_s)`."""
-        return -np.log(self._finite(step_time_s) / self.baseline_s)
+        return -np.log(self._finite(step_time_s) / self.baseline_s) + 0.0  # no -0.0 at the baseline
 
 
 _REWARDS: dict[str, type[SqrtReward] | type[LogSpeedupReward]] = {
@@ -95,3 +95,25 @@ def make_reward(name: str, baseline_s: float, failure_slowdown: float = 10.0) ->
     if name not in _REWARDS:
         raise UnknownName("reward", name, REWARD_NAMES)
     return _REWARDS[name](baseline_s, failure_slowdown)
+
+
+def rewards_of(reward: Reward, step_time_s: FloatArray) -> FloatArray:
+    """(B,) float64 rewards of `step_time_s` (B,), checked: an object of the user's may return anything.
+
+    Raises:
+        InvalidValue: `reward` returned something else than (B,) finite numbers.
+    """
+    given = reward(step_time_s)
+    where, expected = f"reward {type(reward).__name__}", f"finite numbers of shape {step_time_s.shape}, one a step time"
+    try:
+        rewards = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidValue("rewards", given, expected, where=where) from error
+    if rewards.shape != step_time_s.shape:
+        raise InvalidValue("rewards", f"of shape {rewards.shape}", expected, where=where)
+    if not np.isfinite(rewards).all():
+        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        hint = "A placement that failed has an infinite step time: give it a low reward that is finite."
+        actual = f"{rewards[row]} for a step of {step_time_s[row]:.4g} s"
+        raise InvalidValue("rewards", actual, expected, where=where, hint=hint)
+    return rewards

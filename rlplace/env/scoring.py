@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.env.rewards import Reward, make_reward
+from rlplace.env.rewards import REWARD_NAMES, Reward, make_reward, rewards_of
 from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurement, Measurer, Status, StepTimer
 from rlplace.measure.problem import Problem
@@ -64,7 +64,7 @@ class Scorer:
         """Outcomes of `group_devices` (B, G), devices of groups, in order.
 
         Raises:
-            InvalidValue: wrong length, no integers, or a device out of range.
+            InvalidValue: wrong length, no integers, or a device out of range; a reward that is not finite.
         """
         rows = np.ascontiguousarray(self.problem.check_groups(group_devices))
         barred = np.asarray(~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1))
@@ -91,7 +91,8 @@ class Scorer:
         while len(self._known) > CACHE_ENTRIES:
             del self._known[next(iter(self._known))]
         step_time_s = np.array([step_time_s for step_time_s, _ in found], dtype=np.float64)
-        return Scores(step_time_s, self.reward(step_time_s), tuple(status for _, status in found), placements)
+        rewards = rewards_of(self.reward, step_time_s)
+        return Scores(step_time_s, rewards, tuple(status for _, status in found), placements)
 
     def _measure(self, placements: NDArray[np.int32]) -> list[tuple[float, Status]]:
         self.num_measured += len(placements)
@@ -128,11 +129,12 @@ def make_scorer(
 
     Raises:
         UnknownName: no reward has that name.
-        InvalidValue: `measurer` measures nothing.
+        InvalidValue: `measurer` measures nothing, or `reward` cannot be called.
     """
     if not hasattr(measurer, "measure"):
         hint = "For the simulator's step times: `Simulator(problem)`."
         raise InvalidValue("measurer", type(measurer).__name__, "one with `measure`", where="environment", hint=hint)
+    _check_reward(reward)
     if isinstance(reward, str):
         make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
         reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
@@ -149,6 +151,12 @@ def single_device_s(measurer: Measurer) -> float:
     groups = problem.nearest_groups(np.repeat(everywhere, problem.grouping.num_groups, axis=1))
     best_s = min(measurement.step_time_s for measurement in measurer.measure(problem.grouping.expand(groups)))
     return best_s if np.isfinite(best_s) else float(problem.costs.op_time_s.mean(axis=1).sum())
+
+
+def _check_reward(reward: object) -> None:
+    if not isinstance(reward, str) and not callable(reward):
+        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
+        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
 
 
 def _outcome(step_time_s: float, status: Status) -> tuple[float, Status]:

@@ -21,7 +21,7 @@ from rlplace.graphs.capturing.module import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placement import Placement, check_plan
+from rlplace.measure.placement import Placement, check_is_placement, check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.streams import torch_device
 from rlplace.measure.run.threads import keep_freed_memory
@@ -78,9 +78,11 @@ def to_module(
         seed: of random ops: each draws from (seed, op, call).
 
     Raises:
+        InvalidValue: what is given is no placement.
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: `graph` was captured from another model.
     """
+    check_is_placement(placement, "to_module")
     host = matching_host(placement) if host is None else host
     placement.require(graph, host)
     if require_program(graph).origin.model is not model:

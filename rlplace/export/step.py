@@ -13,7 +13,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.gpus import MOST_PARTS
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placement import Placement
+from rlplace.measure.placement import Placement, check_is_placement
 from rlplace.measure.run.threads import usable_cores
 
 
@@ -38,8 +38,10 @@ def to_step(
             run them in `eager` mode; or `refuse`.
 
     Raises:
+        InvalidValue: what is given is no placement.
         FingerprintMismatch: the placement was made for another graph or host.
     """
+    check_is_placement(placement, "to_step")
     host = matching_host(placement) if host is None else host
     placement.require(graph, host)
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)

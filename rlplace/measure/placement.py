@@ -98,11 +98,12 @@ class Placement:
         """The placement of `plan` on `problem`.
 
         Raises:
-            InvalidValue: there is no plan: a search may find none.
+            InvalidValue: there is no plan: a search may find none, and an array of devices is not one yet.
         """
-        if plan is None:
+        if not isinstance(plan, Plan):
             hint = "A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of devices."
-            raise InvalidValue("plan", None, "a Plan", where="placement", hint=hint)
+            actual = None if plan is None else f"of type {type(plan).__name__}"
+            raise InvalidValue("plan", actual, "a Plan", where="placement", hint=hint)
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro
@@ -195,6 +196,18 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
         InvalidValue, UnknownName: a malformed field.
     """
     return Placement.from_dict(read_json(path, hint="Expected a placement, as `rlplace train` writes it."), str(path))
+
+
+def check_is_placement(placement: object, where: str) -> None:
+    """Checks that a user gave `where` a placement, and not, say, the devices of ops that an environment tells.
+
+    Raises:
+        InvalidValue: it is something else; says what makes a placement of an array.
+    """
+    if not isinstance(placement, Placement):
+        hint = "Of an array of devices: `Placement.of(problem, Simulator(problem).plan(devices))`."
+        actual = f"of type {type(placement).__name__}"
+        raise InvalidValue("placement", actual, "a `Placement`", where=where, hint=hint)
 
 
 def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "placement") -> Plan:

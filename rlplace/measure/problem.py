@@ -126,6 +126,7 @@ class Problem:
         from rlplace.measure.costs.links import profile_links
         from rlplace.measure.costs.profile import profile_costs
 
+        _check_host(host)
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
         (constraints or Constraints()).resolve(graph, *_names(host))
         check_present(host)
@@ -151,6 +152,7 @@ class Problem:
         """
         from rlplace.measure.costs.estimate import estimate_costs
 
+        _check_host(host)
         costs = estimate_costs(graph, host)
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
@@ -171,6 +173,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit.
         """
+        _check_host(host)
         resolved = constraints.resolve(graph, *_names(host)) if constraints else None
         latency_s, s_per_byte = _mean_transfer(host)
         if resolved is not None:  # what is together is a co-location class: everybody keeps those
@@ -315,6 +318,12 @@ def _shared(allowed: NDArray[np.bool_], colocation: NDArray[np.int32]) -> NDArra
     result = allowed.copy()
     result[members] = shared[colocation[members]]
     return result
+
+
+def _check_host(host: object) -> None:
+    if not isinstance(host, Host):
+        hint = "A word becomes a host with `rlplace.measure.resolve_host(word)`, this machine with `Host.detect()`."
+        raise InvalidValue("host", host, "a `Host`", where="problem", hint=hint)
 
 
 def _names(host: Host) -> tuple[list[str], list[str]]:

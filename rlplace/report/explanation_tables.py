@@ -24,7 +24,7 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
         _headline(explanation),
         _devices(explanation),
         _path(explanation, top),
-        _cuts(explanation),
+        *([_cuts(explanation)] if explanation.cuts else []),
         _alternatives(explanation),
         Text(explanation.advice.sentence, style="bold"),
     )

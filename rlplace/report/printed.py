@@ -16,7 +16,7 @@ WIDTH = 120
 def as_text(table: Table) -> str:
     """The table as lines without colours, the same on every terminal and in every file."""
     stream = io.StringIO()
-    Console(file=stream, width=WIDTH, color_system=None, force_terminal=False).print(table)
+    Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, emoji=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
 
 

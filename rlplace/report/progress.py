@@ -36,7 +36,7 @@ class Progress:
     ) -> None:
         stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._console = Console(file=stream, highlight=False, quiet=is_quiet)
+        self._console = Console(file=stream, highlight=False, emoji=False, quiet=is_quiet)
         self._is_live = not is_quiet and stream.isatty() and not self._console.is_dumb_terminal
         self._bar: Bar | None = None
         self._task: TaskID | None = None

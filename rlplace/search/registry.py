@@ -273,6 +273,7 @@ def find(
 
     Raises:
         UnknownName: no such method.
+        InvalidValue: a seed below 0.
         MissingExtra: the method needs a package that is not installed.
     """
     task = Task(problem, timer, budget, seed=seed)

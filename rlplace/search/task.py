@@ -106,6 +106,8 @@ class Task:
         self.problem = problem
         self.timer = timer
         self.budget = budget or Budget()
+        if seed < 0:
+            raise InvalidValue("seed", seed, "a whole number >= 0", where="search")
         self.generator = np.random.default_rng(seed)
         self.host = host
         self.evaluations = 0

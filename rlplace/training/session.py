@@ -201,6 +201,8 @@ def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: b
 
     if is_quiet:
         return
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
-    console.print(f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""))
+    console.print(
+        f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""), markup=False
+    )

@@ -192,6 +192,7 @@ def test_a_pinned_group_stays_where_it_may_be() -> None:
     ("options", "words"),
     [
         ({"methods": ("anneall",)}, "anneall"),
+        ({"methods": "learned"}, "a tuple of names"),
         ({"evaluations": 0}, "evaluations"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": math.inf}, "finite"),

@@ -115,6 +115,7 @@ def test_budgets_are_equal() -> None:
     [
         ({"methods": ("learnt",)}, "did you mean 'learned'"),
         ({"measured": 0}, "measured"),
+        ({"methods": "learned"}, "a tuple of names"),
         ({"evaluations": 0}, "evaluations"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": np.inf}, "finite"),

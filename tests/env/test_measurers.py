@@ -38,6 +38,11 @@ def test_one_thing_is_given(given: dict[str, Any]) -> None:
         OneShotEnv(**given)
 
 
+def test_a_word_is_no_problem() -> None:
+    with pytest.raises(InvalidValue, match="workload='nmt@small'"):
+        OneShotEnv(problem="nmt@small")  # type: ignore[arg-type]
+
+
 def test_words_are_checked() -> None:
     with pytest.raises(UnknownName, match="workload 'nnt'"):
         OneShotEnv(workload="nnt@small", host="2xK80")

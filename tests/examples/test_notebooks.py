@@ -39,7 +39,8 @@ def run(path: Path, folder: Path) -> list[dict[str, Any]]:
     nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()
-    cells = (cell for cell in notebook.cells if cell.cell_type == "code")
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [output.text for cell in cells for output in cell.outputs if "Warning" in output.get("text", "")]
     return [cell.outputs[-1].get("data", {}) if cell.outputs else {} for cell in cells]
 
 

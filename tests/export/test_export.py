@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,14 @@ class Net(nn.Module):
 
 def square(output: torch.Tensor) -> torch.Tensor:
     return (output**2).mean()
+
+
+@pytest.mark.parametrize("export", [rlplace.export.to_step, rlplace.export.to_module])
+def test_devices_of_ops_are_no_placement_yet(export: Callable[..., object]) -> None:
+    net = Net()
+    graph = capture(net, torch.randn(4, 6), lambda output: output.square().mean(), "sgd")
+    with pytest.raises(InvalidValue, match=r"of type ndarray.*Placement\.of\(problem, Simulator"):
+        export(net, graph, np.zeros(graph.num_ops, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,11 @@ def test_what_a_search_found_nothing_for_is_no_placement() -> None:
         Placement.of(chain_problem(two_devices()), None)
 
 
+def test_an_array_of_devices_is_no_plan() -> None:
+    with pytest.raises(InvalidValue, match=r"plan is 'of type ndarray'.*Simulator\(problem\)\.plan\(devices\)"):
+        Placement.of(chain_problem(two_devices()), np.zeros(3, dtype=np.int32))  # type: ignore[arg-type]
+
+
 def split_plan() -> Plan:
     # input and a on d0, b on d1: tensor 1 is sent to d1 as item 3
     return Plan(np.array([0, 0, 1]), np.array([1]), np.array([1]), np.array([0, 1, 3, 2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,12 @@ def barred_problem() -> Problem:
     return Problem(
         op_graph([[], [0], [1]]), plain_host(3), Costs(np.ones((3, 3)), "estimated"), Grouping(np.arange(3)), allowed
     )
+
+
+@pytest.mark.parametrize("make", [Problem.estimate, Problem.profile, lambda *given: Problem.grouped(*given, None)])
+def test_a_word_is_no_host(make: Callable[..., Problem]) -> None:
+    with pytest.raises(InvalidValue, match=r"host is '2xK80'.*resolve_host"):
+        make(op_graph([[], [0]]), "2xK80")
 
 
 def test_it_prints_as_one_line() -> None:

@@ -70,3 +70,9 @@ def test_waits_have_a_line_where_there_are_any() -> None:
 def test_a_narrow_terminal_loses_nothing() -> None:
     text = "".join("".join(shown(explained(), width=60)).split())
     assert "onedeviceisasgood" in text.lower()
+
+
+def test_without_copies_there_is_no_table_of_them() -> None:
+    text = "\n".join(shown(replace(explained(), cuts=(), num_transfers=0)))
+    assert "costliest copies" not in text
+    assert "what else it would cost" in text

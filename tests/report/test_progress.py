@@ -84,3 +84,10 @@ def test_stderr_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress() as progress:
         progress.say("hello")
     assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_a_name_between_colons_is_no_emoji() -> None:
+    stream = io.StringIO()
+    with Progress(stream=stream, clock=Clock()) as progress:
+        progress.say("mymodels:llama: 566 ops")
+    assert stream.getvalue() == "mymodels:llama: 566 ops\n"

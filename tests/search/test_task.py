@@ -130,6 +130,11 @@ def place_everything_on_one(task: Task, device: int = 0) -> Learned:
     return Learned()
 
 
+def test_a_seed_is_not_negative() -> None:
+    with pytest.raises(InvalidValue, match="seed is -1"):
+        find(PROBLEM, "anneal", Simulator(PROBLEM), Budget(evaluations=4), seed=-1)
+
+
 def test_a_registered_method_is_found_like_any_other() -> None:
     register_method(Method("all-on-one", place_everything_on_one, "baseline", "a test"))
     try:

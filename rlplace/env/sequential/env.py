@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlplace.env.actions import check_actions
 from rlplace.env.measurers import NUM_GROUPS, SharedMeasurer, find_measurer
 from rlplace.env.placement_env import Observation, PlacementEnv
-from rlplace.env.rewards import Reward
+from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.sequential.batch import SequentialBatch
 from rlplace.env.sequential.observation import batch_observation, flat_features, last_observation, observation_space
 from rlplace.env.sequential.potential import Shaping
@@ -122,7 +122,8 @@ class SequentialEnv(PlacementEnv[np.int64]):
         """Places a group; the last one's placement is measured, and ends the episode.
 
         Raises:
-            InvalidValue: the action is no integer of the space, or the episode is over.
+            InvalidValue: the action is no integer of the space, the episode is over, or a reward of the user's is not
+                finite.
         """
         if self._is_over:
             raise InvalidValue("step", "after the end", "reset first", where="SequentialEnv")
@@ -142,7 +143,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         self, step_time_s: NDArray[np.float64], status: str, placement: NDArray[np.int32]
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self._is_over = True
-        reward = self._shaping.finish(self.scorer.reward(step_time_s))
+        reward = self._shaping.finish(rewards_of(self.scorer.reward, step_time_s))
         info = self._ended(float(step_time_s[0]), status, placement)
         return self._observe(), float(reward[0]), True, False, info
 

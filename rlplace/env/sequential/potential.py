@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.env.rewards import Reward
+from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.sequential.batch import SequentialBatch
 from rlplace.errors import UnknownName
 
@@ -49,7 +49,7 @@ class Shaping:
         if self._name == "none":
             return np.zeros_like(self._before)
         seconds = batch.bound_s if self._name == "bound" else np.maximum(batch.partial_s, batch.least_s)
-        return self._move(self._reward(np.maximum(seconds, LEAST_S)))
+        return self._move(rewards_of(self._reward, np.maximum(seconds, LEAST_S)))
 
     def finish(self, reward: NDArray[np.float64]) -> NDArray[np.float64]:
         """(B,) rewards of the last step, where `reward` (B,) is what the placements are worth."""

@@ -23,6 +23,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.report.format import format_bytes
 
 LEARN_MODULES = "`rlplace train --granularity module` searches placements that a device map can say"
 
@@ -138,14 +139,11 @@ def _held(memory: DeviceMemory) -> str:
         "optimizer": memory.optimizer_bytes,
         "activations": memory.activation_bytes,
         "cache": memory.cache_bytes,
+        "context": memory.context_bytes,
     }
-    shown = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
-    peak = f"peak {_gib(memory.peak_bytes)} of {_gib(memory.capacity_bytes)}"
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    peak = f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)}"
     return f"{memory.device} ({_called(memory.place)}): {peak}: {shown}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _warnings(
@@ -156,8 +154,8 @@ def _warnings(
         found.append(f"warning: whole modules do not fit: {modules.why}; {LEARN_MODULES}")
     else:
         found += [
-            f"warning: {each.device} is {_gib(each.peak_bytes - each.capacity_bytes)} short where gradients stay until "
-            "the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less on it"
+            f"warning: {each.device} is {format_bytes(each.peak_bytes - each.capacity_bytes)} short where gradients "
+            "stay until the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less on it"
             for each in memory
             if not each.fits
         ]

@@ -98,9 +98,10 @@ def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
         return default
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         raise InvalidValue(key, described(value), "a number")
-    if not 0 <= value < 1e300:
+    number = value if isinstance(value, int) else float(value)  # a float32 overflows where it meets 1e300
+    if not 0 <= number < 1e300:
         raise InvalidValue(key, described(value), "a finite number >= 0")
-    return float(value)
+    return float(number)
 
 
 def read_count(row: Mapping[str, Any], field: str, default: int = 0) -> int:

@@ -81,8 +81,9 @@ def _near_bound(explanation: Explanation) -> str:
 
 
 def _data_parallel(explanation: Explanation) -> str:
-    split_s = _step_s(explanation, DATA_PARALLEL)
-    if split_s is None or explanation.num_micro_batches > 1 or split_s > FASTER * explanation.step_time_s:
+    split_s, eager_s = _step_s(explanation, DATA_PARALLEL), _step_s(explanation, EAGER)
+    now_s = explanation.step_time_s if eager_s is None else min(explanation.step_time_s, eager_s)
+    if split_s is None or explanation.num_micro_batches > 1 or split_s > FASTER * now_s:
         return ""
     return (
         f"Cut the batch (`--micro-batches auto`): data parallelism is estimated at {_ms(split_s)} a step, this "
@@ -143,11 +144,11 @@ def _keep(explanation: Explanation) -> str:
 
 
 RULES: dict[str, Callable[[Explanation], str]] = {
+    "data-parallel": _data_parallel,
     "use-eager": _use_eager,
     "one-device": _one_device,
     "memory": _memory,
     "near-bound": _near_bound,
-    "data-parallel": _data_parallel,
     "transfers": _transfers,
     "waits": _waits,
     "chain": _chain,

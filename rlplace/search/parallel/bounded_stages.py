@@ -34,7 +34,7 @@ class BoundedPipeline:
         chosen: indices of the places where the stages but the first begin, ascending.
         devices: of each stage.
         schedule: the order of micro-batches.
-        step_s: simulated step time.
+        step_s: simulated step time, or what handing on takes at least, if that is more.
         work_s: seconds of each stage on its device, all micro-batches together.
     """
 
@@ -118,7 +118,9 @@ class _Trials:
             limit = most_under_way(layout, count)
             times["1f1b"] = self._simulator.retime(one_f_one_b(problem, step, layout, placed, limit)).step_time_s
         best = min(times, key=lambda name: times[name])
-        return BoundedPipeline(chosen, line, best, times[best], _work_s(problem, layout.role_stage[step.role], line))
+        op_stage = layout.role_stage[step.role]
+        least_s = _least_s(problem, op_stage, line)
+        return BoundedPipeline(chosen, line, best, max(times[best], least_s), _work_s(problem, op_stage, line))
 
     def refined(self, one: BoundedPipeline) -> BoundedPipeline:
         """A pipeline with stages that begin elsewhere: one at a time is moved, ever less far, while it gets faster."""
@@ -172,9 +174,25 @@ def _stagings(
 
 def _work_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> tuple[float, ...]:
     """Seconds of each stage on its device."""
+    return tuple(np.bincount(stage, weights=_own_s(problem, stage, devices), minlength=len(devices)).tolist())
+
+
+def _least_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> float:
+    """Seconds that no order of micro-batches goes below, as a stage begins with what the one before it hands on.
+
+    The simulator lets a branch that nothing of an earlier stage feeds begin at once. Here the first micro-batch gets to
+    a stage through all before it, and the last one goes back through them: K times a stage, once each earlier one.
+    """
+    own_s = np.where(problem.graph.micro_batch >= 0, _own_s(problem, stage, devices), 0.0)
+    all_s = np.bincount(stage, weights=own_s, minlength=len(devices))
+    each_s = all_s / problem.graph.num_micro_batches
+    return float((all_s + np.cumsum(each_s) - each_s).max())
+
+
+def _own_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> NDArray[np.float64]:
+    """(N,) seconds of each op on the device of its stage."""
     time_s = np.where(problem.graph.is_source[:, None], 0.0, problem.costs.op_time_s)
-    own_s = time_s[np.arange(len(stage)), np.array(devices)[stage]]
-    return tuple(np.bincount(stage, weights=own_s, minlength=len(devices)).tolist())
+    return np.asarray(time_s[np.arange(len(stage)), np.array(devices)[stage]], dtype=np.float64)
 
 
 def _check_places(places: NDArray[np.integer], num_positions: int) -> None:

@@ -18,6 +18,7 @@ from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import save_placement
+from rlplace.report.format import format_bytes
 from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import capture_workload, describe_problem
 from rlplace.workloads import build, without_memory
@@ -91,9 +92,10 @@ def test_single_ops_that_are_elsewhere_come_to_their_module(tmp_path: Path, prob
     assert told["projection"]["ratio"] == pytest.approx(ratio)
 
 
-def test_memory_is_told_part_by_part(tmp_path: Path, problem: Problem) -> None:
+def test_memory_is_told_part_by_part(tmp_path: Path, problem: Problem, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path / "run", problem, second_block_apart(problem))
     told = export_run(run.root, workload=None, is_check=False, format="device_map", cache_tokens=100)
+    assert f"context {format_bytes(told['memory'][1]['context_bytes'])}" in capsys.readouterr().err
     graph = problem.graph
     first, second = told["memory"]
     assert first["parameter_bytes"] + second["parameter_bytes"] == graph.output_bytes[graph.is_resident].sum()

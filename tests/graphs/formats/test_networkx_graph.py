@@ -128,6 +128,13 @@ def test_a_wrong_attribute_is_named_with_its_node(change: dict[str, Any], words:
         OpGraph.from_networkx(graph)
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int32])
+def test_numbers_of_numpy_are_numbers(kind: type) -> None:
+    graph = nx.DiGraph()
+    graph.add_node(0, flops=kind(3), output_bytes=kind(4))
+    assert OpGraph.from_networkx(graph).flops.tolist() == [3.0]
+
+
 def test_what_is_no_dag_is_refused() -> None:
     with pytest.raises(InvalidValue, match="a cycle"):
         OpGraph.from_networkx(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a")]))

@@ -71,6 +71,11 @@ def beside(*others: Alternative) -> Explanation:
 
 
 CASES = {
+    "data-parallel": (
+        beside(Alternative(DATA_PARALLEL, 0.6, "estimated")),
+        "Cut the batch (`--micro-batches auto`): data parallelism is estimated at 600 ms a step, this placement takes "
+        "1,000 ms.",
+    ),
     "use-eager": (
         beside(Alternative(EAGER, 0.8, "measured"), Alternative(ONE_DEVICE, 0.9, "measured")),
         "Use eager: it is faster (800 ms a step, 1,000 ms as placed).",
@@ -87,11 +92,6 @@ CASES = {
     "near-bound": (
         replace(PLAIN, bound_s=0.962),
         "Keep this placement: it is within 4 % of the bound (total work).",
-    ),
-    "data-parallel": (
-        beside(Alternative(DATA_PARALLEL, 0.6, "estimated")),
-        "Cut the batch (`--micro-batches auto`): data parallelism is estimated at 600 ms a step, this placement takes "
-        "1,000 ms.",
     ),
     "transfers": (
         replace(PLAIN, path=path(0.69, 0.31)),
@@ -134,16 +134,23 @@ def test_every_rule_has_a_case_and_they_are_asked_in_order() -> None:
             Alternative(DATA_PARALLEL, 0.5, "estimated"),
         ),
     )
-    assert advise_on(everything).rule == "use-eager"
-    assert "as fast" in advise_on(everything).sentence
-    without_eager = replace(everything, alternatives=everything.alternatives[1:])
+    assert advise_on(everything).rule == "data-parallel"
+    cut = replace(everything, num_micro_batches=2)
+    assert advise_on(cut).rule == "use-eager"
+    assert "as fast" in advise_on(cut).sentence
+    without_eager = replace(cut, alternatives=cut.alternatives[1:])
     assert advise_on(without_eager).rule == "one-device"
-    alone = replace(everything, alternatives=everything.alternatives[2:])
+    alone = replace(cut, alternatives=cut.alternatives[2:])
     assert advise_on(alone).rule == "memory"
     roomy = replace(alone, devices=PLAIN.devices)
     assert advise_on(roomy).rule == "near-bound"
-    assert advise_on(replace(roomy, bound_s=0.5)).rule == "data-parallel"
-    assert advise_on(replace(roomy, bound_s=0.5, num_micro_batches=2)).rule == "transfers"
+    assert advise_on(replace(roomy, bound_s=0.5)).rule == "transfers"
+
+
+def test_an_even_split_is_compared_with_eager_too() -> None:
+    split, single = Alternative(DATA_PARALLEL, 0.6, "estimated"), Alternative(ONE_DEVICE, 1.0, "measured")
+    assert advise_on(beside(single, split)).rule == "data-parallel"  # as `rlplace advise` has it
+    assert advise_on(beside(single, split, Alternative(EAGER, 0.62, "measured"))).rule == "use-eager"
 
 
 def test_a_gang_that_runs_nothing_makes_no_device_idle() -> None:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from layer_profiles import profile_problem
 from random_problems import plain_host
 
+import rlplace
 from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.search.parallel.bounded_stages import best_pipeline
 from rlplace.search.parallel.step_roles import step_roles
@@ -88,3 +92,29 @@ def test_wrong_places_are_refused(places: list[int], tmp_path: Path) -> None:
     assert step_roles(problem.graph).num_positions == 4
     with pytest.raises(InvalidValue, match=r"pipeline: places is .*expected ascending places of 1\.\.3"):
         best_pipeline(problem, np.array(places, dtype=np.int64))
+
+
+class Branches(torch.nn.Module):
+    """Two branches that nothing but their sum connects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x)
+
+
+def test_a_branch_waits_for_what_its_stage_is_handed() -> None:
+    """Side by side, as the simulator has them, two branches would take half of what a pipeline of them takes."""
+    x, count = torch.randn(4, 4), 2
+    graph = rlplace.capture(Branches(), x, lambda output: output.square().mean(), "sgd", micro_batches=count)
+    costs = Costs(np.repeat((graph.micro_batch >= 0)[:, None], 2, axis=1).astype(float), "estimated")
+    problem = Problem(graph, plain_host(2), costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
+    step = step_roles(graph)
+    begin = step.op_position[[module.startswith("right") for module in graph.modules]].min()
+    found = best_pipeline(problem, np.array([begin]), devices=[0, 1], step=step)
+    assert found is not None
+    counted = (graph.micro_batch >= 0) & ~graph.is_source
+    first_s, second_s = (float(np.sum(counted & ((step.op_position >= begin) == late))) for late in (False, True))
+    assert found.step_s >= first_s / count + second_s
