@@ -6,8 +6,11 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -28,6 +31,9 @@ MODULE_RULE = "device-map"
 """The grouping that `--granularity module` stands for."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_STDOUT: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
+"""Where `print_json` writes while nobody else may."""
 
 Seed = Annotated[
     int,
@@ -200,9 +206,24 @@ def parse_duration(text: str, field: str = "budget") -> float:
 
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout; what is not finite becomes null."""
-    json.dump(finite(data), sys.stdout, allow_nan=False)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    stdout = _STDOUT.get() or sys.stdout
+    json.dump(finite(data), stdout, allow_nan=False)
+    stdout.write("\n")
+    stdout.flush()
+
+
+@contextmanager
+def only_json_on_stdout() -> Iterator[None]:
+    """While active, stdout is for `print_json` alone, and what else is printed goes to stderr.
+
+    A user's module, model or op that prints would otherwise stand before the object, where no program expects it.
+    """
+    token = _STDOUT.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _STDOUT.reset(token)
 
 
 def finite(value: Any) -> Any:

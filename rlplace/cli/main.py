@@ -6,9 +6,12 @@ import _thread
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from threading import Event
+from types import FrameType
 from typing import Any
 
 import tyro
@@ -16,6 +19,7 @@ from tyro.extras import SubcommandApp
 
 from rlplace import __version__
 from rlplace.cli.advise import advise
+from rlplace.cli.arguments import only_json_on_stdout
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
@@ -67,13 +71,21 @@ for name, command in COMMANDS.items():
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of `rlplace ARGV`: 0, 2 for a mistake of the user's, 1 for a failure, 130 for Ctrl-C."""
+    """The exit code of `rlplace ARGV`: 0, 2 for a mistake of the user's, 1 for a failure, 130 and 143 for signals.
+
+    Ctrl-C gives 130, SIGTERM 143.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"rlplace {__version__}")
         return 0
+    terminated = Event()
     try:
-        with _no_interrupt_lost():
+        with (
+            _sigterm_as_ctrl_c(terminated),
+            _no_interrupt_lost(),
+            only_json_on_stdout() if "--json" in arguments else nullcontext(),
+        ):
             app.cli(
                 prog="rlplace",
                 description=DESCRIPTION,
@@ -88,12 +100,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlplace: failed: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("rlplace: interrupted", file=sys.stderr)
-        return 130
+        print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
+        return 143 if terminated.is_set() else 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+@contextmanager
+def _sigterm_as_ctrl_c(told: Event) -> Iterator[None]:
+    """While active, SIGTERM ends a command as Ctrl-C does: batch systems and `timeout` send it to runs worth keeping.
+
+    Args:
+        told: set once it arrived.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # somebody else decides
+        yield
+        return
+    owner = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a fork: it has nothing to keep
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        told.set()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

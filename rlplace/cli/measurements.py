@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 MOST_LETTERS = 40
 """Of a text in the table."""
+MOST_LISTED = 50
+"""Of all measurements, where no limit is given."""
+OPTIONS = {"list": {"limit"}, "export": {"format", "out"}, "prune": {"all", "dry-run"}}
+"""What only one action takes: `prune --limit 3` must not forget everything that a list of three would have shown."""
 
 
 def measurements(
@@ -29,7 +33,7 @@ def measurements(
     status: str = "",
     older_than: str = "",
     newer_than: str = "",
-    most: Annotated[int, tyro.conf.arg(name="limit")] = 50,
+    most: Annotated[int | None, tyro.conf.arg(name="limit")] = None,
     form: Annotated[str | None, tyro.conf.arg(name="format")] = None,
     out: Path | None = None,
     every: Annotated[bool, tyro.conf.arg(name="all")] = False,
@@ -47,7 +51,7 @@ def measurements(
         status: only these: ok, oom, error or timeout
         older_than: only those taken so long ago or longer, such as 12h or 30d
         newer_than: only those taken so long ago or later
-        most: measurements that are listed, the latest
+        most: measurements that are listed, the latest (50 where nothing is said)
         form: of an export: csv, json or parquet; by default as the file's name says, else csv
         out: where an export goes; by default stdout
         every: prune everything, also what was learned about hosts
@@ -61,14 +65,26 @@ def measurements(
     path = store_path(store)
     if path is None:
         raise InvalidValue("store", OFF, "auto, a file or a run folder", where="measurements")
-    if most < 1:
+    if most is not None and most < 1:
         raise InvalidValue("limit", most, "at least 1", where="measurements")
+    _check_options_of(
+        action,
+        {"limit": most, "format": form, "out": out and str(out), "all": every or None, "dry-run": dry_run or None},
+    )
     if action == "list":
-        _list(path, chosen, most, json)
+        _list(path, chosen, MOST_LISTED if most is None else most, json)
     elif action == "export":
         _export(path, chosen, form, out, json)
     else:
         _prune(path, chosen, every, dry_run, json)
+
+
+def _check_options_of(action: str, given: dict[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None and option not in OPTIONS[action]:
+            (owner,) = (other for other, options in OPTIONS.items() if option in options)
+            hint = f"`--{option}` is an option of `{owner}`."
+            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
 
 
 def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:

@@ -107,9 +107,64 @@ sys.exit(cli.main(["hosts"]))
 """
 
 
+def test_what_a_users_module_prints_is_not_before_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "import torch",
+        "def workload():",
+        "    print('loading weights')",
+        "    return torch.nn.Linear(2, 2), torch.ones(1, 2)",
+    )
+    (tmp_path / "chatty_rlplace_model.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["graph", "chatty_rlplace_model:workload", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["schema"] == 1
+    assert "loading weights" in said.err
+    print("after it, stdout is everybody's again")
+    assert "everybody's" in capsys.readouterr().out
+
+
 def test_ctrl_c_where_it_cannot_be_raised_is_not_lost() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rlplace: interrupted\n")
+
+
+TERMINATED = """
+import os, signal, sys, time
+from rlplace.cli import main as cli
+
+def command(**_):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(600)
+    finally:
+        print("kept what there was", flush=True)
+
+cli.app.cli = command
+code = cli.main(["hosts"])
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+sys.exit(code)
+"""
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "kept what there was\n", "rlplace: terminated\n")
+
+
+FORKING = """    if pid := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return
+    try:
+"""
+FORKED = TERMINATED.replace("    try:\n", FORKING)
+
+
+def test_sigterm_ends_a_fork_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout) == (0, "-15\n")
 
 
 def test_a_step_that_does_not_end_in_time_is_a_failure_in_one_line(

@@ -103,6 +103,13 @@ def test_pruning_forgets_what_is_meant(path: Path, capsys: pytest.CaptureFixture
         (["list", "--status", "okay"], "did you mean 'ok'"),
         (["list", "--newer-than", "soon"], "newer-than is 'soon', expected a duration"),
         (["list", "--limit", "0"], "limit is 0"),
+        (
+            ["list", "--out", "rows.csv"],
+            "out is 'rows.csv', expected no such option of `list`. `--out` is an option of",
+        ),
+        (["list", "--all"], "all is True, expected no such option of `list`. `--all` is an option of `prune`"),
+        (["prune", "--all", "--limit", "1"], "limit is 1, expected no such option of `prune`"),
+        (["export", "--dry-run"], "dry-run is True, expected no such option of `export`"),
         (["list", "--store", "off"], "store is 'off', expected auto, a file or a run folder"),
         (["list", "--store", "none.db"], "no such store"),
         (["prune", "--store", "none.db", "--all"], "no such store"),

@@ -223,7 +223,10 @@ class IsolatedRunner:
 
     def _start(self, broken: WorkerProcess | None) -> WorkerProcess:
         """A worker that is ready, in the place of a broken one."""
-        process = WorkerProcess(self._packed)
+        try:
+            process = WorkerProcess(self._packed)
+        except OSError as error:  # no memory for the tensors, too many processes or open files
+            raise CannotIsolate(f"it cannot be started: {error}") from error
         self.num_started += 1
         if broken is not None:
             process.board.carry(broken.board)

@@ -85,6 +85,19 @@ def test_a_step_that_cannot_be_sent_is_measured_here_with_a_warning() -> None:
     runner.close()
 
 
+def test_where_no_process_can_be_started_it_is_measured_here_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    graph = capture(nn.Linear(2, 2), torch.ones(1, 2))
+    problem = Problem.grouped(graph, core_host(1), Costs(np.ones((graph.num_ops, 1)), "profiled"), 2)
+    with pytest.warns(RuntimeWarning, match="no worker can be had: it cannot be started: .*temporarily unavailable"):
+        runner = make_runner(problem, Simulator(problem), reference=None, seed=0, isolated=True)
+    assert isinstance(runner, HostRunner)
+    runner.close()
+
+
 @pytest.mark.parametrize("how", ["script", "-c"])
 def test_a_main_module_needs_no_guard_and_may_define_ops(how: str, tmp_path: Path) -> None:
     """The op of the main module runs in the worker, whose main module is another."""
