@@ -6,8 +6,8 @@ import os
 import sys
 
 SPIN_COUNT = 3000
-"""Some ten microseconds. OpenMP's own 300,000 keep the second thread of a gang on a member's core for about a
-millisecond after each op, in which ops of that core take twice as long; teams of many small ops are as fast with both.
+"""A hundredth of OpenMP's own 300,000, with which the second thread of a gang goes on spinning on a member's core after
+each op and slows what that core runs; with this one eager PyTorch was as fast, within noise (docs/capture-and-run.md).
 """
 
 
