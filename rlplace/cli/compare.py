@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, print_json
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 
 
 def compare(
@@ -142,3 +144,18 @@ def compare(
         print_json(result)
     if result["interrupted"]:
         raise KeyboardInterrupt
+    check_any_ran(result["rows"])
+
+
+def check_any_ran(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Ends a comparison in which methods failed and nothing came to a step time; says what the first one failed of.
+
+    Args:
+        rows: as `--json` prints them.
+
+    Raises:
+        RunnerError: no row is `ok`, and one or more are `error`.
+    """
+    failed = [row for row in rows if row["status"] == "error"]
+    if failed and not any(row["status"] == "ok" for row in rows):
+        raise RunnerError(f"no method came to a placement that runs; {failed[0]['method']}: {failed[0].get('why', '')}")

@@ -22,7 +22,13 @@ from rlplace.search.registry import METHODS as STEP_METHODS
 
 DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""
-STATUSES: dict[str, RowStatus] = {"ok": "ok", "optimal": "ok", "infeasible": "oom", "skipped": "skipped"}
+STATUSES: dict[str, RowStatus] = {
+    "ok": "ok",
+    "optimal": "ok",
+    "infeasible": "oom",
+    "error": "error",
+    "skipped": "skipped",
+}
 
 
 def is_published_file(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import make_reward
-from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import LearnedHost, knowledge_of, load_priors, prior_of
@@ -31,6 +32,7 @@ from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
+from rlplace.search.failure import Failure
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
@@ -243,7 +245,8 @@ def _measured(
             on_best=keeper.of(method),
             options=options,
         )
-        budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
+        if found[method].failure is None:
+            budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
     return found
 
 
@@ -289,7 +292,12 @@ def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
 
 def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
     """What a heuristic places, in a moment."""
-    found = find(problem, name, simulator, Budget(HEURISTIC_EVALUATIONS))
+    try:
+        found = find(problem, name, simulator, Budget(HEURISTIC_EVALUATIONS))
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: one that failed is one row, not the run
+        return Entry(name, None, 0, failure=Failure.of(error))
     if found.devices is None:
         why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
         return Entry(name, None, found.evaluations, why=why)
@@ -299,7 +307,8 @@ def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
 
 def _compile_kernels(problem: Problem, simulator: Simulator) -> None:
     """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
-    find(problem, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
+    with contextlib.suppress(Exception):  # its own row will say so
+        find(problem, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
 
 
 def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:
@@ -325,7 +334,8 @@ def _entry(method: str, found: LoopResult) -> Entry:
     why = ""
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
-    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
+    facts = {"measured": found.num_measured}
+    return Entry(method, found.plan, found.num_scored, facts, why, found.history, found.failure)
 
 
 def _learned_words(result: AgentResult) -> str:
