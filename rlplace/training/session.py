@@ -128,7 +128,15 @@ def _run(
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):
-            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=prepared.to_dict()))
+            text = script(
+                str(spec),
+                default_size=size,
+                seed=config.seed,
+                cut=prepared.to_dict(),
+                host=host_word,
+                is_simulated=host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
