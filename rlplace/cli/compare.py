@@ -56,7 +56,7 @@ def compare(
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
         in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
-        quiet: no progress and no table
+        quiet: no progress; the table stays, but beside `--json`
     """
     spec, asked = check_workload(workload), batch.parse()
     from rlplace.compare.row import OBJECTIVES
@@ -89,6 +89,7 @@ def compare(
             save=save,
             plot=plot,
             is_quiet=quiet,
+            is_table=not (quiet and json),
         )
     elif true is not None or measured is not None:
         from rlplace.compare.true_session import run_true_compare, true_config
@@ -107,6 +108,7 @@ def compare(
             save=save,
             plot=plot,
             is_quiet=quiet,
+            is_table=not (quiet and json),
         )
     else:
         if minimised not in ("latency", "throughput"):
@@ -139,6 +141,7 @@ def compare(
             store=storing.store,
             is_waiting=not storing.no_wait,
             is_quiet=quiet,
+            is_table=not (quiet and json),
         )
     if json:
         print_json(result)

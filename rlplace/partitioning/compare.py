@@ -54,6 +54,7 @@ def run_published(
     save: Path | None,
     plot: Path | None,
     is_quiet: bool,
+    is_table: bool = True,
 ) -> dict[str, Any]:
     """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
 
@@ -92,7 +93,7 @@ def run_published(
                 save_split(save / f"{row.method}-{row.seed}.split.json", record, row.devices)
     if plot is not None:
         draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_quiet=is_quiet)
+    return show(comparison, progress, is_table=is_table)
 
 
 def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:

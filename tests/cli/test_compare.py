@@ -182,3 +182,14 @@ def test_a_method_that_raises_is_a_row_and_exits_with_1_only_where_nothing_runs(
         "rlplace: failed: no method came to a placement that runs; blocks: ZeroDivisionError: no device is left ("
     )
     assert "Traceback" not in output.err
+
+
+def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", TINY, "--host", "4xV100-pcie", "--methods", "single", "--quiet"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "lower bound" in said.err
+    assert "building" not in said.err
+    assert main([*command, "--json"]) == 0
+    assert capsys.readouterr().err == ""

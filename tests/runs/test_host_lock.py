@@ -74,7 +74,12 @@ def test_who_does_not_want_to_wait_is_told_whom_for(
         measuring_alone(core_host(), say=print, is_waiting=False),
     ):
         pass
-    for words in (["train", "nmt", "--run", str(tmp_path / "run")], ["advise", "nmt"]):
+    placed = str(tmp_path / "placement.json")
+    for words in (
+        ["train", "nmt", "--run", str(tmp_path / "run")],
+        ["advise", "nmt"],
+        ["place", "nmt", "--placement", placed],
+    ):
         assert main([*words, "--host", "cores", "--no-wait"]) == 1
         assert f"process {holder.pid} " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
