@@ -55,7 +55,7 @@ def train(
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
         json: print the result as one JSON object on stdout
-        quiet: no progress
+        quiet: no progress; the table stays, but beside `--json`
     """
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     config = TrainConfig(
@@ -85,6 +85,7 @@ def train(
         asked=asked,
         overwrite=overwrite,
         is_quiet=quiet,
+        is_table=not (quiet and json),
         is_waiting=not storing.no_wait,
     )
     if json:

@@ -233,7 +233,8 @@ def _measured(
             on_best=keeper.of(method),
             options=options,
         )
-        budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
+        if found[method].failure is None:
+            budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
     return found
 
 
@@ -260,7 +261,8 @@ def _entry(method: str, found: LoopResult) -> Entry:
     why = ""
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
-    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
+    facts = {"measured": found.num_measured}
+    return Entry(method, found.plan, found.num_scored, facts, why, found.history, found.failure)
 
 
 def _learned_words(result: AgentResult) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -19,6 +21,7 @@ from rlplace.measure.timeline import Timeline
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 from rlplace.search.own_order import OwnOrder
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
@@ -57,6 +60,7 @@ class LoopResult:
         learning: what it told of every update, figures by name.
         tried: simulated and measured step times of every placement that ran, in seconds, in order; in measured ones a
             drift of the machine is taken out by the reference of their race.
+        failure: what the method raised; the rest is then what it had come to. None for all others.
     """
 
     plan: Plan | None
@@ -68,6 +72,7 @@ class LoopResult:
     learned: Saveable | None = None
     learning: tuple[Mapping[str, float], ...] = ()
     tried: tuple[tuple[float, float], ...] = ()
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,8 @@ def search_and_measure(
     """The placement that `method` came up with and that ran fastest on a host of this machine.
 
     A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
-    best simulated placements. Then the best measured ones race against each other.
+    best simulated placements. Then the best measured ones race against each other. What a method that
+    raised had found until then counts.
 
     Args:
         method: a name of `METHODS`.
@@ -121,6 +127,10 @@ def search_and_measure(
         on_best: told each new best measured plan and its step time.
         options: of the method's own.
         clock: seconds that never go back.
+
+    Raises:
+        UserError: the method does not fit the problem.
+        Exception: whatever measuring raised.
     """
     loop = _Loop(method, evaluator, budget, progress, tracker, single_s, on_best, clock)
     search_s = budget.seconds * budget.simulate_share
@@ -133,7 +143,16 @@ def search_and_measure(
         observer=loop,
     )
     loop.watch(task)
-    learned = METHODS[method].run(task, **(options or {}))
+    learned, failure = None, None
+    try:
+        learned = METHODS[method].run(task, **(options or {}))
+    except UserError:
+        raise
+    except Exception as error:
+        if error is loop.raised:  # the host, not the method
+            raise
+        failure = Failure.of(error)
+        progress.say(f"{method} raised {failure.why}: what it found until then counts")
     loop.report()
     while (count := min(BATCH, task.measurements_left)) > 0:
         batch = loop.promising(count)
@@ -151,11 +170,16 @@ def search_and_measure(
         learned,
         tuple(loop.learning),
         loop.tried(),
+        failure,
     )
 
 
 class _Loop:
-    """The measuring half of a search (its task's host and observer), and what it tells people."""
+    """The measuring half of a search (its task's host and observer), and what it tells people.
+
+    Attributes:
+        raised: what measuring, or telling, raised at last; None where neither did.
+    """
 
     def __init__(
         self,
@@ -171,6 +195,7 @@ class _Loop:
         self.candidates = Candidates(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)))
         self.single_s = single_s
         self.learning: list[Mapping[str, float]] = []
+        self.raised: Exception | None = None
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
@@ -205,12 +230,14 @@ class _Loop:
         """Keeps the best for measuring."""
         self.candidates.note(placements, step_s)
         if self._clock() >= self._shown_s + SHOW_EVERY_S:  # a search scores thousands a second
-            self.report()
+            with self._noting():
+                self.report()
 
     def learned(self, figures: Mapping[str, float]) -> None:
         """Keeps the learner's figures, and passes them on."""
         self.learning.append(figures)
-        self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+        with self._noting():
+            self._tracker.log({f"train/{name}": value for name, value in figures.items()})
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best simulated placements that were never run."""
@@ -223,11 +250,13 @@ class _Loop:
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """Races `plans` on the host, but for those that were raced before."""
-        return self._race(plans, ROUND, is_recalled=True)
+        with self._noting():
+            return self._race(plans, ROUND, is_recalled=True)
 
     def trace(self, plan: Plan) -> Timeline:
         """A typical step of `plan`, op by op."""
-        return self._evaluator.timeline(plan)
+        with self._noting():
+            return self._evaluator.timeline(plan)
 
     def decide(self) -> Plan | None:
         """The best of the best measured placements, raced against each other while there is time."""
@@ -287,6 +316,15 @@ class _Loop:
             self._tracker.log_best_so_far(self._method, self._now(), self.single_s)
         self.report()
         return measurements
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Keeps what is raised meanwhile: it is no fault of the method that asked."""
+        try:
+            yield
+        except Exception as error:
+            self.raised = error
+            raise
 
     def _now(self) -> BestSoFar:
         best_s = self._best_ratio * self.single_s

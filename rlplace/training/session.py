@@ -44,9 +44,10 @@ def run_training(
     asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
-    """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
+    """Trains on a workload, leaves a run folder, prints the table (`is_table`); returns what `--json` prints.
 
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
@@ -67,7 +68,7 @@ def run_training(
         check_store(config.store)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
-        return _run(spec, host, config, folder, progress, host_word, gangs, asked, overwrite, is_quiet)
+        return _run(spec, host, config, folder, progress, host_word, gangs, asked, overwrite, is_table)
 
 
 def _run(
@@ -80,7 +81,7 @@ def _run(
     gangs: bool,
     asked: CutOptions,
     overwrite: bool,
-    is_quiet: bool,
+    is_table: bool,
 ) -> dict[str, Any]:
     """As `run_training`, where nobody else measures."""
     from rlplace.runs.tracking import make_tracker
@@ -129,7 +130,15 @@ def _run(
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):
-            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=prepared.to_dict()))
+            text = script(
+                str(spec),
+                default_size=size,
+                seed=config.seed,
+                cut=prepared.to_dict(),
+                host=host_word,
+                is_simulated=host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
@@ -140,7 +149,8 @@ def _run(
         progress.say(afterwards(taken, expected))
         report = _report(run, progress)
         progress.close()
-        _show(result, folder, report, is_quiet=is_quiet)
+        if is_table:
+            _show(result, folder, report)
         return result.table.to_dict() | told
     except KeyboardInterrupt:
         if run.has("placement.json"):
@@ -196,13 +206,11 @@ def _report(run: RunFolder, progress: Progress) -> Path | None:
         return None
 
 
-def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
+def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
 
-    if is_quiet:
-        return
     console = Console(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
     console.print(

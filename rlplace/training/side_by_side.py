@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import UserError
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here, usable_cores
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
+from rlplace.search.failure import Failure
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
 from rlplace.training.search_loop import LoopResult
@@ -38,7 +40,8 @@ def search_side_by_side(
 
     One core that tries one move after the other gets further than two that try several at once, of which most are
     wasted; and whatever disturbs the machine disturbs all methods alike. So each has a thread and a simulator of its
-    own. Ctrl-C ends all of them, and what is best by then is told first.
+    own. Ctrl-C ends all of them, and what is best by then is told first. One that raises is no matter to the others:
+    what it had found by then is its result.
 
     Args:
         methods: names of `METHODS`, each with its options.
@@ -49,6 +52,9 @@ def search_side_by_side(
         tracker: told what is learned, and the best of each method so far.
         single_s: step time on the best single device.
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
+
+    Raises:
+        UserError: a method does not fit the problem.
     """
     threads = max(len(usable_cores()) // len(methods), 1)
     figures = {name: _Figures(tracker) for name in methods}
@@ -61,10 +67,17 @@ def search_side_by_side(
 
     planner = Simulator(problem, threads=1)
     num_told = dict.fromkeys(methods, 0)
+    failures: dict[str, Failure] = {}
 
     def run(name: str) -> Saveable | None:
-        with one_thread_here():
-            return METHODS[name].run(tasks[name], **methods[name])
+        try:
+            with one_thread_here():
+                return METHODS[name].run(tasks[name], **methods[name])
+        except UserError:
+            raise
+        except Exception as error:
+            failures[name] = Failure.of(error)
+            return None
 
     def tell() -> None:
         progress.update(
@@ -94,8 +107,10 @@ def search_side_by_side(
             leader = min(tasks, key=lambda name: tasks[name].best_s)
             if (plan := _plan(planner, tasks[leader])) is not None:
                 on_best(leader, plan, tasks[leader].best_s)
+    for name, failure in failures.items():
+        progress.say(f"{name} raised {failure.why}: what it found until then counts")
     return {
-        name: _result(planner, task, single_s, futures[name].result(), figures[name].learning)
+        name: _result(planner, task, single_s, futures[name].result(), figures[name].learning, failures.get(name))
         for name, task in tasks.items()
     }
 
@@ -106,6 +121,7 @@ def _result(
     single_s: float,
     learned: Saveable | None,
     learning: Sequence[Mapping[str, float]],
+    failure: Failure | None,
 ) -> LoopResult:
     return LoopResult(
         _plan(planner, task),
@@ -116,6 +132,7 @@ def _result(
         single_s,
         learned,
         tuple(learning),
+        failure=failure,
     )
 
 
