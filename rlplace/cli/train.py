@@ -75,10 +75,11 @@ def train(
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
         json: print the result as one JSON object on stdout
-        quiet: no progress
+        quiet: no progress; the table stays, but beside `--json`
     """
     if resume is not None:
-        result = _resumed(resume, workload, budget, in_process, quiet, is_waiting=not storing.no_wait)
+        is_table, is_waiting = not (quiet and json), not storing.no_wait
+        result = _resumed(resume, workload, budget, in_process, quiet, is_table=is_table, is_waiting=is_waiting)
         if json:
             print_json(result)
         return
@@ -116,6 +117,7 @@ def train(
         asked=asked,
         overwrite=overwrite,
         is_quiet=quiet,
+        is_table=not (quiet and json),
         is_waiting=not storing.no_wait,
     )
     if json:
@@ -123,7 +125,14 @@ def train(
 
 
 def _resumed(
-    folder: Path, workload: str | None, budget: float, in_process: bool, quiet: bool, *, is_waiting: bool
+    folder: Path,
+    workload: str | None,
+    budget: float,
+    in_process: bool,
+    quiet: bool,
+    *,
+    is_table: bool,
+    is_waiting: bool,
 ) -> dict[str, Any]:
     given = given_options()
     for option in sorted(given - set(BESIDE_RESUME)):
@@ -138,5 +147,6 @@ def _resumed(
         budget_s=budget if "budget" in given else None,
         isolated=False if in_process else None,
         is_quiet=quiet,
+        is_table=is_table,
         is_waiting=is_waiting,
     )

@@ -237,7 +237,8 @@ def _entry(method: str, found: LoopResult) -> Entry:
     why = ""
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
-    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
+    facts = {"measured": found.num_measured}
+    return Entry(method, found.plan, found.num_scored, facts, why, found.history, found.failure)
 
 
 def _known_words(num_runs: int) -> str:

@@ -56,9 +56,10 @@ def run_training(
     asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
-    """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
+    """Trains on a workload, leaves a run folder, prints the table (`is_table`); returns what `--json` prints.
 
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
@@ -80,7 +81,7 @@ def run_training(
         run = RunFolder.create(folder, overwrite=overwrite)
         with _going_on(run, spec, progress):
             run.write_json("config.json", request.to_dict())
-            return _run(request, steps, run, progress, is_quiet=is_quiet, is_resumed=False)
+            return _run(request, steps, run, progress, is_table=is_table, is_resumed=False)
 
 
 @one_thread_here()
@@ -91,6 +92,7 @@ def resume_training(
     budget_s: float | None = None,
     isolated: bool | None = None,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
     """Goes on with the run in a folder from what it has measured and learned; returns what `--json` prints.
@@ -103,7 +105,8 @@ def resume_training(
         workload: the workload again, where it is a user's function: code is imported only if the user names it.
         budget_s: seconds of search in all, more than the run was given; None leaves it at that.
         isolated: whether placements are measured in a worker process; None: as the run was started.
-        is_quiet: show nothing.
+        is_quiet: show no progress.
+        is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
 
     Raises:
@@ -134,7 +137,7 @@ def resume_training(
                     run.write_json("config.json", request.to_dict())
                     if is_finished(run):
                         mark_finished(run, is_finished=False)
-                return _run(request, steps, run, progress, is_quiet=is_quiet, is_resumed=True)
+                return _run(request, steps, run, progress, is_table=is_table, is_resumed=True)
     finally:
         run.close()
 
@@ -185,7 +188,7 @@ def _going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterato
 
 
 def _run(
-    request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_quiet: bool, is_resumed: bool
+    request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_table: bool, is_resumed: bool
 ) -> dict[str, Any]:
     """As `run_training`, where nobody else measures, in a folder that is this process's."""
     from rlplace.runs.tracking import make_tracker
@@ -215,8 +218,15 @@ def _run(
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):
-            size, cut = default_size(host), prepared.to_dict()
-            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=cut))
+            text = script(
+                str(spec),
+                default_size=default_size(host),
+                seed=config.seed,
+                cut=prepared.to_dict(),
+                host=request.host_word,
+                is_simulated=host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
@@ -228,7 +238,8 @@ def _run(
         report = _report(run, progress)
         mark_finished(run)
         progress.close()
-        _show(result, run.root, report, is_quiet=is_quiet)
+        if is_table:
+            _show(result, run.root, report)
         return result.table.to_dict() | told
     finally:
         progress.close()
@@ -293,13 +304,11 @@ def _report(run: RunFolder, progress: Progress) -> Path | None:
         return None
 
 
-def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
+def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
 
-    if is_quiet:
-        return
     console = Console(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
     console.print(
