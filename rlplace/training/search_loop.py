@@ -222,7 +222,7 @@ class _Loop:
             self._journal.keep(done)
 
     def _state(self) -> MethodState:
-        task = self._task
+        task, (devices, simulated_s) = self._task, self.candidates.fresh()
         return MethodState(
             self._budget_s,
             self.elapsed_s,
@@ -235,7 +235,7 @@ class _Loop:
             tuple(self._races),
             self._plan,
             None if task is None else task.best_devices,
-            Unmeasured(*self.candidates.fresh()),
+            Unmeasured(devices, simulated_s) if len(devices) else None,
             self._is_searched,
             failure=self._failure,
         )

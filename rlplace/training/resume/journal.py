@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from rlplace.training.resume.kept import (
     LARGEST_BYTES,
     KeptOutcome,
     KeptProgress,
+    KeptRace,
     KeptRow,
     KeptTable,
     decode,
@@ -91,15 +92,15 @@ class Journal:
         self._write()
 
     @property
-    def calibration(self) -> Mapping[str, Measurement] | None:
-        """What was measured to calibrate, by fingerprint of the plan; None where it was not."""
+    def calibration(self) -> Sequence[tuple[str, Measurement]]:
+        """What was measured to calibrate, in order, with the fingerprint of each plan; nothing where it was not."""
         kept = self._kept.calibration
-        return None if kept is None else {name: outcome.measurement for name, outcome in kept.items()}
+        return () if kept is None else [(name, one.measurement) for name, one in zip(kept.plans, kept.outcomes)]
 
     def keep_calibration(self, known: Known) -> None:
         """Keeps what was measured to calibrate."""
-        outcomes = zip(known.plans, known.outcomes, strict=True)
-        kept = {plan.fingerprint: KeptOutcome.of(outcome) for plan, outcome in outcomes}
+        plans = tuple(plan.fingerprint for plan in known.plans)
+        kept = KeptRace(plans, tuple(KeptOutcome.of(outcome) for outcome in known.outcomes))
         self._kept = dataclasses.replace(self._kept, calibration=kept)
         self._write()
 

@@ -147,8 +147,8 @@ class KeptProgress:
     is_finished: bool = False
     known_hosts: tuple[LearnedHost, ...] | None = None
     """What earlier searches had learned about the host when the run began; None where it has not come so far."""
-    calibration: dict[str, KeptOutcome] | None = None
-    """What was measured to calibrate the simulator, by fingerprint of the plan."""
+    calibration: KeptRace | None = None
+    """What was measured to calibrate the simulator."""
     methods: dict[str, KeptMethod] = field(default_factory=dict)
     table: KeptTable | None = None
 
