@@ -186,6 +186,8 @@ def _train(
                     log.keep_learned(problem.graph.fingerprint, LearnedHost.of(result_of.learned.posterior))
         if evaluator.num_recalled:
             progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
+        if evaluator.num_repeated:
+            progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
         progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
         table = _table(problem, evaluator, entries, config)
         if not table.best:
