@@ -1,0 +1,129 @@
+"""What a run measured or learned of its host, carried over to another: costs, link figures, factors."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.costs import Costs, CostSource
+from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of
+from rlplace.measure.host_model.knowledge import Kind, KnownFactor
+from rlplace.measure.hosts.host import Host, Link
+from rlplace.training.elastic.devices import DeviceMatch
+from rlplace.training.elastic.op_types import op_type_factors
+
+
+@dataclass(frozen=True, eq=False)
+class CarriedCosts:
+    """Costs on a new host.
+
+    Attributes:
+        costs: (N, D).
+        known: kinds of devices whose op times are those of the run.
+        estimated: kinds whose op times come from data sheets, scaled by what the run says of op types.
+    """
+
+    costs: Costs
+    known: tuple[str, ...] = ()
+    estimated: tuple[str, ...] = ()
+
+
+def carried_costs(graph: OpGraph, old: Host, costs: Costs, new: Host) -> CarriedCosts | None:
+    """The costs of a graph on a new host; None where they have to be profiled there.
+
+    Measured op times of a kind of devices hold for every device of that kind. Other kinds are estimated, each op type
+    scaled by what it took on the old devices over what is estimated there. On a host of this machine, where everything
+    can be measured, they are not: then all costs are to be profiled. Estimates are made anew, and times that a graph
+    file gives hold everywhere.
+
+    Args:
+        graph: the step.
+        old: the host of the run.
+        costs: (N, D) of the run.
+        new: where it is to go.
+
+    Raises:
+        InvalidValue: a simulated device without the figures that an estimate needs.
+    """
+    kinds = tuple(dict.fromkeys(device.kind for device in new.devices))
+    if costs.source == "given":
+        return CarriedCosts(Costs.given(costs.op_time_s[:, 0], new), known=kinds)
+    if costs.source == "estimated":
+        return CarriedCosts(estimate_costs(graph, new), estimated=kinds) if new.is_simulated else None
+    by_kind = {device.kind: costs.op_time_s[:, place] for place, device in enumerate(old.devices)}
+    unknown = tuple(kind for kind in kinds if kind not in by_kind)
+    if unknown and not new.is_simulated:
+        return None
+    if unknown:
+        factors = op_type_factors(graph, list(by_kind.values()))
+        by_kind |= {kind: _estimated_s(graph, kind, new) * factors for kind in unknown}
+    source: CostSource = "estimated" if unknown else "profiled"
+    seconds = np.stack([by_kind[device.kind] for device in new.devices], axis=1)
+    return CarriedCosts(Costs(seconds, source), tuple(kind for kind in kinds if kind not in unknown), unknown)
+
+
+def carried_host(match: DeviceMatch) -> Host:
+    """The new host, with the link figures that were measured on the old one where both are of a machine.
+
+    A simulated host keeps the figures that it was given.
+    """
+    if match.old.is_simulated or match.new.is_simulated:
+        return match.new
+    before = {link.name: link for link in match.old.links}
+    links = tuple(_like(link, [before[name] for name in match.links[link.name]]) for link in match.new.links)
+    return dataclasses.replace(match.new, links=links)
+
+
+def carried_knowledge(learned: LearnedHost | None, source: CostSource, match: DeviceMatch) -> HostKnowledge | None:
+    """What a run learned of its host, by the names of the new one; None where that is nothing.
+
+    Op types of a kind of devices and figures of the whole host keep their factors, a device has those of the one that
+    it stands for, and a link the mean of those that tell what it is like.
+
+    Args:
+        learned: what the run kept.
+        source: of the costs on the new host: what was learned on measured costs says nothing of estimates.
+        match: of the two hosts.
+    """
+    found = None if learned is None else knowledge_of([learned], source)
+    if found is None:
+        return None
+    factors: dict[tuple[Kind, str], KnownFactor] = {}
+    for (kind, name), factor in found.factors.items():
+        if kind == "device":
+            if name in match.renamed:
+                factors[kind, match.renamed[name]] = factor
+        elif kind not in ("bandwidth", "latency"):
+            factors[kind, name] = factor
+    links: tuple[Kind, Kind] = ("bandwidth", "latency")
+    for kind in links:
+        for new, old in match.links.items():
+            alike = [found.factors[kind, name] for name in old if (kind, name) in found.factors]
+            if alike:
+                factors[kind, new] = _mean(alike)
+    return HostKnowledge(factors, found.num_runs) if factors else None
+
+
+def _mean(factors: list[KnownFactor]) -> KnownFactor:
+    mean = float(np.mean([factor.mean for factor in factors]))
+    return KnownFactor(mean, float(np.mean([factor.variance for factor in factors])), factors[0].is_absolute)
+
+
+def _like(link: Link, others: list[Link]) -> Link:
+    if not others:
+        return link
+    bandwidth = float(np.median([other.bandwidth_bytes_per_s for other in others]))
+    return Link(link.name, bandwidth, float(np.median([other.latency_s for other in others])))
+
+
+def _estimated_s(graph: OpGraph, kind: str, host: Host) -> NDArray[np.float64]:
+    """(N,) seconds on a device of a kind, from its data sheet."""
+    device = next(device for device in host.devices if device.kind == kind)
+    alone = Host(host.name, (dataclasses.replace(device, members=()),))
+    seconds: NDArray[np.float64] = estimate_costs(graph, alone).op_time_s[:, 0]
+    return seconds
