@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import UserError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
@@ -27,6 +28,7 @@ from rlplace.search.registry import SearchResult
 from rlplace.search.task import Budget, Task
 from rlplace.training.elastic.devices import DeviceMatch, match_devices
 from rlplace.training.elastic.figures import CarriedCosts, carried_costs, carried_host, carried_knowledge
+from rlplace.training.elastic.fitted import fitted_host
 from rlplace.training.elastic.known import KnownRun
 from rlplace.training.elastic.starts import carried_placement
 from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY
@@ -74,9 +76,7 @@ class Replaced:
         known = self.known
         if known.placement is None:
             return float("nan")
-        graph = self.problem.graph
-        whole = Grouping(np.zeros(graph.num_ops, dtype=np.int32))
-        problem = Problem(graph, known.host, known.costs, whole, op_order=known.op_order)
+        graph, problem = self.problem.graph, _problem_of(known, self.problem.graph)
         same = match_devices(known.host, known.host)
         knowledge = carried_knowledge(known.learned, known.costs.source, same)
         plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.folder))
@@ -107,6 +107,7 @@ def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints 
     constraints = _constraints(known, host) if constraints is None else constraints
     say(f"capturing the step of {known.spec} again")
     graph = step_of(known, host)
+    known = _with_learned(known, graph, say)
     carried = carried_costs(graph, known.host, known.costs, host)
     if carried is None:
         say(f"{known.folder} knows no op times for {host.name}: profiling there")
@@ -179,6 +180,23 @@ def step_of(known: KnownRun, host: Host) -> OpGraph:
         graph = capture_workload(workload, known.count, known.asked)
     known.require_graph(graph)
     return dataclasses.replace(graph, name=str(known.spec))
+
+
+def _problem_of(known: KnownRun, graph: OpGraph) -> Problem:
+    """The run's problem, all ops in one group: where nothing is searched, groups do not matter."""
+    whole = Grouping(np.zeros(graph.num_ops, dtype=np.int32))
+    return Problem(graph, known.host, known.costs, whole, op_order=known.op_order)
+
+
+def _with_learned(known: KnownRun, graph: OpGraph, say: Say) -> KnownRun:
+    """The run with what its measured steps say of its host, where it stopped before it had said so."""
+    if known.learned is not None or known.host.is_simulated:
+        return known
+    try:
+        return dataclasses.replace(known, learned=fitted_host(known.folder, _problem_of(known, graph)))
+    except UserError as error:
+        say(f"warning: what was measured does not count: {error}")
+        return known
 
 
 def _believed(problem: Problem, known: KnownRun, knowledge: HostKnowledge | None) -> Problem:
