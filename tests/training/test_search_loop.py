@@ -19,7 +19,8 @@ from rlplace.runs.tracking import NoTracker
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task
-from rlplace.training.search_loop import FINAL, ROUND, LoopBudget, LoopResult, search_and_measure
+from rlplace.training.loop import LoopBudget, LoopResult
+from rlplace.training.search_loop import FINAL, ROUND, search_and_measure
 
 PROBLEM = chain_problem(4)
 

@@ -14,9 +14,9 @@ from rlplace.report.progress import make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
-from rlplace.search.task import Task
+from rlplace.search.task import Budget, Task
 from rlplace.training import side_by_side
-from rlplace.training.search_loop import LoopResult
+from rlplace.training.loop import LoopResult
 
 PROBLEM = chain_problem(4)
 LONG_S = 600.0
@@ -70,7 +70,7 @@ def run(
     return side_by_side.search_side_by_side(
         methods,
         PROBLEM,
-        LONG_S,
+        Budget(seconds=LONG_S),
         seed=0,
         progress=make_progress(is_quiet=True),
         tracker=tracker or NoTracker(),
