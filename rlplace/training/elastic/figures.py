@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs, CostSource
 from rlplace.measure.costs.estimate import estimate_costs
-from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of
-from rlplace.measure.host_model.knowledge import Kind, KnownFactor
+from rlplace.measure.host_model.learned_host import LearnedFactor, LearnedHost
+from rlplace.measure.host_model.priors import SECTIONS
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.training.elastic.devices import DeviceMatch
 from rlplace.training.elastic.op_types import op_type_factors
@@ -79,7 +79,7 @@ def carried_host(match: DeviceMatch) -> Host:
     return dataclasses.replace(match.new, links=links)
 
 
-def carried_knowledge(learned: LearnedHost | None, source: CostSource, match: DeviceMatch) -> HostKnowledge | None:
+def carried_learned(learned: LearnedHost | None, source: CostSource, match: DeviceMatch) -> LearnedHost | None:
     """What a run learned of its host, by the names of the new one; None where that is nothing.
 
     Op types of a kind of devices and figures of the whole host keep their factors, a device has those of the one that
@@ -90,28 +90,35 @@ def carried_knowledge(learned: LearnedHost | None, source: CostSource, match: De
         source: of the costs on the new host: what was learned on measured costs says nothing of estimates.
         match: of the two hosts.
     """
-    found = None if learned is None else knowledge_of([learned], source)
-    if found is None:
+    if learned is None or SECTIONS[learned.cost_source] != SECTIONS[source]:
         return None
-    factors: dict[tuple[Kind, str], KnownFactor] = {}
-    for (kind, name), factor in found.factors.items():
-        if kind == "device":
-            if name in match.renamed:
-                factors[kind, match.renamed[name]] = factor
-        elif kind not in ("bandwidth", "latency"):
-            factors[kind, name] = factor
-    links: tuple[Kind, Kind] = ("bandwidth", "latency")
-    for kind in links:
+    factors: list[LearnedFactor] = []
+    links: dict[tuple[str, str], LearnedFactor] = {}
+    for factor in learned.factors:
+        if factor.kind in ("bandwidth", "latency"):
+            links[factor.kind, factor.name] = factor
+        elif factor.kind != "device":
+            factors.append(factor)
+        elif factor.name in match.renamed:
+            factors.append(dataclasses.replace(factor, name=match.renamed[factor.name]))
+    for kind in ("bandwidth", "latency"):
         for new, old in match.links.items():
-            alike = [found.factors[kind, name] for name in old if (kind, name) in found.factors]
+            alike = [links[kind, name] for name in old if (kind, name) in links]
             if alike:
-                factors[kind, new] = _mean(alike)
-    return HostKnowledge(factors, found.num_runs) if factors else None
+                factors.append(_mean(alike, new))
+    host = match.new
+    return LearnedHost(host.name, host.fingerprint, source, learned.prior, tuple(factors), ()) if factors else None
 
 
-def _mean(factors: list[KnownFactor]) -> KnownFactor:
-    mean = float(np.mean([factor.mean for factor in factors]))
-    return KnownFactor(mean, float(np.mean([factor.variance for factor in factors])), factors[0].is_absolute)
+def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
+    """What several links tell of one like them: they are not independent, so it is known no better than each."""
+    return dataclasses.replace(
+        factors[0],
+        name=name,
+        log_mean=float(np.mean([factor.log_mean for factor in factors])),
+        log_deviation=float(np.mean([factor.log_deviation for factor in factors])),
+        prior_mean=float(np.mean([factor.prior_mean for factor in factors])),
+    )
 
 
 def _like(link: Link, others: list[Link]) -> Link:

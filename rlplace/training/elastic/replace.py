@@ -14,7 +14,7 @@ from rlplace.errors import UserError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.host_model import HostKnowledge, Posterior, Scales
+from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.placement import check_plan
@@ -27,7 +27,7 @@ from rlplace.say import Say
 from rlplace.search.registry import SearchResult
 from rlplace.search.task import Budget, Task
 from rlplace.training.elastic.devices import DeviceMatch, match_devices
-from rlplace.training.elastic.figures import CarriedCosts, carried_costs, carried_host, carried_knowledge
+from rlplace.training.elastic.figures import CarriedCosts, carried_costs, carried_host, carried_learned
 from rlplace.training.elastic.fitted import fitted_host
 from rlplace.training.elastic.known import KnownRun
 from rlplace.training.elastic.starts import carried_placement
@@ -48,19 +48,19 @@ class Replaced:
         problem: on the new host, with op times and link figures as they were carried over, or profiled there.
         match: which device stands for which.
         carried: where the costs come from; None where they were profiled on the new host.
-        knowledge: factors of the old host, by the names of the new one; None where nothing was learned.
+        learned: factors of the old host, by the names of the new one; None where nothing was learned.
     """
 
     known: KnownRun
     problem: Problem
     match: DeviceMatch
     carried: CarriedCosts | None = None
-    knowledge: HostKnowledge | None = None
+    learned: LearnedHost | None = None
 
     @cached_property
     def believed(self) -> Problem:
         """The problem under the most probable factors: what is searched where nothing is measured."""
-        return _believed(self.problem, self.known, self.knowledge)
+        return _believed(self.problem, self.learned)
 
     @cached_property
     def start(self) -> NDArray[np.int32] | None:
@@ -78,9 +78,9 @@ class Replaced:
             return float("nan")
         graph, problem = self.problem.graph, _problem_of(known, self.problem.graph)
         same = match_devices(known.host, known.host)
-        knowledge = carried_knowledge(known.learned, known.costs.source, same)
+        learned = carried_learned(known.learned, known.costs.source, same)
         plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.folder))
-        return Simulator(_believed(problem, known, knowledge), threads=1).retime(plan).step_time_s
+        return Simulator(_believed(problem, learned), threads=1).retime(plan).step_time_s
 
 
 def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints | None = None) -> Replaced:
@@ -132,8 +132,8 @@ def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints 
             constraints=constraints,
         )
     problem = dataclasses.replace(problem, op_order=known.op_order)
-    knowledge = carried_knowledge(known.learned, problem.costs.source, match)
-    return Replaced(known, problem, match, carried, knowledge)
+    learned = carried_learned(known.learned, problem.costs.source, match)
+    return Replaced(known, problem, match, carried, learned)
 
 
 @one_thread_here()
@@ -199,10 +199,11 @@ def _with_learned(known: KnownRun, graph: OpGraph, say: Say) -> KnownRun:
         return known
 
 
-def _believed(problem: Problem, known: KnownRun, knowledge: HostKnowledge | None) -> Problem:
-    if knowledge is None or known.learned is None:
+def _believed(problem: Problem, learned: LearnedHost | None) -> Problem:
+    knowledge = None if learned is None else knowledge_of([learned], problem.costs.source)
+    if learned is None or knowledge is None:
         return problem
-    return Posterior.prior(Scales(problem, known.learned.prior, knowledge)).problem
+    return Posterior.prior(Scales(problem, learned.prior, knowledge)).problem
 
 
 def _constraints(known: KnownRun, host: Host) -> Constraints:

@@ -113,7 +113,7 @@ def replace_run(
             **dict(zip(("lower_bound_s", "lower_bound"), lower_bound_s(made.believed), strict=True)),
             "devices": describe_devices(made.match),
             "costs": describe_costs(made.carried, made.match),
-            "is_learned": made.knowledge is not None,
+            "is_learned": made.learned is not None,
         }
         if known.placement is not None:
             told["moved"] = moves(made.problem, made.match, known.placement.devices, plan.devices)

@@ -15,11 +15,11 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
-from rlplace.measure.host_model import LearnedHost, Prior
+from rlplace.measure.host_model import LearnedHost, Posterior, Prior, Scales, knowledge_of
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.hosts.host import Host
 from rlplace.training.elastic.devices import match_devices
-from rlplace.training.elastic.figures import carried_costs, carried_host, carried_knowledge
+from rlplace.training.elastic.figures import carried_costs, carried_host, carried_learned
 
 GRAPH = synthetic("layered", seed=2, layers=4, width=3)
 
@@ -109,40 +109,41 @@ def test_factors_go_by_the_names_of_the_new_host() -> None:
         ("bandwidth", "cpu:0->cpu:1", math.log(2.0)),
         ("bandwidth", "cpu:1->cpu:0", math.log(8.0)),
     )
-    knowledge = carried_knowledge(known, "profiled", match_devices(core_host(2), core_host(3)))
-    assert knowledge is not None
-    means = {key: factor.mean for key, factor in knowledge.factors.items()}
-    assert means["op type", "aten.mm on cpu-core"] == pytest.approx(0.5, rel=1e-2)
-    assert means["device", "cpu:1"] == pytest.approx(0.2, rel=1e-2)
+    match = match_devices(core_host(2), core_host(3))
+    carried = carried_learned(known, "profiled", match)
+    assert carried is not None
+    assert carried.host_fingerprint == match.new.fingerprint
+    means = {(factor.kind, factor.name): factor.log_mean for factor in carried.factors}
+    assert means["op type", "aten.mm on cpu-core"] == 0.5
+    assert means["device", "cpu:1"] == 0.2
     assert ("device", "cpu:2") not in means
-    assert means["bandwidth", "cpu:0->cpu:1"] == pytest.approx(math.log(2.0), rel=1e-2)
-    assert means["bandwidth", "cpu:2->cpu:0"] == pytest.approx(math.log(4.0), rel=1e-2)
+    assert means["bandwidth", "cpu:0->cpu:1"] == math.log(2.0)
+    assert means["bandwidth", "cpu:2->cpu:0"] == pytest.approx(math.log(4.0))
 
 
 def test_a_device_that_is_gone_takes_its_factors_along() -> None:
-    knowledge = carried_knowledge(
+    carried = carried_learned(
         learned(("device", "cpu:1", 0.2), ("device", "cpu:0", 0.1)),
         "profiled",
         match_devices(core_host(2), core_host(1)),
     )
-    assert knowledge is not None
-    assert list(knowledge.factors) == [("device", "cpu:0")]
+    assert carried is not None
+    assert [factor.name for factor in carried.factors] == ["cpu:0"]
 
 
 def test_what_was_learned_on_measured_costs_says_nothing_of_estimates() -> None:
     match = match_devices(core_host(2), core_host(2))
-    assert carried_knowledge(learned(("device", "cpu:1", 0.2)), "estimated", match) is None
-    assert carried_knowledge(None, "profiled", match) is None
+    assert carried_learned(learned(("device", "cpu:1", 0.2)), "estimated", match) is None
+    assert carried_learned(None, "profiled", match) is None
 
 
-def test_knowledge_is_used_by_problems_of_the_new_host() -> None:
-    from rlplace.measure.host_model import Posterior, Scales
-
+def test_what_is_carried_is_known_of_the_new_host() -> None:
     match = match_devices(core_host(2), core_host(3))
-    knowledge = carried_knowledge(learned(("device", "cpu:1", math.log(2.0))), "profiled", match)
+    carried = carried_learned(learned(("device", "cpu:1", math.log(2.0))), "profiled", match)
+    assert carried is not None
     problem = chain_problem(4, 3)
     problem = dataclasses.replace(problem, host=core_host(3), costs=Costs(np.ones((4, 3)), "profiled"))
-    believed = Posterior.prior(Scales(problem, Prior(overhead=0.0, overhead_s=0.0), knowledge)).problem
-    column = believed.costs.op_time_s[1]
+    scales = Scales(problem, Prior(overhead=0.0, overhead_s=0.0), knowledge_of([carried], "profiled"))
+    column = Posterior.prior(scales).problem.costs.op_time_s[1]
     assert column[1] > 1.5 * column[0]
     assert column[2] == pytest.approx(column[0])
