@@ -32,6 +32,7 @@ def place(
     workload: str | None = None,
     seed: Seed = 0,
     overwrite: bool = False,
+    no_wait: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -54,8 +55,9 @@ def place(
         workload: the workload again, where the run is of your own function
         seed: of the workload, and of methods that draw
         overwrite: replace an existing file or run
+        no_wait: while another search measures on this machine, give up instead of waiting for it
         json: print one JSON object on stdout
-        quiet: no progress
+        quiet: no progress; the answer stays
     """
     if evaluations is not None and evaluations < 1:
         raise InvalidValue("evaluations", evaluations, "at least 1", where="place")
@@ -77,6 +79,7 @@ def place(
             _free(path or PLACEMENT, overwrite),
             seed,
             quiet,
+            is_waiting=not no_wait,
         )
     else:
         if grouping != type(grouping)() or batch != type(batch)():
@@ -104,6 +107,7 @@ def place(
             constraints=constraints,
             gangs=placing.gangs,
             overwrite=overwrite,
+            is_waiting=not no_wait,
             is_quiet=quiet,
         )
     if json:
@@ -123,6 +127,8 @@ def _workload(
     path: Path,
     seed: int,
     is_quiet: bool,
+    *,
+    is_waiting: bool,
 ) -> dict[str, Any]:
     spec, asked = check_workload(text), batch.parse()
     found = placing.find_host(host)
@@ -140,6 +146,7 @@ def _workload(
         grouping=grouping.word(asked),
         constraints=constraints,
         asked=asked,
+        is_waiting=is_waiting,
         is_quiet=is_quiet,
     )
 

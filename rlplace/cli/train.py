@@ -78,14 +78,14 @@ def train(
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
         json: print the result as one JSON object on stdout
-        quiet: no progress
+        quiet: no progress; the table stays, but beside `--json`
     """
     if resume is not None:
-        is_waiting = not storing.no_wait
+        shown = {"is_quiet": quiet, "is_table": not (quiet and json), "is_waiting": not storing.no_wait}
         if "host" in given_options():
-            result = _elsewhere(resume, workload, placing, host, run, budget, overwrite, in_process, quiet, is_waiting)
+            result = _elsewhere(resume, workload, placing, host, run, budget, overwrite, in_process, shown)
         else:
-            result = _resumed(resume, workload, budget, in_process, quiet, is_waiting=is_waiting)
+            result = _resumed(resume, workload, budget, in_process, shown)
         if json:
             print_json(result)
         return
@@ -123,6 +123,7 @@ def train(
         asked=asked,
         overwrite=overwrite,
         is_quiet=quiet,
+        is_table=not (quiet and json),
         is_waiting=not storing.no_wait,
     )
     if json:
@@ -130,7 +131,7 @@ def train(
 
 
 def _resumed(
-    folder: Path, workload: str | None, budget: float, in_process: bool, quiet: bool, *, is_waiting: bool
+    folder: Path, workload: str | None, budget: float, in_process: bool, shown: dict[str, bool]
 ) -> dict[str, Any]:
     _check_given(BESIDE_RESUME)
     from rlplace.training.session import resume_training
@@ -140,8 +141,7 @@ def _resumed(
         workload=workload,
         budget_s=budget if "budget" in given_options() else None,
         isolated=False if in_process else None,
-        is_quiet=quiet,
-        is_waiting=is_waiting,
+        **shown,
     )
 
 
@@ -154,8 +154,7 @@ def _elsewhere(
     budget: float,
     overwrite: bool,
     in_process: bool,
-    quiet: bool,
-    is_waiting: bool,
+    shown: dict[str, bool],
 ) -> dict[str, Any]:
     _check_given((*BESIDE_RESUME, *BESIDE_HOST))
     found = placing.find_host(host)
@@ -174,8 +173,7 @@ def _elsewhere(
         constraints=constraints,
         isolated=False if in_process else None,
         overwrite=overwrite,
-        is_quiet=quiet,
-        is_waiting=is_waiting,
+        **shown,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlplace.measure.plan import Plan
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 from rlplace.search.task import Saveable
 from rlplace.training.resume.state import MethodState
 
@@ -33,6 +34,7 @@ class LoopResult:
         learning: what it told of every update, figures by name.
         tried: simulated and measured step times of every placement that ran, in seconds, in order; in measured ones a
             drift of the machine is taken out by the reference of their race.
+        failure: what the method raised; the rest is then what it had come to. None for all others.
     """
 
     plan: Plan | None
@@ -44,6 +46,7 @@ class LoopResult:
     learned: Saveable | None = None
     learning: tuple[Mapping[str, float], ...] = ()
     tried: tuple[tuple[float, float], ...] = ()
+    failure: Failure | None = None
 
     @classmethod
     def of(cls, state: MethodState) -> LoopResult:
@@ -58,6 +61,7 @@ class LoopResult:
             None,
             state.learning,
             state.tried,
+            state.failure,
         )
 
 

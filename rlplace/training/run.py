@@ -171,6 +171,8 @@ def _train(
         entries += [_entry(method, found[method]) for method in methods]
         if evaluator.num_recalled:
             progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
+        if evaluator.num_repeated:
+            progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
         table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
         if table is None:
             progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
@@ -243,7 +245,8 @@ def _entry(method: str, found: LoopResult) -> Entry:
     why = ""
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
-    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
+    facts = {"measured": found.num_measured}
+    return Entry(method, found.plan, found.num_scored, facts, why, found.history, found.failure)
 
 
 def _known_words(num_runs: int) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -20,6 +22,7 @@ from rlplace.measure.timeline import Timeline
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 from rlplace.search.own_order import OwnOrder
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
@@ -58,7 +61,8 @@ def search_and_measure(
     """The placement that `method` came up with and that ran fastest on a host of this machine.
 
     A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
-    best simulated placements. Then the best measured ones race against each other.
+    best simulated placements. Then the best measured ones race against each other. What a method that raised had found
+    until then counts.
 
     Args:
         method: a name of `METHODS`.
@@ -73,6 +77,10 @@ def search_and_measure(
         clock: seconds that never go back.
         before: what the method had come to where it was interrupted: it goes on from there, with what is left.
         journal: keeps what the method comes to, after every race and from time to time; nobody by default.
+
+    Raises:
+        UserError: the method does not fit the problem.
+        Exception: whatever measuring raised.
     """
     loop = _Loop(method, evaluator, budget, progress, tracker, single_s, on_best, clock, journal)
     search_s = budget.seconds * budget.simulate_share
@@ -85,12 +93,21 @@ def search_and_measure(
         observer=loop,
     )
     loop.watch(task)
-    learned = None
+    learned, failure = None, None
     if before is not None:
         loop.resume(before, task)
+        failure = before.failure
     if before is None or not before.is_searched:
-        learned = METHODS[method].run(task, **(options or {}))
-        loop.end_search(learned)
+        try:
+            learned, failure = METHODS[method].run(task, **(options or {})), None
+        except UserError:
+            raise
+        except Exception as error:
+            if error is loop.raised:  # the host, not the method
+                raise
+            failure = Failure.of(error)
+            progress.say(f"{method} raised {failure.why}: what it found until then counts")
+        loop.end_search(learned, failure)
     loop.report()
     while (count := min(BATCH, task.measurements_left)) > 0:
         batch = loop.promising(count)
@@ -108,13 +125,18 @@ def search_and_measure(
         learned,
         tuple(loop.learning),
         loop.tried(),
+        failure,
     )
     loop.end(result)
     return result
 
 
 class _Loop:
-    """The measuring half of a search (its task's host and observer), and what it tells people."""
+    """The measuring half of a search (its task's host and observer), and what it tells people.
+
+    Attributes:
+        raised: what measuring, or telling, raised at last; None where neither did.
+    """
 
     def __init__(
         self,
@@ -131,6 +153,8 @@ class _Loop:
         self.candidates = Candidates(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)))
         self.single_s = single_s
         self.learning: list[Mapping[str, float]] = []
+        self.raised: Exception | None = None
+        self._failure: Failure | None = None
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
@@ -170,6 +194,7 @@ class _Loop:
         self._end_s -= before.seconds
         self.single_s, self.learning = before.single_s, list(before.learning)
         self._races, self._is_searched, self._plan = list(before.races), before.is_searched, before.plan
+        self._failure = before.failure
         if before.unmeasured is not None:
             self.candidates.note(before.unmeasured.devices, before.unmeasured.simulated_s)
         for race in before.races:
@@ -182,9 +207,9 @@ class _Loop:
                 known = Measurement("ok", before.best_s, reference_s=self.single_s)  # the store has lost it
                 self.candidates.record([before.plan], [known])
 
-    def end_search(self, learned: Saveable | None) -> None:
-        """Takes note that the method has ended, with what it learned; what is left is to measure."""
-        self._is_searched = True
+    def end_search(self, learned: Saveable | None, failure: Failure | None) -> None:
+        """Takes note that the method has ended, with what it learned or raised; what is left is to measure."""
+        self._is_searched, self._failure = True, failure
         if self._journal is not None:
             if learned is not None:
                 self._journal.keep_learned(learned)
@@ -212,6 +237,7 @@ class _Loop:
             None if task is None else task.best_devices,
             Unmeasured(*self.candidates.fresh()),
             self._is_searched,
+            failure=self._failure,
         )
 
     @property
@@ -228,12 +254,14 @@ class _Loop:
         """Keeps the best for measuring."""
         self.candidates.note(placements, step_s)
         if self._clock() >= self._shown_s + SHOW_EVERY_S:  # a search scores thousands a second
-            self.report()
+            with self._noting():
+                self.report()
 
     def learned(self, figures: Mapping[str, float]) -> None:
         """Keeps the learner's figures, and passes them on."""
         self.learning.append(figures)
-        self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+        with self._noting():
+            self._tracker.log({f"train/{name}": value for name, value in figures.items()})
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best simulated placements that were never run."""
@@ -246,11 +274,13 @@ class _Loop:
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """Races `plans` on the host, but for those that were raced before."""
-        return self._race(plans, ROUND, is_recalled=True)
+        with self._noting():
+            return self._race(plans, ROUND, is_recalled=True)
 
     def trace(self, plan: Plan) -> Timeline:
         """A typical step of `plan`, op by op."""
-        return self._evaluator.timeline(plan)
+        with self._noting():
+            return self._evaluator.timeline(plan)
 
     def decide(self) -> Plan | None:
         """The best of the best measured placements, raced against each other while there is time."""
@@ -316,6 +346,15 @@ class _Loop:
             self._journal.keep(self._state())
         self.report()
         return measurements
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Keeps what is raised meanwhile: it is no fault of the method that asked."""
+        try:
+            yield
+        except Exception as error:
+            self.raised = error
+            raise
 
     def _now(self) -> BestSoFar:
         best_s = self._best_ratio * self.single_s

@@ -141,7 +141,8 @@ def _in_turn(
                 before=before,
                 journal=journals[method],
             )
-        budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
+        if found[method].failure is None:
+            budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
     return found
 
 

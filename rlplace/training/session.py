@@ -58,9 +58,10 @@ def run_training(
     asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
-    """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
+    """Trains on a workload, leaves a run folder, prints the table (`is_table`); returns what `--json` prints.
 
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
@@ -82,7 +83,7 @@ def run_training(
         run = RunFolder.create(folder, overwrite=overwrite)
         with offering(request, folder), going_on(run, spec, progress):
             run.write_json("config.json", request.to_dict())
-            return run_request(request, steps, run, progress, is_quiet=is_quiet, is_resumed=False)
+            return run_request(request, steps, run, progress, is_table=is_table)
 
 
 @one_thread_here()
@@ -93,6 +94,7 @@ def resume_training(
     budget_s: float | None = None,
     isolated: bool | None = None,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
     """Goes on with the run in a folder from what it has measured and learned; returns what `--json` prints.
@@ -105,7 +107,8 @@ def resume_training(
         workload: the workload again, where it is a user's function: code is imported only if the user names it.
         budget_s: seconds of search in all, more than the run was given; None leaves it at that.
         isolated: whether placements are measured in a worker process; None: as the run was started.
-        is_quiet: show nothing.
+        is_quiet: show no progress.
+        is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
 
     Raises:
@@ -136,7 +139,7 @@ def resume_training(
                     run.write_json("config.json", request.to_dict())
                     if is_finished(run):
                         mark_finished(run, is_finished=False)
-                return run_request(request, steps, run, progress, is_quiet=is_quiet, is_resumed=True)
+                return run_request(request, steps, run, progress, is_table=is_table, is_resumed=True)
     finally:
         run.close()
 
@@ -192,7 +195,7 @@ def run_request(
     run: RunFolder,
     progress: Progress,
     *,
-    is_quiet: bool,
+    is_table: bool,
     is_resumed: bool = False,
     known_hosts: Sequence[LearnedHost] = (),
 ) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def run_request(
         steps: of its workload; or its problem, where that is known.
         run: its folder, with a `config.json`.
         progress: told how it goes.
-        is_quiet: print no table.
+        is_table: print the table.
         is_resumed: go on from what the folder holds.
         known_hosts: what is known of the host, besides what is in the store.
     """
@@ -237,8 +240,15 @@ def run_request(
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):
-            size, cut = default_size(host), prepared.to_dict()
-            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=cut))
+            text = script(
+                str(spec),
+                default_size=default_size(host),
+                seed=config.seed,
+                cut=prepared.to_dict(),
+                host=request.host_word,
+                is_simulated=host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
@@ -250,7 +260,8 @@ def run_request(
         report = _report(run, progress)
         mark_finished(run)
         progress.close()
-        _show(result, run.root, report, is_quiet=is_quiet)
+        if is_table:
+            _show(result, run.root, report)
         return result.table.to_dict() | told
     finally:
         progress.close()
@@ -316,13 +327,11 @@ def _report(run: RunFolder, progress: Progress) -> Path | None:
         return None
 
 
-def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
+def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
 
-    if is_quiet:
-        return
     console = Console(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
     console.print(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import UserError
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here, usable_cores
@@ -17,6 +18,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
 from rlplace.training.loop import LoopResult
@@ -44,7 +46,8 @@ def search_side_by_side(
 
     One core that tries one move after the other gets further than two that try several at once, of which most are
     wasted; and whatever disturbs the machine disturbs all methods alike. So each has a thread and a simulator of its
-    own. Ctrl-C ends all of them, and what is best by then is told first.
+    own. Ctrl-C ends all of them, and what is best by then is told first. One that raises is no matter to the others:
+    what it had found by then is its result.
 
     Under a budget of evaluations the same seed finds the same, however often the search was interrupted: a method that
     had not ended begins again. Under one of seconds it goes on with what is left, from its best placement.
@@ -60,6 +63,9 @@ def search_side_by_side(
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
         before: what methods had come to where the search was interrupted.
         journals: keep what methods come to, when one ends and, under a budget of seconds, from time to time.
+
+    Raises:
+        UserError: a method does not fit the problem.
     """
     before, journals, is_timed = before or {}, journals or {}, math.isinf(budget.evaluations)
     threads = max(len(usable_cores()) // len(methods), 1) if is_timed else 1
@@ -72,10 +78,17 @@ def search_side_by_side(
             _resume(tasks[name], before[name], planner)
             figures[name].learning += before[name].learning
     num_told = dict.fromkeys(methods, 0)
+    failures: dict[str, Failure] = {}
 
     def run(name: str) -> Saveable | None:
-        with one_thread_here():
-            return METHODS[name].run(tasks[name], **methods[name])
+        try:
+            with one_thread_here():
+                return METHODS[name].run(tasks[name], **methods[name])
+        except UserError:
+            raise
+        except Exception as error:
+            failures[name] = Failure.of(error)
+            return None
 
     def tell() -> None:
         progress.update(
@@ -99,7 +112,8 @@ def search_side_by_side(
                 continue
             if not has_stopped and future.done() and future.exception() is None:
                 learned = future.result()
-                found[name] = _result(planner, tasks[name], single_s, learned, figures[name].learning)
+                learning, failure = figures[name].learning, failures.get(name)
+                found[name] = _result(planner, tasks[name], single_s, learned, learning, failure)
                 if name in journals:
                     if learned is not None:
                         journals[name].keep_learned(learned)
@@ -128,6 +142,8 @@ def search_side_by_side(
                 on_best(leader, plan, tasks[leader].best_s)
     for future in futures.values():
         future.result()
+    for name, failure in failures.items():
+        progress.say(f"{name} raised {failure.why}: what it found until then counts")
     return {name: found[name] for name in methods}
 
 
@@ -173,6 +189,7 @@ def _done(result: LoopResult, budget: Budget) -> MethodState:
         start=None if result.plan is None else result.plan.devices,
         is_searched=True,
         is_done=True,
+        failure=result.failure,
     )
 
 
@@ -182,6 +199,7 @@ def _result(
     single_s: float,
     learned: Saveable | None,
     learning: Sequence[Mapping[str, float]],
+    failure: Failure | None,
 ) -> LoopResult:
     return LoopResult(
         _plan(planner, task),
@@ -192,6 +210,7 @@ def _result(
         single_s,
         learned,
         tuple(learning),
+        failure=failure,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlplace.measure.hosts.host import Device, Host
@@ -42,13 +42,22 @@ class DeviceMatch:
         pairs = zip(self.old.devices, self.to, strict=True)
         return {device.name: self.new.devices[index].name for device, index in pairs if index != GONE}
 
-    @cached_property
+    @property
+    def same_links(self) -> dict[str, str]:
+        """Old links to new ones, where one is in the other's place: joins devices that stand for each other."""
+        return {old: new for new, found in self._links.items() if len(found.same) == 1 for old in found.same}
+
+    @property
     def links(self) -> dict[str, tuple[str, ...]]:
         """For each new link the old ones that tell what it is like, by name; none where no old one does.
 
         The link at the same place of the route between the pair that stands for the new one's ends, if kinds are the
         same; else all those of routes between devices of these kinds.
         """
+        return {name: tuple(found.same or found.alike) for name, found in self._links.items()}
+
+    @cached_property
+    def _links(self) -> dict[str, _OldLinks]:
         back = {new: old for old, new in self.renamed.items()}
         kinds = {device.name: device.kind for device in self.new.devices}
         old_kinds = {device.name: device.kind for device in self.old.devices}
@@ -58,20 +67,24 @@ class DeviceMatch:
             for place, link in enumerate(route.links):
                 key = (old_kinds[route.source], old_kinds[route.destination], len(route.links), place)
                 alike.setdefault(key, {})[link] = None
-        exact: dict[str, dict[str, None]] = {link.name: {} for link in self.new.links}
-        other: dict[str, dict[str, None]] = {link.name: {} for link in self.new.links}
+        found = {link.name: _OldLinks() for link in self.new.links}
         for route in self.new.routes:
             ends = (back.get(route.source, ""), back.get(route.destination, ""))
-            are_same = all(
-                old_kinds.get(end) == kinds[name] for end, name in zip(ends, (route.source, route.destination))
-            )
-            before = routes.get(ends, ()) if are_same else ()
+            own_kinds = [kinds[route.source], kinds[route.destination]]
+            before = routes.get(ends, ()) if [old_kinds.get(end) for end in ends] == own_kinds else ()
             for place, link in enumerate(route.links):
                 if len(before) == len(route.links):
-                    exact[link][before[place]] = None
-                key = (kinds[route.source], kinds[route.destination], len(route.links), place)
-                other[link] |= alike.get(key, {})
-        return {name: tuple(exact[name] or other[name]) for name in exact}
+                    found[link].same[before[place]] = None
+                found[link].alike.update(alike.get((*own_kinds, len(route.links), place), {}))
+        return found
+
+
+@dataclass(frozen=True)
+class _OldLinks:
+    """Names of old links that tell what a new one is like, in order."""
+
+    same: dict[str, None] = field(default_factory=dict)
+    alike: dict[str, None] = field(default_factory=dict)
 
 
 def match_devices(old: Host, new: Host) -> DeviceMatch:

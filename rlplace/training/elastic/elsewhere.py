@@ -47,6 +47,7 @@ def resume_elsewhere(
     isolated: bool | None = None,
     overwrite: bool = False,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
     """Trains on another host, as a run was asked to, from what the run knows; returns what `--json` prints.
@@ -65,7 +66,8 @@ def resume_elsewhere(
         constraints: pins, exclusions and what stays together, instead of the run's.
         isolated: whether placements are measured in a worker process; None: as the run was started.
         overwrite: whether there may be a run in `new_folder` already.
-        is_quiet: show nothing.
+        is_quiet: no progress.
+        is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
 
     Raises:
@@ -80,7 +82,7 @@ def resume_elsewhere(
     progress = make_progress(is_quiet=is_quiet)
     config = _config(read_request(old).config, host, budget_s, isolated, progress.say)
     with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
-        made = replaced(known, host, say=progress.say, constraints=constraints)
+        made = replaced(known, host, say=progress.say, constraints=constraints, isolated=isolated)
         for line in device_lines(made.match):
             progress.say(line)
         if constraints is not None:
@@ -95,7 +97,7 @@ def resume_elsewhere(
             run.write_json("config.json", request.to_dict() | {"micro_batches": prepared.to_dict()})
             run.write_json("problem.json", describe_prepared(prepared))
             known_hosts = () if made.learned is None else (made.learned,)
-            return run_request(request, prepared, run, progress, is_quiet=is_quiet, known_hosts=known_hosts)
+            return run_request(request, prepared, run, progress, is_table=is_table, known_hosts=known_hosts)
 
 
 def folder_for(folder: Path, host_word: str) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +13,17 @@ from numpy.typing import NDArray
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs, CostSource
 from rlplace.measure.costs.estimate import estimate_costs
-from rlplace.measure.host_model.learned_host import LearnedFactor, LearnedHost
+from rlplace.measure.host_model.carried import LEAST_LEARNED
+from rlplace.measure.host_model.knowledge import Kind
+from rlplace.measure.host_model.learned_host import Equation, LearnedFactor, LearnedHost
 from rlplace.measure.host_model.priors import SECTIONS
+from rlplace.measure.host_model.refit import likelihood
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.training.elastic.devices import DeviceMatch
 from rlplace.training.elastic.op_types import op_type_factors
+
+LEFT = " (left behind)"
+"""Follows the name of a device or a link that the new host does not have: another may be called so there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +91,8 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
     """What a run learned of its host, by the names of the new one; None where that is nothing.
 
     Op types of a kind of devices and figures of the whole host keep their factors, a device has those of the one that
-    it stands for, and a link the mean of those that tell what it is like.
+    it stands for, and a link those of the link in its place. Equations stay as they are: what is gone is a factor that
+    the new host does not have. A new link without one in its place is known as the mean of those that are like it.
 
     Args:
         learned: what the run kept.
@@ -92,22 +101,25 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
     """
     if learned is None or SECTIONS[learned.cost_source] != SECTIONS[source]:
         return None
-    factors: list[LearnedFactor] = []
-    links: dict[tuple[str, str], LearnedFactor] = {}
-    for factor in learned.factors:
-        if factor.kind in ("bandwidth", "latency"):
-            links[factor.kind, factor.name] = factor
-        elif factor.kind != "device":
-            factors.append(factor)
-        elif factor.name in match.renamed:
-            factors.append(dataclasses.replace(factor, name=match.renamed[factor.name]))
-    for kind in ("bandwidth", "latency"):
-        for new, old in match.links.items():
-            alike = [links[kind, name] for name in old if (kind, name) in links]
-            if alike:
-                factors.append(_mean(alike, new))
+    links: tuple[Kind, Kind] = ("bandwidth", "latency")
+    names: dict[Kind, Mapping[str, str]] = {"device": match.renamed, **dict.fromkeys(links, match.same_links)}
+    factors = [
+        dataclasses.replace(one, name=names[one.kind].get(one.name, f"{one.name}{LEFT}")) if one.kind in names else one
+        for one in learned.factors
+    ]
+    by_name = {(factor.kind, factor.name): factor for factor in learned.factors}
+    new_links = [name for name in match.links if name not in match.same_links.values()]
+    means = [
+        _mean(alike, new)
+        for kind in links
+        for new in new_links
+        if (alike := [by_name[kind, old] for old in match.links[new] if (kind, old) in by_name])
+    ]
+    equations = _widened(learned.equations, len(factors), means) if learned.equations else ()
     host = match.new
-    return LearnedHost(host.name, host.fingerprint, source, learned.prior, tuple(factors), ()) if factors else None
+    return LearnedHost(
+        host.name, host.fingerprint, source, learned.prior, (*factors, *means), (), equations=tuple(equations)
+    )
 
 
 def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
@@ -117,8 +129,22 @@ def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
         name=name,
         log_mean=float(np.mean([factor.log_mean for factor in factors])),
         log_deviation=float(np.mean([factor.log_deviation for factor in factors])),
+        prior_deviation=float(np.mean([factor.prior_deviation for factor in factors])),
         prior_mean=float(np.mean([factor.prior_mean for factor in factors])),
     )
+
+
+def _widened(equations: Sequence[Equation], num_factors: int, more: Sequence[LearnedFactor]) -> list[Equation]:
+    """The equations over further factors too, and one for each of these that something is known of."""
+    none = (0.0,) * len(more)
+    wide = [Equation(equation.target, equation.slopes + none) for equation in equations]
+    for place, factor in enumerate(more):
+        if (found := likelihood(factor, LEAST_LEARNED)) is not None:
+            slope = 1.0 / math.sqrt(found[1])
+            at = num_factors + place
+            slopes = tuple(slope if column == at else 0.0 for column in range(num_factors + len(more)))
+            wide.append(Equation(found[0] * slope, slopes))
+    return wide
 
 
 def _like(link: Link, others: list[Link]) -> Link:

@@ -17,6 +17,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
+from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.placement import check_plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
@@ -83,7 +84,15 @@ class Replaced:
         return Simulator(_believed(problem, learned), threads=1).retime(plan).step_time_s
 
 
-def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints | None = None) -> Replaced:
+def replaced(
+    known: KnownRun,
+    host: Host,
+    *,
+    say: Say,
+    constraints: Constraints | None = None,
+    isolated: bool | None = None,
+    is_waiting: bool = True,
+) -> Replaced:
     """The run's step as a problem on another host.
 
     The step is captured again. Nothing is measured, unless the host is of this machine and the run never measured one
@@ -94,6 +103,8 @@ def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints 
         host: where its step is to go.
         say: told what takes long.
         constraints: pins, exclusions and what stays together; those of the run where None.
+        isolated: whether ops are profiled in a worker process; see `profile_isolated`.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
 
     Raises:
         FingerprintMismatch: the workload's step is not the run's any more.
@@ -111,7 +122,7 @@ def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints 
     carried = carried_costs(graph, known.host, known.costs, host)
     if carried is None:
         say(f"{known.folder} knows no op times for {host.name}: profiling there")
-        with measuring_alone(host, say=say):
+        with measuring_alone(host, say=say, is_waiting=is_waiting):
             problem = Problem.profile(
                 graph,
                 host,
@@ -120,6 +131,7 @@ def replaced(known: KnownRun, host: Host, *, say: Say, constraints: Constraints 
                 acyclic=choices.acyclic,
                 constraints=constraints,
                 progress=say,
+                profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say, isolated=isolated),
             )
     else:
         problem = Problem.grouped(

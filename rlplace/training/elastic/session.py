@@ -46,6 +46,7 @@ def replace_run(
     constraints: Constraints | None = None,
     gangs: bool = False,
     overwrite: bool = False,
+    is_waiting: bool = True,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Places a run's step on another host by simulation, from what the run knows; returns what `--json` prints.
@@ -64,6 +65,7 @@ def replace_run(
         constraints: pins and exclusions, instead of the run's.
         gangs: whether the host was to have gangs.
         overwrite: whether there may be a run in `run` already.
+        is_waiting: wait for another search that measures on this machine, where ops have to be profiled.
         is_quiet: no progress.
 
     Raises:
@@ -78,7 +80,7 @@ def replace_run(
         RunFolder.check(run, overwrite=overwrite)
     progress = make_progress(is_quiet=is_quiet)
     try:
-        made = replaced(known, host, say=progress.say, constraints=constraints)
+        made = replaced(known, host, say=progress.say, constraints=constraints, is_waiting=is_waiting)
         for line in device_lines(made.match):
             progress.say(line)
         if math.isinf(seconds) and math.isinf(evaluations):

@@ -17,6 +17,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import Measurement, Status
+from rlplace.search.failure import Failure
 
 SCHEMA = 1
 RECORDS = "records"
@@ -87,6 +88,7 @@ class KeptMethod:
     races: tuple[KeptRace, ...]
     is_searched: bool
     is_done: bool
+    failure: Failure | None = None
 
     def __post_init__(self) -> None:
         for name in ("budget", "seconds", "num_scored", "num_measured"):
@@ -112,10 +114,11 @@ class KeptRow:
     measured: int | None = None
     samples: int | None = None
     why: str | None = None
+    traceback: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The row as `result.json` has it."""
-        optional = ("measured", "samples", "why")
+        optional = ("measured", "samples", "why", "traceback")
         row = {name: value for name, value in asdict(self).items() if name not in optional or value is not None}
         return row | {"history": [list(best) for best in self.history]}
 

@@ -46,6 +46,7 @@ def kept_method(state: MethodState) -> KeptMethod:
         tuple(races),
         state.is_searched,
         state.is_done,
+        state.failure,
     )
 
 
@@ -107,6 +108,7 @@ def state_of(
         _unmeasured(name, arrays, problem, where),
         kept.is_searched,
         kept.is_done,
+        kept.failure,
     )
 
 

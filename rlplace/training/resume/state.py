@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,7 @@ class MethodState:
         unmeasured: what it would measure next; None where nothing is measured.
         is_searched: whether the method itself has ended, so that what is left is to measure.
         is_done: whether everything of it has ended.
+        failure: what the method raised; None of all others.
     """
 
     budget: float
@@ -77,6 +79,7 @@ class MethodState:
     unmeasured: Unmeasured | None = None
     is_searched: bool = False
     is_done: bool = False
+    failure: Failure | None = None
 
     @property
     def best_s(self) -> float:

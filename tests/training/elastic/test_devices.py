@@ -16,6 +16,7 @@ def test_a_host_is_matched_to_itself() -> None:
     assert match.to == (0, 1, 2)
     assert (match.gone, match.added) == ((), ())
     assert match.links == {link.name: (link.name,) for link in host.links}
+    assert match.same_links == {link.name: link.name for link in host.links}
 
 
 def test_the_last_device_that_has_no_name_and_no_kind_to_go_to_is_gone() -> None:
@@ -52,6 +53,7 @@ def test_links_of_new_devices_are_like_those_between_devices_of_their_kinds() ->
     old = core_host(2)
     match = match_devices(old, core_host(3))
     assert match.links["cpu:0->cpu:1"] == ("cpu:0->cpu:1",)
+    assert match.same_links == {link.name: link.name for link in old.links}
     assert set(match.links["cpu:2->cpu:0"]) == {"cpu:0->cpu:1", "cpu:1->cpu:0"}
     other = core_host(3)
     other = dataclasses.replace(other, devices=tuple(dataclasses.replace(d, kind="other") for d in other.devices))

@@ -16,7 +16,7 @@ from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.host_model import LearnedHost, Posterior, Prior, Scales, knowledge_of
-from rlplace.measure.host_model.learned_host import LearnedFactor
+from rlplace.measure.host_model.learned_host import Equation, LearnedFactor
 from rlplace.measure.hosts.host import Host
 from rlplace.training.elastic.devices import match_devices
 from rlplace.training.elastic.figures import carried_costs, carried_host, carried_learned
@@ -128,7 +128,30 @@ def test_a_device_that_is_gone_takes_its_factors_along() -> None:
         match_devices(core_host(2), core_host(1)),
     )
     assert carried is not None
-    assert [factor.name for factor in carried.factors] == ["cpu:0"]
+    assert [factor.name for factor in carried.factors] == ["cpu:1 (left behind)", "cpu:0"]
+
+
+def test_equations_between_what_stays_and_what_is_gone_stay() -> None:
+    known = learned(
+        ("device", "cpu:0", 0.0),
+        ("device", "cpu:1", 0.0),
+        ("bandwidth", "cpu:0->cpu:1", 0.3),
+        ("bandwidth", "cpu:1->cpu:0", 0.3),
+    )
+    equation = Equation(2.0, (10.0, -10.0, 0.0, 0.0))
+    known = dataclasses.replace(known, equations=(equation,))
+    fewer = carried_learned(known, "profiled", match_devices(core_host(2), core_host(1)))
+    assert fewer is not None
+    assert fewer.equations == (equation,)
+    more = carried_learned(known, "profiled", match_devices(core_host(2), core_host(3)))
+    assert more is not None
+    new_links = ["cpu:0->cpu:2", "cpu:1->cpu:2", "cpu:2->cpu:0", "cpu:2->cpu:1"]
+    assert [factor.name for factor in more.factors[4:]] == new_links
+    assert more.equations[0] == Equation(2.0, (10.0, -10.0, *[0.0] * 6))
+    assert len(more.equations) == 5, "and one for each new link"
+    knowledge = knowledge_of([more], "profiled")
+    assert knowledge is not None
+    assert ("bandwidth", "cpu:2->cpu:0") in knowledge.factors
 
 
 def test_what_was_learned_on_measured_costs_says_nothing_of_estimates() -> None:
