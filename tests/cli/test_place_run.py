@@ -143,3 +143,20 @@ def test_what_is_of_a_run_is_refused_beside_a_workload(
 def test_a_folder_that_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", str(tmp_path), "--host", "4xV100-pcie"]) == 2
     assert "config.json" in capsys.readouterr().err
+
+
+def test_training_goes_on_elsewhere(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, three, old = str(run.parent / "graph.json"), str(run.parent / "three.json"), tmp_path / "old"
+    save_host(FOUR, tmp_path / "four.json")
+    started = ["train", graph, "--host", str(tmp_path / "four.json"), "--evaluations", "40", "--run", str(old)]
+    assert main([*started, "--quiet", "--json"]) == 0
+    capsys.readouterr()
+    words = ["train", "--resume", str(old), "--host", three]
+    assert main([*words, "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+    assert load_placement(tmp_path / "old-three" / "placement.json").device_names == ("gpu:0", "gpu:1", "gpu:2")
+    assert main(words) == 2, "there is a run"
+    assert main([*words, "--run", str(tmp_path / "x"), "--groups", "9"]) == 2
+    assert "--groups" in capsys.readouterr().err
+    assert main(["train", "--resume", str(old), "--run", str(tmp_path / "x")]) == 2
+    assert "name that with `--host` too" in capsys.readouterr().err
