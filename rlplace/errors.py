@@ -92,3 +92,14 @@ class RunnerError(RlplaceError):
     def __init__(self, message: str, *, op: str = "") -> None:
         self.op = op
         super().__init__(message)
+
+
+class DeviceLost(RunnerError):
+    """Devices that were measured on are not there any more; carries `devices`, their names, and `why`."""
+
+    def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
+        self.devices = tuple(devices)
+        self.why = why
+        named = ", ".join(self.devices) or "a device"
+        were = "were" if len(self.devices) > 1 else "was"
+        super().__init__(f"{named} {were} lost: {why}{f'. {offer}' if offer else ''}")

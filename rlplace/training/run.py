@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import HostKnowledge, knowledge_of, prior_of
+from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of, prior_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
@@ -55,6 +56,7 @@ def train(
     tracker: Tracker | None = None,
     workload: str = "",
     resume: bool = False,
+    known_hosts: Sequence[LearnedHost] = (),
     **options: Any,
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
@@ -75,6 +77,7 @@ def train(
         tracker: told figures.
         workload: its name, for the store.
         resume: go on from what `run` holds of the same problem and configuration, and measure nothing again.
+        known_hosts: what is known of the host, besides what is in the store: of a host like it.
         options: fields of `TrainConfig`, over those of `config`.
 
     Raises:
@@ -89,7 +92,7 @@ def train(
     root = None if run is None else run.root
     try:
         with measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log:
-            result = _train(problem, config, start, run, progress, tracker, log, resume)
+            result = _train(problem, config, start, run, progress, tracker, log, resume, known_hosts)
         if is_own:
             progress.say(afterwards(result.durations, result.expected, config.evaluations))
         return result
@@ -107,6 +110,7 @@ def _train(
     tracker: Tracker,
     log: StoreLog | None,
     is_resumed: bool,
+    known_hosts: Sequence[LearnedHost],
 ) -> TrainResult:
     """As `train`, with everything given."""
     methods = methods_of(config, problem.host)
@@ -121,7 +125,7 @@ def _train(
     progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here", evaluations=config.evaluations))
     watch = Stopwatch()
     known, prior = None, prior_of(problem, config.search.priors)
-    knowledge = _knowledge(problem, log, journal)
+    knowledge = _knowledge(problem, log, journal, known_hosts)
     if knowledge is not None:
         progress.say(_known_words(knowledge.num_runs))
     if config.search.num_calibrated and not is_simulated:
@@ -199,13 +203,15 @@ def _train(
         evaluator.close()
 
 
-def _knowledge(problem: Problem, log: StoreLog | None, journal: Journal) -> HostKnowledge | None:
+def _knowledge(
+    problem: Problem, log: StoreLog | None, journal: Journal, known_hosts: Sequence[LearnedHost]
+) -> HostKnowledge | None:
     """What other workloads taught about the host when the run began; what it learns itself is not to count twice."""
     if log is None:
         return None
     known = journal.known_hosts
     if known is None:
-        known = tuple(log.learned_hosts(problem.host))
+        known = (*log.learned_hosts(problem.host), *known_hosts)
         journal.keep_known_hosts(known)
     return knowledge_of(known, problem.costs.source)
 

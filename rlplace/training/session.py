@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
+from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.durations import Durations, Stopwatch
@@ -26,6 +27,7 @@ from rlplace.runs.setup import Steps, default_size
 from rlplace.store.log import check_store
 from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
+from rlplace.training.elastic.offer import offering
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.outcome import TrainResult
 from rlplace.training.resume.config_file import Request
@@ -73,15 +75,15 @@ def run_training(
 
     RunFolder.check(folder, overwrite=overwrite)
     request = Request(spec, host, config, host_word, gangs, asked)
-    _check(request)
+    check_request(request)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = _steps(request)
         run = RunFolder.create(folder, overwrite=overwrite)
-        with _going_on(run, spec, progress):
+        with offering(request, folder), going_on(run, spec, progress):
             run.write_json("config.json", request.to_dict())
-            return _run(request, steps, run, progress, is_table=is_table, is_resumed=False)
+            return run_request(request, steps, run, progress, is_table=is_table)
 
 
 @one_thread_here()
@@ -129,16 +131,16 @@ def resume_training(
             return _answer(run, progress)
         if isolated is not None:
             request = dataclasses.replace(request, config=dataclasses.replace(request.config, isolated=isolated))
-        _check(request)
+        check_request(request)
         with measuring_alone(request.host, say=progress.say, run=folder, is_waiting=is_waiting):
             progress.say(f"going on with {folder}: {request.spec} on {request.host.name}")
             steps = _steps(request)
-            with _going_on(run, request.spec, progress):
+            with offering(request, folder), going_on(run, request.spec, progress):
                 if is_extended:
                     run.write_json("config.json", request.to_dict())
                     if is_finished(run):
                         mark_finished(run, is_finished=False)
-                return _run(request, steps, run, progress, is_table=is_table, is_resumed=True)
+                return run_request(request, steps, run, progress, is_table=is_table, is_resumed=True)
     finally:
         run.close()
 
@@ -150,7 +152,7 @@ def _answer(run: RunFolder, progress: Progress) -> dict[str, Any]:
     return {name: result[name] for name in ANSWER if name in result}
 
 
-def _check(request: Request) -> None:
+def check_request(request: Request) -> None:
     """Refuses what can be refused before anything is captured."""
     host = request.host
     constraints = request.config.constraints or Constraints()
@@ -171,7 +173,7 @@ def _steps(request: Request) -> Steps:
 
 
 @contextmanager
-def _going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator[None]:
+def going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator[None]:
     """Says what was kept and how to go on, however a run ends before its end; the folder is given free."""
     words = ["rlplace", "train", *([str(spec)] if spec.is_function else []), "--resume", str(run.root)]
     command = shlex.join(words)
@@ -195,10 +197,27 @@ def _going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterato
         run.close()
 
 
-def _run(
-    request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_table: bool, is_resumed: bool
+def run_request(
+    request: Request,
+    steps: Steps | Prepared,
+    run: RunFolder,
+    progress: Progress,
+    *,
+    is_table: bool,
+    is_resumed: bool = False,
+    known_hosts: Sequence[LearnedHost] = (),
 ) -> dict[str, Any]:
-    """As `run_training`, where nobody else measures, in a folder that is this process's."""
+    """As `run_training`, where nobody else measures, in a folder that is this process's.
+
+    Args:
+        request: what the run is asked to do.
+        steps: of its workload; or its problem, where that is known.
+        run: its folder, with a `config.json`.
+        progress: told how it goes.
+        is_table: print the table.
+        is_resumed: go on from what the folder holds.
+        known_hosts: what is known of the host, besides what is in the store.
+    """
     from rlplace.runs.tracking import make_tracker
 
     spec, host, config = request.spec, request.host, request.config
@@ -207,9 +226,11 @@ def _run(
     is_complete = False
     try:
         progress.say(f"devices: {_devices(host)}")
-        expected = None if is_resumed else _said_ahead(steps, request, progress)
+        expected = None if is_resumed or isinstance(steps, Prepared) else _said_ahead(steps, request, progress)
         watch = Stopwatch()
-        prepared = _prepared(request, steps, run, progress, is_resumed=is_resumed)
+        prepared = steps
+        if isinstance(prepared, Steps):
+            prepared = _prepared(request, prepared, run, progress, is_resumed=is_resumed)
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_prepared(prepared))
@@ -222,6 +243,7 @@ def _run(
             tracker=tracker,
             workload=str(spec),
             resume=is_resumed,
+            known_hosts=known_hosts,
         )
         from rlplace.export.script import script
 
@@ -259,9 +281,10 @@ def _run(
 def _prepared(request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_resumed: bool) -> Prepared:
     """The problem: as it was profiled, where it was; estimates come out the same again."""
     config = request.config
-    if is_resumed and not request.host.is_simulated and run.has("problem.json"):
+    is_kept = bool(request.placed_again) or not request.host.is_simulated
+    if is_resumed and is_kept and run.has("problem.json"):
         prepared = read_prepared(run, steps, config)
-        progress.say(f"{steps.spec}: {prepared.problem.graph.num_ops} ops, profiled before")
+        progress.say(f"{steps.spec}: {prepared.problem.graph.num_ops} ops, {prepared.problem.costs.source} before")
         return prepared
     return prepare(
         steps,
