@@ -19,7 +19,7 @@ from tyro.extras import SubcommandApp
 
 from rlplace import __version__
 from rlplace.cli.advise import advise
-from rlplace.cli.arguments import only_json_on_stdout
+from rlplace.cli.arguments import only_json_on_stdout, say
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
@@ -94,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except UserError as error:
-        print(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))), file=sys.stderr)
+        say(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))))
         return 2
     except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
-        print(f"rlplace: failed: {str(error) or type(error).__name__}", file=sys.stderr)
+        say(f"rlplace: failed: {str(error) or type(error).__name__}")
         return 1
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
