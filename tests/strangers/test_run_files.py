@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import io
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
+from asking import asked
 from damaged import HOSTILE, mutation, share
 from host_models import learnable_problem, paired_host
 from hypothesis import given
@@ -18,7 +17,6 @@ from micrographs import fork_join
 from run_files import change, write_run
 from run_folders import placed_run
 
-from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.files import write_json_atomic
 from rlplace.graphs.formats import save_graph
@@ -41,14 +39,6 @@ COMMANDS = {
     ),
 }
 """Who reads which file of a run."""
-
-
-def asked(*arguments: str) -> tuple[int, str]:
-    """The exit code of a command, and what it says; an error that nobody expected comes through."""
-    said = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(said):
-        code = main(arguments)
-    return code, said.getvalue()
 
 
 @pytest.fixture(scope="module")
