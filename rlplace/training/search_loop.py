@@ -222,7 +222,7 @@ class _Loop:
             self._journal.keep(done)
 
     def _state(self) -> MethodState:
-        task = self._task
+        task, (devices, simulated_s) = self._task, self.candidates.fresh()
         return MethodState(
             self._budget_s,
             self.elapsed_s,
@@ -235,7 +235,7 @@ class _Loop:
             tuple(self._races),
             self._plan,
             None if task is None else task.best_devices,
-            Unmeasured(*self.candidates.fresh()),
+            Unmeasured(devices, simulated_s) if len(devices) else None,
             self._is_searched,
             failure=self._failure,
         )
@@ -328,11 +328,15 @@ class _Loop:
         if finite:
             self.single_s = float(np.median([measurement.reference_s for measurement in finite]))
         leader = self.candidates.best_measured(1)[0]
-        if leader.ratio < self._best_ratio and leader.plan is not None:
+        is_better = leader.ratio < self._best_ratio and leader.plan is not None
+        if is_better:
             self._best_ratio, self._best_s = leader.ratio, leader.ratio * self.single_s
             self._improved.append((leader.ratio, self._now()))
             self._plan = leader.plan
-            self._on_best(leader.plan, self._best_s)
+        if self._journal is not None:  # before anybody is told: what was told must be known when the run goes on
+            self._journal.keep(self._state())
+        if is_better and self._plan is not None:
+            self._on_best(self._plan, self._best_s)
         self._tracker.log_search(
             placements=self.num_scored,
             mean_s=float(np.mean([m.step_time_s for m in finite])) if finite else float("nan"),
@@ -342,8 +346,6 @@ class _Loop:
         )
         if self._improved:
             self._tracker.log_best_so_far(self._method, self._now(), self.single_s)
-        if self._journal is not None:
-            self._journal.keep(self._state())
         self.report()
         return measurements
 
