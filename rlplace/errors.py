@@ -8,7 +8,10 @@ the rest are failures of ours or of the machine (exit code 1).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+_MOST_CHARACTERS = 400
+_MOST_NAMES = 200
 
 
 class RlplaceError(Exception):
@@ -28,9 +31,9 @@ class UnknownName(UserError):
         self.known = tuple(sorted(known))
         self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
-        known_names = f" Known: {', '.join(self.known)}." if self.known else " There is none that could be meant."
+        known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
         suffix = f" {hint}" if hint else ""
-        super().__init__(f"unknown {kind} {name!r}: {guess}{known_names}{suffix}")
+        super().__init__(f"unknown {kind} {_shown(name)!r}: {guess}{known_names}{suffix}")
 
 
 class InvalidValue(UserError):
@@ -43,7 +46,7 @@ class InvalidValue(UserError):
         self.where = where
         prefix = f"{where}: " if where else ""
         suffix = f" {hint}" if hint else ""
-        super().__init__(f"{prefix}{field} is {actual!r}, expected {expected}.{suffix}")
+        super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}.{suffix}")
 
 
 class FileProblem(UserError):
@@ -62,7 +65,7 @@ class FingerprintMismatch(UserError):
         self.actual = actual
         self.expected = expected
         super().__init__(
-            f"this file was made for another {kind}: its {kind} fingerprint is {actual}, yours is {expected}. "
+            f"this file was made for another {kind}: its {kind} fingerprint is {_shown(actual)}, yours is {expected}. "
             f"Use the {kind} that it was made for, or search a placement for this one."
         )
 
@@ -103,3 +106,13 @@ class DeviceLost(RunnerError):
         named = ", ".join(self.devices) or "a device"
         were = "were" if len(self.devices) > 1 else "was"
         super().__init__(f"{named} {were} lost: {why}{f'. {offer}' if offer else ''}")
+
+
+def _shown(text: str) -> str:
+    """Text as a message has it: what a stranger's file holds may be of any length."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _listed(known: Sequence[str]) -> str:
+    names = ", ".join(map(_shown, known[:_MOST_NAMES]))
+    return names if len(known) <= _MOST_NAMES else f"{names}, and {len(known) - _MOST_NAMES} more"

@@ -43,10 +43,10 @@ class CapturedRun:
             UserError: the run lacks a file or is malformed, or its workload cannot be built again.
             FingerprintMismatch: the workload is another one now.
         """
-        config, where = request.config, str(request.run.path("problem.json"))
+        where = str(request.run.path("problem.json"))
         host = host_from_dict(request.problem().get("host"), where)
-        workload = build_for(request.spec, host, config["train"]["seed"])
-        graph = capture_workload(workload, *read_asked(config.get("micro_batches")))
+        workload = build_for(request.spec, host, request.seed)
+        graph = capture_workload(workload, *read_asked(request.config.get("micro_batches")))
         request.placement.require_graph(graph)
         return cls(request, host, workload, graph)
 
