@@ -82,7 +82,7 @@ class IsolatedRunner:
         program = require_program(problem.graph)
         setup = Setup(
             problem,
-            dataclasses.replace(program, origin=_without_model(program.origin)),
+            dataclasses.replace(program, origin=without_model(program.origin)),
             self._reference,
             () if self._reference is None else planner.retime(self._reference).peak_bytes,
             seed,
@@ -263,6 +263,6 @@ class IsolatedRunner:
         return other
 
 
-def _without_model(origin: Origin) -> Origin:
+def without_model(origin: Origin) -> Origin:
     """What placements need of what the user gave: how the batch is cut."""
     return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
