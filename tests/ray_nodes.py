@@ -8,17 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+FIRST_PRIORITY = {"RAY_worker_niceness": "0"}
+"""Ray's workers would wait for whatever else runs on this machine: their niceness is 15 by default."""
+
 
 @contextmanager
 def ray_nodes(count: int = 2) -> Iterator[Any]:
     """A `ray.cluster_utils.Cluster` of `count` nodes; every process of it has ended afterwards."""
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    session = Path(nodes.head_node.get_session_dir_path()).name
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FIRST_PRIORITY.items():
+            patch.setenv(name, value)
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         for _ in range(count - 1):
             nodes.add_node(num_cpus=1)
+    session = Path(nodes.head_node.get_session_dir_path()).name
+    try:
         yield nodes
     finally:
         nodes.shutdown()
