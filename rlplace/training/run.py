@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.env.rewards import make_reward
-from rlplace.errors import InvalidValue, RunnerError, UnknownName
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import LearnedHost, knowledge_of, load_priors, prior_of
+from rlplace.measure.host_model import LearnedHost, knowledge_of, prior_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
@@ -22,8 +20,6 @@ from rlplace.measure.run.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy.checks import check_fit
-from rlplace.policy.registry import LEARNERS, POLICIES
 from rlplace.report.format import format_clock
 from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
@@ -31,26 +27,20 @@ from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
-from rlplace.search.registry import find
 from rlplace.search.rules import baselines
-from rlplace.search.task import Budget
 from rlplace.store.log import StoreLog
 from rlplace.training.agent.agent import AgentResult
+from rlplace.training.checks import check_names, completed
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
+from rlplace.training.heuristics import HEURISTICS, compile_kernels, place_quickly
+from rlplace.training.methods import GUIDED, LEARNED, POLICY, method_of
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
 from rlplace.training.table import Entry, Table, fill_table
 
 PORTFOLIO = "portfolio"
-HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
-"""Rows that need a handful of simulated placements each."""
-HEURISTIC_EVALUATIONS = 64
-WARM_UP_EVALUATIONS = 400
-"""Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
-annealing, the last."""
 
 
 @one_thread_here()
@@ -90,7 +80,7 @@ def train(
         UnknownName: no such method, policy, learner or reward.
         RunnerError: no placement could be run, or the reference failed.
     """
-    config = _config(config, options)
+    config = completed(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
     root = None if run is None else run.root
@@ -146,8 +136,8 @@ def _train(
     try:
         if run is not None:
             keep_placement(run, problem, simulator.plan(reference), "single")
-        entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
-        _compile_kernels(problem, simulator)
+        entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != method]
+        compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
         own: dict[str, dict[str, Any]] = {
             LEARNED: {
@@ -245,61 +235,6 @@ def _measured(
         )
         budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
     return found
-
-
-def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
-    """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
-
-    Args:
-        config: what a run is to be.
-        is_simulated: whether its host is.
-
-    Raises:
-        UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: a guide, a policy or a learner for a method that takes none, the learner cannot teach the policy,
-            or the policy takes no weights.
-        FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
-    """
-    load_priors(config.search.priors)
-    recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
-    if method not in METHODS and method in POLICIES:
-        raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
-    _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
-    make_reward(recipe.reward, 1.0)
-    GroupingRule.parse(config.grouping)
-    if config.guide is not None and method not in (LEARNED, GUIDED):
-        hint = f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`."
-        raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
-    if method in (POLICY, GUIDED) or config.guide is not None:
-        check_fit(config.guide or config.learn)
-        return
-    for option, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
-        if named is not None:
-            hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
-            raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
-
-
-def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
-    for name in options:
-        if name not in known:
-            raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
-    return dataclasses.replace(config or TrainConfig(), **options)
-
-
-def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
-    """What a heuristic places, in a moment."""
-    found = find(problem, name, simulator, Budget(HEURISTIC_EVALUATIONS))
-    if found.devices is None:
-        why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
-        return Entry(name, None, found.evaluations, why=why)
-    history = found.history if problem.host.is_simulated else ()  # a measured row is not followed by simulated steps
-    return Entry(name, simulator.plan(found.devices), found.evaluations, history=history)
-
-
-def _compile_kernels(problem: Problem, simulator: Simulator) -> None:
-    """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
-    find(problem, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
 
 
 def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:

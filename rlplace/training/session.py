@@ -19,11 +19,12 @@ from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, default_size, describe_problem, versions
 from rlplace.store.log import check_store
+from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.methods import method_of
 from rlplace.training.outcome import TrainResult
-from rlplace.training.run import check_names, methods_of, num_rows, train
+from rlplace.training.run import methods_of, num_rows, train
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:
