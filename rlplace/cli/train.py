@@ -30,6 +30,7 @@ def train(
     track: str = TrainConfig.track,
     overwrite: bool = False,
     in_process: bool = False,
+    cluster: str = TrainConfig.cluster,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -54,6 +55,8 @@ def train(
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
+        cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
+            runs here, else one that is started here), or the ADDRESS of one
         json: print the result as one JSON object on stdout
         quiet: no progress
     """
@@ -67,6 +70,7 @@ def train(
         constraints=placing.constraints(found),
         isolated=False if in_process else None,
         track=track,
+        cluster=cluster,
         store=storing.store,
         search=search,
         learn=learn,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.cluster import Cluster, reach
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import LearnedHost, knowledge_of, prior_of
@@ -35,6 +37,7 @@ from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, place_quickly
 from rlplace.training.methods import GUIDED, LEARNED, POLICY, method_of
+from rlplace.training.on_cluster import agent_for, make_evaluator, num_machines, search_on_cluster
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
 from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
 from rlplace.training.side_by_side import search_side_by_side
@@ -78,15 +81,19 @@ def train(
         FileProblem: a store was named that cannot be opened.
         InvalidValue: an unknown option, or one out of range.
         UnknownName: no such method, policy, learner or reward.
-        RunnerError: no placement could be run, or the reference failed.
+        MissingExtra: a cluster is asked for, and Ray is not installed.
+        RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
     """
     config = completed(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
     root = None if run is None else run.root
     try:
-        with measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log:
-            result = _train(problem, config, start, run, progress, tracker, log)
+        with (
+            reach(config.cluster, say=progress.say) as cluster,
+            measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log,
+        ):
+            result = _train(problem, config, start, run, progress, tracker, log, cluster)
         if is_own:
             progress.say(afterwards(result.durations, result.expected))
         return result
@@ -103,6 +110,7 @@ def _train(
     progress: Progress,
     tracker: Tracker,
     log: StoreLog | None,
+    cluster: Cluster | None,
 ) -> TrainResult:
     """As `train`, with everything given."""
     methods = methods_of(config, problem.host)
@@ -132,7 +140,16 @@ def _train(
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log, isolated=config.isolated)
+    evaluator = make_evaluator(
+        cluster,
+        problem,
+        simulator,
+        reference,
+        seed=config.seed,
+        log=log,
+        isolated=config.isolated,
+        say=progress.say,
+    )
     try:
         if run is not None:
             keep_placement(run, problem, simulator.plan(reference), "single")
@@ -141,7 +158,7 @@ def _train(
         heuristics_s = watch.lap_s()
         own: dict[str, dict[str, Any]] = {
             LEARNED: {
-                "config": config.agent,
+                "config": agent_for(config.agent, evaluator),
                 "known": known,
                 "prior": prior,
                 "guide": config.guide,
@@ -157,7 +174,8 @@ def _train(
         if evaluator.is_measured:
             found = _measured(evaluator, config, options, single_s, keeper, progress, tracker)
         else:
-            found = search_side_by_side(
+            search = search_side_by_side if cluster is None else partial(search_on_cluster, cluster)
+            found = search(
                 options,
                 problem,
                 config.budget_s,
@@ -218,7 +236,8 @@ def _measured(
     tracker: Tracker,
 ) -> dict[str, LoopResult]:
     """Every method in turn: the same time, and as many measured placements as the first one came to."""
-    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
+    reference_s = single_s / num_machines(evaluator)
+    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, reference_s)
     found: dict[str, LoopResult] = {}
     for method, options in methods.items():
         progress.say(f"search: {method}, {format_clock(budget.seconds)}")

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.cluster import check_cluster
 from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
@@ -51,6 +52,7 @@ def run_training(
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
     Raises:
+        MissingExtra: a cluster is asked for, and Ray is not installed.
         FileProblem: the folder exists and `overwrite` is not given, another run is writing into it, or a store was
             named that cannot be opened.
         RunnerError: another search measures here, and nobody wants to wait.
@@ -63,6 +65,7 @@ def run_training(
     constraints = config.constraints or Constraints()
     constraints.check_devices(*named)
     check_names(config, is_simulated=host.is_simulated)
+    check_cluster(config.cluster)
     if not host.is_simulated:
         check_store(config.store)
     progress = make_progress(is_quiet=is_quiet)

@@ -33,6 +33,7 @@ def search_side_by_side(
     tracker: Tracker,
     single_s: float = float("nan"),
     on_best: Callable[[str, Plan, float], None] = lambda method, plan, step_time_s: None,
+    threads: int | None = None,
 ) -> dict[str, LoopResult]:
     """The best placement that each method finds while all of them search for `seconds`.
 
@@ -49,8 +50,9 @@ def search_side_by_side(
         tracker: told what is learned, and the best of each method so far.
         single_s: step time on the best single device.
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
+        threads: of each simulator; by default all cores are shared out.
     """
-    threads = max(len(usable_cores()) // len(methods), 1)
+    threads = threads or max(len(usable_cores()) // len(methods), 1)
     figures = {name: _Figures(tracker) for name in methods}
     tasks = {
         name: Task(
