@@ -37,11 +37,16 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: a guide, a policy or a learner for a method that takes none, the learner cannot teach the policy,
-            or the policy takes no weights.
+        InvalidValue: evaluations on a host that is measured, a guide, a policy or a learner for a method that takes
+            none, the learner cannot teach the policy, or the policy takes no weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
+    if config.evaluations is not None and not is_simulated:
+        hint = "A search that measures has a budget of time: `--budget`."
+        raise InvalidValue(
+            "evaluations", config.evaluations, "none on a host that is measured", where="train", hint=hint
+        )
     recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
     if method not in METHODS and method in POLICIES:
         raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")

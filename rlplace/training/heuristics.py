@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from rlplace.errors import UserError
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.failure import Failure
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
 from rlplace.training.table import Entry
@@ -18,7 +22,12 @@ annealing, the last."""
 
 def place_quickly(problem: Problem, simulator: Simulator, name: str) -> Entry:
     """What a heuristic places, in a moment."""
-    found = find(problem, name, simulator, Budget(EVALUATIONS))
+    try:
+        found = find(problem, name, simulator, Budget(EVALUATIONS))
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: one that failed is one row, not the run
+        return Entry(name, None, 0, failure=Failure.of(error))
     if found.devices is None:
         why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
         return Entry(name, None, found.evaluations, why=why)
@@ -28,4 +37,5 @@ def place_quickly(problem: Problem, simulator: Simulator, name: str) -> Entry:
 
 def compile_kernels(problem: Problem, simulator: Simulator) -> None:
     """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
-    find(problem, WARM_UP, simulator, Budget(WARM_UP_EVALUATIONS))
+    with contextlib.suppress(Exception):  # its own row will say so
+        find(problem, WARM_UP, simulator, Budget(WARM_UP_EVALUATIONS))

@@ -63,6 +63,18 @@ def test_the_methods_of_a_simulated_host_are_tasks_and_the_run_is_as_any(
     assert main(["simulate", WORKLOAD, "--host", "4xV100-pcie", "--placement", str(run / "placement.json")]) == 0
 
 
+def test_under_a_budget_of_evaluations_it_finds_what_this_machine_finds(cluster: Cluster, tmp_path: Path) -> None:
+    found = []
+    for word in ("off", cluster.address):
+        run = tmp_path / word[:3]
+        words = ["train", WORKLOAD, "--host", "4xV100-pcie", "--evaluations", "200", "--method", "anneal", "--quiet"]
+        assert main([*words, "--cluster", word, "--run", str(run)]) == 0
+        searched = json.loads((run / "search.json").read_text())["methods"]
+        histories = {name: [[*best[:2], best[3]] for best in one["history"]] for name, one in searched.items()}
+        found.append(((run / "placement.json").read_bytes(), histories))
+    assert found[0] == found[1]
+
+
 def test_searches_on_real_hosts_measure_on_every_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), torch.randn(3, 8), lambda y: y.sum(), "sgd")
     costs = Costs(np.full((graph.num_ops, 2), 0.01), "estimated")

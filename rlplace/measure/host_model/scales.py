@@ -91,7 +91,7 @@ class Scales:
         self.overhead_at = add("overhead", "every op", prior.overhead if prior.overhead_s > 0 else 0.0)
         has_dispatcher = any(device.dispatcher for device in host.devices)
         self.dispatch_at = add("dispatch", "every launch", prior.dispatch if has_dispatcher else 0.0)
-        self._slowdown = _slowdown(host, prior)
+        self._slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
         self.items = tuple(items)
         self.deviation = np.array([item.deviation for item in items])
@@ -150,7 +150,7 @@ def _numbered(words: object) -> tuple[NDArray[np.int64], list[str]]:
     return places.reshape(-1), distinct.tolist()
 
 
-def _slowdown(host: Host, prior: Prior) -> NDArray[np.float64]:
+def slowdown_of(host: Host, prior: Prior) -> NDArray[np.float64]:
     """(D, D) co-run slowdown before anything is measured: the host's, and the prior's where devices share a memory."""
     pools = [device.memory_pool or device.name for device in host.devices]
     given = np.array(host.corun_slowdown or np.zeros((len(pools), len(pools))))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import faulthandler
-import fcntl
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -57,17 +54,16 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
     """Runs a worker until nobody asks it any more.
 
     Args:
-        ends: descriptors: of the messages, of a pipe that ends with the process that asks, of the packed parts, of the
-            board, and of the file for stacks.
+        ends: descriptors: of the messages, of a pipe that ends with the process that asks (`end_with`), of the packed
+            parts, of the board, and of the file for stacks.
         index: of the packed parts.
     """
     for file in ends:  # a process that an op starts must not keep them open
         os.set_inheritable(file, False)
-    messages, alive, shared, board, stacks = ends
+    messages, _, shared, board, stacks = ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; who asks decides
     faulthandler.enable(file=stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    _end_with(alive)
     memory_watch.volunteer_to_die()
     connection: Connection[Any, Any] = Connection(messages)
     try:
@@ -236,20 +232,3 @@ def _asking(connection: Connection[Any, Any], other: int) -> Timer:
         raise RunnerError(answer.why)
 
     return timer
-
-
-def _end_with(alive: int) -> None:
-    """Has this process end when the one that asks is gone: when the other end of the pipe `alive` is closed.
-
-    A signal of the kernel does it, also while an op hangs in native code; where there is none, a thread.
-    """
-    with contextlib.suppress(OSError):
-        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
-        fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-
-    def wait() -> None:
-        os.read(alive, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="rlplace lifeline", daemon=True).start()
