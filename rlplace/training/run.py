@@ -183,6 +183,8 @@ def _train(
         entries += [_entry(method, found[method]) for method in methods]
         if evaluator.num_recalled:
             progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
+        if evaluator.num_repeated:
+            progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
         table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
         if table is None:
             progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")

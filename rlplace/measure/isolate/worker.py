@@ -18,6 +18,7 @@ from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
+from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.board import Board
@@ -26,9 +27,11 @@ from rlplace.measure.isolate.messages import (
     Done,
     Failed,
     Fault,
+    Profile,
     Race,
     Ready,
     Request,
+    Said,
     Setup,
     Step,
     Timed,
@@ -140,6 +143,8 @@ class _Worker:
         if isinstance(request, Step):
             return self._step(request)
         self._steps = {}
+        if isinstance(request, Profile):
+            return self._profile(request)
         return self._race(request) if isinstance(request, Race) else self._trace(request)
 
     def _step(self, request: Step) -> float:
@@ -163,6 +168,17 @@ class _Worker:
     def _trace(self, request: Trace) -> Any:
         self._plans.learn([request.plan], [request.peaks])
         return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
+
+    def _profile(self, request: Profile) -> NDArray[np.float64]:
+        costs = profile_costs(
+            self._problem.graph,
+            self._problem.host,
+            num_steps=request.num_steps,
+            warmup=request.warmup,
+            on_progress=lambda line: self._connection.send(Said(line)),
+            watch=self._board,
+        )
+        return costs.op_time_s
 
     def _is_fatal(self, error: Exception) -> bool:
         """Whether others cannot be measured here after it: the GPU is lost, or memory that the op may still hold."""

@@ -59,7 +59,7 @@ def solve(
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task, start=start)
         return None
-    config = config or AgentConfig()
+    config = (config or AgentConfig()).on(is_known=knowledge is not None)
     seed, problem = int(task.generator.integers(2**31)), task.problem if known is None else known.problem
     guided = _guide(problem, guide, seed, learner_file)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
