@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import mmap
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,13 +88,15 @@ class MeasuringNode:
         self._runner: Runner | None = None
         self._held = contextlib.ExitStack()
 
-    def prepare(self, data: bytes, index: Section) -> str:
+    def prepare(self, data: bytes, index: Section, path: Sequence[str]) -> str:
         """Makes the node ready for `measure`; returns why it cannot measure for whoever asks, empty where it can.
 
         Args:
             data: of `pack`.
             index: likewise.
+            path: where whoever asks imports from; folders that are here too are searched last.
         """
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         try:
             sent: Sent = _unpacked(data, index)
             if refused := refusal(sent.problem.host, sent.driver):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,7 @@ class NodePool:
 
     def _started(self, node: Node) -> _Worker:
         actor = self._actor(MeasuringNode, node).remote()
-        return _Worker(f"{node.name} ({node.id[:6]})", actor, actor.prepare.remote(self._data, self._index))
+        return _Worker(f"{node.name} ({node.id[:6]})", actor, actor.prepare.remote(self._data, self._index, sys.path))
 
     def _actor(self, kind: type, node: Node) -> Any:
         """An actor that has all of a node."""
@@ -135,7 +136,7 @@ class NodePool:
         """The end of a job whose node was lost, or could not go on; one that was only restarted is prepared again."""
         errors, why = self._ray.exceptions, f"node {worker.name}: {_words(error)}"
         if job is not None and isinstance(error, errors.RayActorError):
-            worker.answer = worker.actor.prepare.remote(self._data, self._index)
+            worker.answer = worker.actor.prepare.remote(self._data, self._index, sys.path)
             self._say(f"node {worker.name} was lost while it measured; its plans are given to others")
         else:
             self._drop(worker, f"measures no more: {_words(error)}")

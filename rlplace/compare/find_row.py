@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlplace.compare.row import Row
-from rlplace.errors import MissingExtra, RunnerError
+from rlplace.errors import MissingExtra, UserError
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Objective, Simulator
+from rlplace.search.failure import Failure
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.training.methods import LEARNED, METHODS
@@ -73,8 +74,11 @@ def find_row(
         found = find(problem, name, simulator, budget, seed=seed)
     except MissingExtra as error:
         return Row(name, seed, "skipped", why=str(error))
-    except (RunnerError, MemoryError) as error:  # a program or a solver that failed is one row, not the table
-        return Row(name, seed, "error", plan_s=time.monotonic() - begin, why=str(error) or "out of memory")
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: a method that failed is one row, not the table
+        failed, spent_s = Failure.of(error), time.monotonic() - begin
+        return Row(name, seed, "error", plan_s=spent_s, why=failed.why, traceback=failed.traceback)
     return _row(simulator, name, seed, found, budget)
 
 

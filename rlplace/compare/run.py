@@ -134,7 +134,7 @@ def compare(
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
-    Methods search on the simulator. A method that lacks its extra, or fails, gives a row that says so. Ctrl-C ends the
+    Methods search on the simulator. A method that lacks its extra, or raises, gives a row that says so. Ctrl-C ends the
     search: what was found until then is compared as simulated.
 
     Args:

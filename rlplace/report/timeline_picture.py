@@ -253,7 +253,18 @@ def _number_runs(
 
 
 def _bar_text(axes: Axes, x_ms: float, y: float, text: str, color: str, size: float) -> None:
-    axes.text(x_ms, y, text, ha="center", va="center", fontsize=size, color=color, zorder=4, clip_on=True)
+    axes.text(
+        x_ms,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=size,
+        color=color,
+        zorder=4,
+        clip_on=True,
+        parse_math=False,
+    )
 
 
 def _op_labels(lane: _Lane, timeline: Timeline, graph: OpGraph, width_ms: float) -> list[tuple[int, str]]:
@@ -281,6 +292,7 @@ def _lane_text(axes: Axes, y: float, text: str, *, size: float, color: str, weig
         fontsize=size,
         color=color,
         fontweight=weight,
+        parse_math=False,
     )
 
 
@@ -288,7 +300,17 @@ def _head(figure: Figure, title: str, facts: str, patches: Sequence[Patch]) -> N
     """Title and facts on the left, legend on the right."""
     height_in = figure.get_figheight()
     left, right = 0.25 / _WIDTH_IN, 1 - _RIGHT_IN / _WIDTH_IN
-    figure.text(left, 1 - 0.26 / height_in, title, ha="left", va="top", fontsize=15, color=_INK, fontweight="bold")
+    figure.text(
+        left,
+        1 - 0.26 / height_in,
+        title,
+        ha="left",
+        va="top",
+        fontsize=15,
+        color=_INK,
+        fontweight="bold",
+        parse_math=False,
+    )
     figure.text(left, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=_FAINT_INK)
     figure.legend(
         handles=patches,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,19 @@ class OpenHost(Measurer, PlanMeasurer, Protocol):
         ...
 
 
+@runtime_checkable
+class LateHost(OpenHost, Protocol):
+    """A host that gives measurements as they come: those of some plans later than those of others."""
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """Takes plans to be measured, and gives the measurements that have come of these and of earlier ones.
+
+        Every plan is given back once, with its measurement. With `is_all` it waits for all that were ever taken; then
+        those of `plans` come last, in their order.
+        """
+        ...
+
+
 class Observer(Protocol):
     """Watches a task; what it does must not change what is found."""
 
@@ -91,6 +104,7 @@ class Task:
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
         measurements: placements run on the host so far.
         history: the best so far wherever it improved, the first feasible placement among them.
+        raced: plans that an interrupted search, which this one goes on with, had measured, with their measurements.
     """
 
     def __init__(
@@ -109,6 +123,7 @@ class Task:
         if seed < 0:
             raise InvalidValue("seed", seed, "a whole number >= 0", where="search")
         self.generator = np.random.default_rng(seed)
+        self._seed = seed
         self.host = host
         self.evaluations = 0
         self.measurements = 0
@@ -118,12 +133,13 @@ class Task:
         self._best_priorities: NDArray[np.float64] | None = None
         self.lower_bound_s = 0.0
         self.history: list[BestSoFar] = []
+        self.raced: Sequence[tuple[Sequence[Plan], Sequence[Measurement]]] = ()
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
         self._plan_timer = timer if isinstance(timer, PlanTimer) else None
         self._observer = observer
         self._is_stopped = False
         self._begin = time.monotonic()
-        self._scoring_s = 0.0
+        self._scoring_s, self._evaluations_before = 0.0, 0
 
     @property
     def is_serial(self) -> bool:
@@ -142,6 +158,12 @@ class Task:
             assert self.best_devices is not None
             self._best_plan = self._plan_timer.plan_and_time(self.best_devices, self._best_priorities)[0]
         return self._best_plan
+
+    @property
+    def best_found(self) -> tuple[NDArray[np.int32] | None, Plan | None, NDArray[np.float64] | None]:
+        """Devices of the best placement, its plan where it was scored as one, and the priorities that it was scored
+        with; for another thread, which finds them a moment old, and perhaps not of one moment."""
+        return self.best_devices, self._best_plan, self._best_priorities
 
     @property
     def elapsed_s(self) -> float:
@@ -180,12 +202,42 @@ class Task:
         left = max(0.0, share - self.spent)
         if math.isfinite(self.budget.evaluations):
             return left * self.budget.evaluations
-        return left * self.budget.seconds * self.evaluations / max(self._scoring_s, 1e-9)
+        evaluations = self.evaluations - self._evaluations_before
+        return left * self.budget.seconds * evaluations / max(self._scoring_s, 1e-9)
 
     @property
     def is_spent(self) -> bool:
         """Whether nothing more may be scored."""
         return self._is_stopped or self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
+
+    def resume(
+        self,
+        *,
+        evaluations: int,
+        measurements: int,
+        elapsed_s: float,
+        plan: Plan | None = None,
+        history: Sequence[BestSoFar] = (),
+        raced: Sequence[tuple[Sequence[Plan], Sequence[Measurement]]] = (),
+    ) -> None:
+        """Goes on with the account of an interrupted search: what that spent is spent here, its best is the best here.
+
+        Draws go on from elsewhere, or the same would be tried again.
+
+        Args:
+            evaluations: placements that it scored.
+            measurements: placements that it ran.
+            elapsed_s: wall time that it took.
+            plan: its best placement; the last of `history` is of it.
+            history: its best so far wherever it improved.
+            raced: the plans that it measured, race by race, with their measurements.
+        """
+        self.evaluations, self.measurements, self._evaluations_before = evaluations, measurements, evaluations
+        self._begin -= elapsed_s
+        self.generator = np.random.default_rng((self._seed, evaluations, measurements))
+        self.raced = raced
+        if plan is not None:
+            self.best_devices, self._best_plan, self.history = np.array(plan.devices), plan, list(history)
 
     def stop(self) -> None:
         """Ends the budget now, from any thread; the method notices when it asks next."""
@@ -278,6 +330,19 @@ class Task:
             return []
         self.measurements += len(plans)
         return self.host.measure_plans(plans)
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """As `measure_plans`, but a `LateHost` gives what has come: of these plans and of earlier ones.
+
+        Args:
+            plans: to be measured; each counts now.
+            is_all: wait for all that were asked for.
+        """
+        plans = plans[: max(0, self.budget.measurements - self.measurements)]
+        if isinstance(self.host, LateHost):
+            self.measurements += len(plans)
+            return self.host.measure_some(plans, is_all=is_all)
+        return list(zip(plans, self.measure_plans(plans)))
 
     def count(self, evaluations: int) -> None:
         """Counts placements that the method scored by itself, on the problem under other figures."""

@@ -15,7 +15,7 @@ from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Done, Fault, Race, Request, Setup, Step, Trace
+from rlplace.measure.isolate.messages import Done, Fault, Profile, Race, Request, Setup, Step, Trace
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.settings import TorchSettings
@@ -213,7 +213,7 @@ class IsolatedRunner:
         def limit_s() -> float:
             if isinstance(request, Step):
                 return self._limits.longest_s
-            if isinstance(request, Trace) or not board.is_made or board.contender >= len(request.plans):
+            if isinstance(request, Trace | Profile) or not board.is_made or board.contender >= len(request.plans):
                 return MAKING_S
             if board.contender == REFERENCE:
                 return self._limits.longest_s

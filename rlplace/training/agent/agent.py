@@ -104,7 +104,7 @@ def learn_host(
     if not budget.measurements:
         hint = "For example: Budget(measurements=16)."
         raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
-    config = config or AgentConfig()
+    config = (config or AgentConfig()).on(is_known=knowledge is not None)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge)
     begin = time.monotonic()
     evaluations = budget.evaluations
@@ -162,6 +162,7 @@ class Agent:
         self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
         self._measured: dict[str, tuple[Plan, list[float]]] = {}
+        self._expected: dict[str, Plan] = {}
         self._history: list[BestSoFar] = []
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
@@ -197,9 +198,12 @@ class Agent:
         posterior, config = self.posterior, self._config
         mean = Simulator(posterior.problem, threads=1)
         if not self._proposer.evaluations:
-            whole = Budget(each.evaluations * count, each.seconds * count)
+            share = config.known_share if self._is_known else 1.0
+            whole = _scaled(each, count * share)
             found = self._proposer.first(mean, count, whole, has_probes=not (self.num_measured or self._is_known))
-            return [mean.plan(devices) for devices in found]
+            if not self._is_known or not self._has_choice:
+                return [mean.plan(devices) for devices in found]
+            each = _scaled(each, 1.0 - share)
         if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
             return []
         size = config.num_compared(each.evaluations * count)
@@ -227,7 +231,8 @@ class Agent:
         if size:
             evaluations, seconds = evaluations - size * config.draws / count, seconds * (1.0 - config.compared_share)
         num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
-        seen = [plan.devices for plan, _ in self._measured.values()]
+        taken = self._taken()
+        seen = [plan.devices for plan in taken.values()]
         firsts: dict[str, Plan] = {}
         others: dict[str, Plan] = {}
         for place in range(TRIES * count):
@@ -242,7 +247,7 @@ class Agent:
             found = self._proposer.next(simulator, budget, seen, is_first=place == 0)
             planner = simulator if isinstance(simulator, Simulator) and not size else mean
             plans = {plan.fingerprint: plan for plan in map(planner.plan, found[: max(size // (3 * count), 1)])}
-            new = [name for name in plans if name not in firsts and name not in others and name not in self._measured]
+            new = [name for name in plans if name not in firsts and name not in others and name not in taken]
             if new:
                 firsts[new[0]] = plans[new[0]]
                 seen.append(plans[new[0]].devices)
@@ -250,7 +255,7 @@ class Agent:
             if len(firsts) == count:
                 break
         if size and firsts:
-            others |= self._more(mean, next(iter(firsts.values())), size, {*firsts, *others, *self._measured}, seen)
+            others |= self._more(mean, next(iter(firsts.values())), size, {*firsts, *others, *taken}, seen)
         return [*firsts.values(), *others.values()]
 
     def _drawn(self, posterior: Posterior) -> Simulator:
@@ -260,12 +265,20 @@ class Agent:
         self, mean: Simulator, best: Plan, size: int, known: set[str], seen: list[NDArray[np.int32]]
     ) -> dict[str, Plan]:
         """Plans of placements that were found before, and of relabelled ones, so that there are about `size`."""
-        left = max(size - len(known) + len(self._measured), 0)
+        left = max(size - len(known) + len(self._taken()), 0)
         found = self._proposer.known(mean, left // 2 if self._config.is_permuted else left, seen)
         if self._config.is_permuted:
             found += self._proposer.relabelled(mean, best.devices, left - len(found))
         plans = {plan.fingerprint: plan for plan in map(mean.plan, found)}
         return {fingerprint: plan for fingerprint, plan in plans.items() if fingerprint not in known}
+
+    def expect(self, plans: Sequence[Plan]) -> None:
+        """Takes note that plans are being measured: they are proposed no more."""
+        self._expected |= {plan.fingerprint: plan for plan in plans}
+
+    def _taken(self) -> dict[str, Plan]:
+        """Plans that were measured, or are being measured, by fingerprint."""
+        return {name: plan for name, (plan, _) in self._measured.items()} | self._expected
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
         """Fits the host model to these measurements too.
@@ -278,6 +291,7 @@ class Agent:
         self._judge(plans, times_s)
         self.num_measured += len(plans)
         for plan, step_s in zip(plans, times_s, strict=True):
+            self._expected.pop(plan.fingerprint, None)
             self._measured.setdefault(plan.fingerprint, (plan, []))[1].append(step_s)
             if step_s < (self._history[-1].best_s if self._history else math.inf):
                 seconds = time.monotonic() - self._begin
@@ -312,6 +326,14 @@ class Agent:
         self._missed += both.sum(axis=1)
         if both.size:
             self._last_error = float(np.median(both[1]))
+
+
+def _scaled(budget: Budget, share: float) -> Budget:
+    """So much of it, at least one placement simulated."""
+    evaluations = budget.evaluations * share
+    if math.isfinite(evaluations):  # whole: a rounding error must not change a search
+        evaluations = max(round(evaluations), 1)
+    return Budget(evaluations, budget.seconds * share)
 
 
 def _freed(prior: Prior) -> Prior:
