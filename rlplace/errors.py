@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _MOST_CHARACTERS = 400
 _MOST_NAMES = 200
 
 
 class RlplaceError(Exception):
-    """Root of every error that rlplace raises on purpose."""
+    """Root of every error that rlplace raises on purpose; it can be pickled, so that it crosses processes whole."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: by its facts, as the message is made of them once only."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[RlplaceError], args: tuple[Any, ...], facts: dict[str, Any]) -> RlplaceError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class UserError(RlplaceError):

@@ -23,7 +23,7 @@ from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
-BESIDE_RESUME = ("resume", "budget", "json", "quiet", "no-wait", "in-process")
+BESIDE_RESUME = ("resume", "budget", "json", "quiet", "no-wait", "in-process", "cluster")
 """Options that go with `--resume`; all others are as the run was started."""
 BESIDE_HOST = ("host", "run", "overwrite", "gangs", "pin", "exclude", "together")
 """Those that go with it where `--host` names another host."""
@@ -48,6 +48,7 @@ def train(
     track: str = TrainConfig.track,
     overwrite: bool = False,
     in_process: bool = False,
+    cluster: str = TrainConfig.cluster,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -77,15 +78,17 @@ def train(
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
+        cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
+            runs here, else one that is started here), or the ADDRESS of one
         json: print the result as one JSON object on stdout
         quiet: no progress; the table stays, but beside `--json`
     """
     if resume is not None:
         shown = {"is_quiet": quiet, "is_table": not (quiet and json), "is_waiting": not storing.no_wait}
         if "host" in given_options():
-            result = _elsewhere(resume, workload, placing, host, run, budget, overwrite, in_process, shown)
+            result = _elsewhere(resume, workload, placing, host, run, budget, overwrite, in_process, cluster, shown)
         else:
-            result = _resumed(resume, workload, budget, in_process, shown)
+            result = _resumed(resume, workload, budget, in_process, cluster, shown)
         if json:
             print_json(result)
         return
@@ -105,6 +108,7 @@ def train(
         constraints=placing.constraints(found),
         isolated=False if in_process else None,
         track=track,
+        cluster=cluster,
         store=storing.store,
         search=search,
         learn=learn,
@@ -131,7 +135,7 @@ def train(
 
 
 def _resumed(
-    folder: Path, workload: str | None, budget: float, in_process: bool, shown: dict[str, bool]
+    folder: Path, workload: str | None, budget: float, in_process: bool, cluster: str, shown: dict[str, bool]
 ) -> dict[str, Any]:
     _check_given(BESIDE_RESUME)
     from rlplace.training.session import resume_training
@@ -141,6 +145,7 @@ def _resumed(
         workload=workload,
         budget_s=budget if "budget" in given_options() else None,
         isolated=False if in_process else None,
+        cluster=cluster if "cluster" in given_options() else None,
         **shown,
     )
 
@@ -154,6 +159,7 @@ def _elsewhere(
     budget: float,
     overwrite: bool,
     in_process: bool,
+    cluster: str,
     shown: dict[str, bool],
 ) -> dict[str, Any]:
     _check_given((*BESIDE_RESUME, *BESIDE_HOST))
@@ -172,6 +178,7 @@ def _elsewhere(
         budget_s=budget if "budget" in given_options() else None,
         constraints=constraints,
         isolated=False if in_process else None,
+        cluster=cluster if "cluster" in given_options() else None,
         overwrite=overwrite,
         **shown,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.cluster.evaluator import ClusterEvaluator
 from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
@@ -109,7 +110,7 @@ def search_and_measure(
             progress.say(f"{method} raised {failure.why}: what it found until then counts")
         loop.end_search(learned, failure)
     loop.report()
-    while (count := min(BATCH, task.measurements_left)) > 0:
+    while (count := min(BATCH * loop.num_workers, task.measurements_left)) > 0:
         batch = loop.promising(count)
         if not len(batch):
             break
@@ -159,6 +160,7 @@ class _Loop:
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
         self._ran: list[tuple[Plan, float]] = []
+        self._late = evaluator if isinstance(evaluator, ClusterEvaluator) else None
         self._task: Task | None = None
         self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
         self._journal, self._is_searched = journal, False
@@ -173,6 +175,11 @@ class _Loop:
     def num_scored(self) -> int:
         """Placements simulated so far, also those that the method counted by itself."""
         return self._task.evaluations if self._task is not None else 0
+
+    @property
+    def num_workers(self) -> int:
+        """Machines that measure."""
+        return 1 if self._late is None else self._late.num_workers
 
     def watch(self, task: Task) -> None:
         """Takes the number of placements simulated from `task`."""
@@ -275,7 +282,20 @@ class _Loop:
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """Races `plans` on the host, but for those that were raced before."""
         with self._noting():
-            return self._race(plans, ROUND, is_recalled=True)
+            if self._late is None:
+                return self._race(plans, ROUND, is_recalled=True)
+            came = self.measure_some(plans, is_all=True)
+            return [outcome for _, outcome in came[len(came) - len(plans) :]]
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """As `LateHost` says, where a cluster measures; elsewhere all of `plans`, now."""
+        if self._late is None:
+            return list(zip(plans, self.measure_plans(plans), strict=True)) if plans else []
+        with self._noting():
+            came = self._late.measure_some(plans, ROUND, deadline_s=self._end_s, is_all=is_all)
+        if came:
+            self._record([plan for plan, _ in came], [outcome for _, outcome in came], ROUND)
+        return came
 
     def trace(self, plan: Plan) -> Timeline:
         """A typical step of `plan`, op by op."""
@@ -284,6 +304,7 @@ class _Loop:
 
     def decide(self) -> Plan | None:
         """The best of the best measured placements, raced against each other while there is time."""
+        self.measure_some([], is_all=True)
         best = self.candidates.best_measured(FINALISTS)
         finalists = [one.plan for one in best if np.isfinite(one.ratio) and one.plan is not None]
         if len(finalists) > 1 and self._clock() < self._end_s:
@@ -321,6 +342,11 @@ class _Loop:
 
     def _race(self, plans: Sequence[Plan], protocol: RaceProtocol, *, is_recalled: bool = False) -> list[Measurement]:
         measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s, is_recalled=is_recalled)
+        self._record(plans, measurements, protocol)
+        return measurements
+
+    def _record(self, plans: Sequence[Plan], measurements: Sequence[Measurement], protocol: RaceProtocol) -> None:
+        """Takes in what the host said of plans, and tells people."""
         self.candidates.record(plans, measurements)
         self._ran += [(plan, measurement.ratio) for plan, measurement in zip(plans, measurements) if measurement.ok]
         self._races.append(Race(tuple(plans), tuple(measurements), protocol is FINAL))
@@ -347,7 +373,6 @@ class _Loop:
         if self._improved:
             self._tracker.log_best_so_far(self._method, self._now(), self.single_s)
         self.report()
-        return measurements
 
     @contextmanager
     def _noting(self) -> Iterator[None]:

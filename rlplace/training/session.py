@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.cluster import check_cluster
 from rlplace.errors import FileProblem, RlplaceError
 from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
@@ -66,6 +67,7 @@ def run_training(
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
     Raises:
+        MissingExtra: a cluster is asked for, and Ray is not installed.
         FileProblem: the folder exists and `overwrite` is not given, another run is writing into it, a store was named
             that cannot be opened, or the disk is full.
         RunnerError: another search measures here, and nobody wants to wait.
@@ -93,6 +95,7 @@ def resume_training(
     workload: str | None = None,
     budget_s: float | None = None,
     isolated: bool | None = None,
+    cluster: str | None = None,
     is_quiet: bool = False,
     is_table: bool = True,
     is_waiting: bool = True,
@@ -107,6 +110,7 @@ def resume_training(
         workload: the workload again, where it is a user's function: code is imported only if the user names it.
         budget_s: seconds of search in all, more than the run was given; None leaves it at that.
         isolated: whether placements are measured in a worker process; None: as the run was started.
+        cluster: as of `TrainConfig`; None: as the run was started.
         is_quiet: show no progress.
         is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
@@ -131,6 +135,8 @@ def resume_training(
             return _answer(run, progress)
         if isolated is not None:
             request = dataclasses.replace(request, config=dataclasses.replace(request.config, isolated=isolated))
+        if cluster is not None:
+            request = dataclasses.replace(request, config=dataclasses.replace(request.config, cluster=cluster))
         check_request(request)
         with measuring_alone(request.host, say=progress.say, run=folder, is_waiting=is_waiting):
             progress.say(f"going on with {folder}: {request.spec} on {request.host.name}")
@@ -158,6 +164,7 @@ def check_request(request: Request) -> None:
     constraints = request.config.constraints or Constraints()
     constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
     check_names(request.config, is_simulated=host.is_simulated)
+    check_cluster(request.config.cluster)
     if not host.is_simulated:
         check_store(request.config.store)
 

@@ -45,6 +45,7 @@ def resume_elsewhere(
     budget_s: float | None = None,
     constraints: Constraints | None = None,
     isolated: bool | None = None,
+    cluster: str | None = None,
     overwrite: bool = False,
     is_quiet: bool = False,
     is_table: bool = True,
@@ -65,6 +66,7 @@ def resume_elsewhere(
         budget_s: seconds of search; as of the run where None.
         constraints: pins, exclusions and what stays together, instead of the run's.
         isolated: whether placements are measured in a worker process; None: as the run was started.
+        cluster: machines that search; None: as the run was started.
         overwrite: whether there may be a run in `new_folder` already.
         is_quiet: no progress.
         is_table: print the table.
@@ -81,6 +83,7 @@ def resume_elsewhere(
     known = read_known(old, workload)
     progress = make_progress(is_quiet=is_quiet)
     config = _config(read_request(old).config, host, budget_s, isolated, progress.say)
+    config = config if cluster is None else dataclasses.replace(config, cluster=cluster)
     with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
         made = replaced(known, host, say=progress.say, constraints=constraints, isolated=isolated)
         for line in device_lines(made.match):

@@ -101,6 +101,7 @@ class _Plain:
     evaluations: int | None = None
     isolated: bool | None = None
     track: str = "disabled"
+    cluster: str = "off"
     store: str = "auto"
 
 
