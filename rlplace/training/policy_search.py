@@ -20,7 +20,8 @@ from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.warm_starts import try_all
-from rlplace.search.task import Measuring, Simulating, Task
+from rlplace.search.task import Task
+from rlplace.search.task_measurers import Measuring, Simulating
 
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,18 @@ from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, knowledge_of, prior_of
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import check_has_values
-from rlplace.measure.run.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager_recipe import EagerRecipe, Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
-from rlplace.runs.durations import Durations, Stopwatch
+from rlplace.runs.durations import Durations, Stopwatch, cut_words, limit_s
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
@@ -140,6 +143,7 @@ def _train(
             isolated=config.isolated,
             before=journal.calibration,
             on_measured=journal.keep_calibration,
+            most_s=limit_s(config.budget_s),
         )
     calibration_s = watch.lap_s()
     simulator = Simulator(problem)
@@ -188,7 +192,7 @@ def _train(
         table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
         if table is None:
             progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
-            table = _table(problem, evaluator, entries, config)
+            table = _table(problem, evaluator, entries, config, progress)
             if table.best and evaluator.is_measured:
                 journal.keep_table(table)
         if not table.best:
@@ -232,13 +236,21 @@ def num_rows(methods: tuple[str, ...]) -> int:
     return len({*HEURISTICS, *methods}) + 2
 
 
-def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:
-    rounds = config.search.table_rounds
+def _table(
+    problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig, progress: Progress
+) -> Table:
+    rounds, deadline_s = config.search.table_rounds, time.monotonic() + limit_s(config.budget_s)
     protocol = RaceProtocol(max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
     eager, why = _eager(problem, evaluator)
-    return fill_table(
-        entries, eager, why, lambda plans, others: evaluator.measure_plans(plans, protocol, others=others)
-    )
+
+    def measure(plans: list[Plan], others: list[Other]) -> list[Measurement]:
+        outcomes = evaluator.measure_plans(plans, protocol, others=others, deadline_s=deadline_s)
+        ran = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=rounds)
+        if evaluator.is_measured and ran < rounds:
+            progress.say(cut_words("the final table", ran, rounds))
+        return outcomes
+
+    return fill_table(entries, eager, why, measure)
 
 
 def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:

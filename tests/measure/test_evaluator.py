@@ -232,7 +232,7 @@ def test_others_are_timed_beside_what_is_recalled_and_traces_are_kept(monkeypatc
 class ScriptedRunner(FakeRunner):
     """Says of every race what `script` says: step time, reference and rounds of each plan."""
 
-    script: ClassVar[list[list[tuple[float, float, int]]]]
+    script: ClassVar[list[list[tuple[float, float, int]]]] = []
 
     def measure_plans(self, plans: Sequence[Plan], **words: Any) -> list[Measurement]:
         told = self.script[len(self.races)]

@@ -125,7 +125,7 @@ def test_methods_that_raise_are_rows_and_the_others_go_on(monkeypatch: pytest.Mo
 def test_when_nothing_runs_to_its_end_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Measurement("timeout", float("inf"), why="it did not end within 120 s")
     monkeypatch.setattr(
-        Evaluator, "measure_plans", lambda self, plans, protocol, others: [late] * (len(plans) + len(others))
+        Evaluator, "measure_plans", lambda self, plans, protocol, others, **_: [late] * (len(plans) + len(others))
     )
     with pytest.raises(RunnerError, match="single: timeout: it did not end within 120 s; blocks: timeout"):
         train(simulated_problem(), budget_s=0.05, seed=0)
