@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.cluster.believed import Believed
 from rlplace.cluster.cluster import Cluster
 from rlplace.cluster.machine import Machine
 from rlplace.cluster.measuring_node import pack
@@ -29,7 +30,7 @@ class ClusterEvaluator(Evaluator):
 
     Each node times the reference in turn with its plans. A measurement comes back as its ratio to that, times what the
     reference takes here, as those that the store answers: nodes may be of slightly different speed. What is kept of it
-    is what the node measured.
+    is what the node measured, if that is believed there (`Plausibility`).
 
     Args:
         cluster: whose nodes measure.
@@ -60,6 +61,7 @@ class ClusterEvaluator(Evaluator):
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(problem, simulator, reference, seed=seed, log=log, isolated=isolated)
+        self._believed = Believed()
         try:
             driver, is_apart = Machine.here(), is_isolated(isolated)
             sent = pack(problem, reference, seed=seed, is_isolated=is_apart, driver=driver)
@@ -112,13 +114,16 @@ class ClusterEvaluator(Evaluator):
         super().close()
 
     def _measure_here(self, job: Job) -> list[Measurement]:
-        assert self._runner is not None
-        return self._runner.measure_plans(job.plans, protocol=job.protocol, deadline_s=job.deadline_s)
+        log, self._log = self._log, self._believed  # what is handed out is kept, wherever it was measured
+        try:
+            return self._believed.marked(job.plans, self._run(list(job.plans), job.protocol, (), job.deadline_s))
+        finally:
+            self._log = log
 
     def _kept(self, plan: Plan, outcome: Measurement, protocol: RaceProtocol, deadline_s: float) -> Measurement:
         """A node's measurement as if it had been made here; the log keeps it as it was."""
         keyed = self._keyed(plan, outcome, repr(protocol))
-        if self._log is not None:
+        if self._log is not None and outcome.key is not None:
             is_late = time.monotonic() > deadline_s
             is_whole = not is_late or not outcome.ok or len(outcome.samples_s) >= protocol.min_rounds
             self._log.keep(plan, keyed, self._reference_name, is_whole=is_whole)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.cluster.believed import Believed
 from rlplace.cluster.machine import Machine, refusal
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Program
-from rlplace.measure.isolate.choice import Runner, make_runner
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
 from rlplace.measure.isolate.runner import without_model
 from rlplace.measure.isolate.settings import TorchSettings
@@ -85,7 +86,8 @@ class MeasuringNode:
     """
 
     def __init__(self) -> None:
-        self._runner: Runner | None = None
+        self._evaluator: Evaluator | None = None
+        self._believed = Believed()
         self._held = contextlib.ExitStack()
 
     def prepare(self, data: bytes, index: Section, path: Sequence[str]) -> str:
@@ -106,9 +108,13 @@ class MeasuringNode:
                 self._held.enter_context(measuring_alone(sent.problem.host, say=lambda line: None, is_waiting=False))
             graph = dataclasses.replace(sent.problem.graph, program=sent.program)
             problem = dataclasses.replace(sent.problem, graph=graph)
-            simulator = Simulator(problem, threads=1)
-            self._runner = make_runner(
-                problem, simulator, reference=sent.reference, seed=sent.seed, isolated=sent.is_isolated
+            self._evaluator = Evaluator(
+                problem,
+                Simulator(problem, threads=1),
+                sent.reference,
+                seed=sent.seed,
+                log=self._believed,
+                isolated=sent.is_isolated,
             )
         except RlplaceError as error:
             self._held.close()
@@ -116,7 +122,7 @@ class MeasuringNode:
         return ""
 
     def measure(self, plans: Sequence[Plan], protocol: RaceProtocol, left_s: float) -> list[Measurement]:
-        """A measurement for each plan, all in one race beside the reference.
+        """A measurement for each plan, all in one race beside the reference; one that is not believed has no key.
 
         Args:
             plans: exactly what runs.
@@ -126,9 +132,10 @@ class MeasuringNode:
         Raises:
             RunnerError: the reference failed, or nothing can be measured here any more.
         """
-        if self._runner is None:
+        if self._evaluator is None:
             raise RunnerError("the node is not prepared")
-        return self._runner.measure_plans(plans, protocol=protocol, deadline_s=time.monotonic() + left_s)
+        outcomes = self._evaluator.measure_plans(plans, protocol, deadline_s=time.monotonic() + left_s)
+        return self._believed.marked(plans, outcomes)
 
 
 def _unpacked(data: bytes, index: Section) -> Sent:

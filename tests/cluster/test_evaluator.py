@@ -26,7 +26,7 @@ from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.plan import Plan
 
 FEW = RaceProtocol(warmup=0, min_rounds=3, max_rounds=3, hopeless=float("inf"))
-MANY = RaceProtocol(warmup=0, min_rounds=3000, max_rounds=3000, hopeless=float("inf"))
+MANY = RaceProtocol(warmup=0, min_rounds=1000, max_rounds=1000, hopeless=float("inf"))
 IN_STEP = Staleness(bound=0)
 Started = list[tuple[str, list[str]]]
 
