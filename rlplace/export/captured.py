@@ -58,7 +58,9 @@ class CapturedRun:
         """
         kept = self.request.problem()["costs"]
         try:
-            costs = Costs(np.array(kept["op_time_s"], dtype=np.float64), kept["source"])
+            seen = kept.get("workspace_bytes")
+            workspaces = None if seen is None else np.array(seen, dtype=np.int64)
+            costs = Costs(np.array(kept["op_time_s"], dtype=np.float64), kept["source"], workspaces)
         except (KeyError, TypeError, ValueError) as error:
             hint = f"It cannot be read as numbers: {error}."
             raise InvalidValue(

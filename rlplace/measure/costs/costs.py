@@ -22,10 +22,13 @@ class Costs:
     Attributes:
         op_time_s: (N, D) float64, >= 0; launching (`Host.dispatch_s`) not included.
         source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
+        workspace_bytes: (N, D) int64, >= 0: scratch that each op was seen to take on each device while it ran; None:
+            as the graph says.
     """
 
     op_time_s: NDArray[np.float64]
     source: CostSource
+    workspace_bytes: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         op_time_s = np.ascontiguousarray(self.op_time_s, dtype=np.float64)
@@ -35,6 +38,8 @@ class Costs:
             raise InvalidValue("op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
         if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
             raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
+        if self.workspace_bytes is not None:
+            object.__setattr__(self, "workspace_bytes", _checked_workspaces(self.workspace_bytes, op_time_s.shape))
 
     @staticmethod
     def given(times_s: NDArray[np.float64], host: Host) -> Costs:
@@ -47,3 +52,13 @@ class Costs:
         total_s = self.op_time_s.sum(axis=0)
         whole = f"{total_s.min() * 1e3:.4g} to {total_s.max() * 1e3:.4g} ms in all"
         return f"Costs({self.source}, {counted(num_ops, 'op')} on {counted(num_devices, 'device')}, {whole})"
+
+
+def _checked_workspaces(workspace_bytes: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
+    table = np.array(workspace_bytes, dtype=np.int64)
+    if table.shape != shape:
+        raise InvalidValue("workspace_bytes", table.shape, f"shape {shape}, as of `op_time_s`", where="costs")
+    if np.any(table < 0):
+        raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
+    table.flags.writeable = False
+    return table
