@@ -137,8 +137,7 @@ def kept_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
 def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
     """(G,) float64: parameters, gradients, optimizer state and forward outputs, in which parameters weigh twice.
 
-    Features and orders of list schedulers are made of it, and learned weights know no other; it decides nothing about
-    what fits.
+    Features and orders of list schedulers are made of it, and learned weights know no other.
     """
     graph = problem.graph
     held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
