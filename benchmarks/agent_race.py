@@ -36,8 +36,9 @@ from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
 from rlplace.search.groups import majority_devices
 from rlplace.search.rules import baselines
+from rlplace.training.loop import LoopBudget
 from rlplace.training.methods import LEARNED
-from rlplace.training.search_loop import LoopBudget, search_and_measure
+from rlplace.training.search_loop import search_and_measure
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "gpt2@small", "clip@small")

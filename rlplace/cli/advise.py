@@ -34,7 +34,7 @@ def advise(
         no_wait: while another search measures on this machine, give up instead of waiting for it
         in_process: race in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
-        quiet: no progress
+        quiet: no progress; the answer stays
     """
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     if seconds < 1:

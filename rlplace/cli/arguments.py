@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _STDOUT: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
 """Where `print_json` writes while nobody else may."""
+_GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())
+"""Options of the command that runs."""
 
 Seed = Annotated[
     int,
@@ -210,6 +212,22 @@ def print_json(data: dict[str, Any]) -> None:
     json.dump(finite(data), stdout, allow_nan=False)
     stdout.write("\n")
     stdout.flush()
+
+
+@contextmanager
+def options_given(arguments: Sequence[str]) -> Iterator[None]:
+    """While active, `given_options` are those among `arguments`, the words of a command line."""
+    words = (word.partition("=")[0] for word in arguments)
+    token = _GIVEN.set(frozenset(word[2:].replace("_", "-") for word in words if word.startswith("--") and word[2:]))
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def given_options() -> frozenset[str]:
+    """Names of the options that the user gave, without dashes: an option may be given with the value that it has."""
+    return _GIVEN.get()
 
 
 @contextmanager

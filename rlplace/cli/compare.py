@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, print_json
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 
 
 def compare(
@@ -54,7 +56,7 @@ def compare(
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
         in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
-        quiet: no progress and no table
+        quiet: no progress; the table stays, but beside `--json`
     """
     spec, asked = check_workload(workload), batch.parse()
     from rlplace.compare.row import OBJECTIVES
@@ -87,6 +89,7 @@ def compare(
             save=save,
             plot=plot,
             is_quiet=quiet,
+            is_table=not (quiet and json),
         )
     elif true is not None or measured is not None:
         from rlplace.compare.true_session import run_true_compare, true_config
@@ -105,6 +108,7 @@ def compare(
             save=save,
             plot=plot,
             is_quiet=quiet,
+            is_table=not (quiet and json),
         )
     else:
         if minimised not in ("latency", "throughput"):
@@ -137,8 +141,24 @@ def compare(
             store=storing.store,
             is_waiting=not storing.no_wait,
             is_quiet=quiet,
+            is_table=not (quiet and json),
         )
     if json:
         print_json(result)
     if result["interrupted"]:
         raise KeyboardInterrupt
+    check_any_ran(result["rows"])
+
+
+def check_any_ran(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Ends a comparison in which methods failed and nothing came to a step time; says what the first one failed of.
+
+    Args:
+        rows: as `--json` prints them.
+
+    Raises:
+        RunnerError: no row is `ok`, and one or more are `error`.
+    """
+    failed = [row for row in rows if row["status"] == "error"]
+    if failed and not any(row["status"] == "ok" for row in rows):
+        raise RunnerError(f"no method came to a placement that runs; {failed[0]['method']}: {failed[0].get('why', '')}")

@@ -19,7 +19,7 @@ from tyro.extras import SubcommandApp
 
 from rlplace import __version__
 from rlplace.cli.advise import advise
-from rlplace.cli.arguments import only_json_on_stdout
+from rlplace.cli.arguments import only_json_on_stdout, options_given
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             _sigterm_as_ctrl_c(terminated),
             _no_interrupt_lost(),
+            options_given(arguments),
             only_json_on_stdout() if "--json" in arguments else nullcontext(),
         ):
             app.cli(
@@ -97,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))), file=sys.stderr)
         return 2
     except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
-        print(f"rlplace: failed: {str(error) or type(error).__name__}", file=sys.stderr)
+        words = (f"rlplace: failed: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))
+        print(" ".join(words), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)

@@ -23,6 +23,7 @@ def place(
     placement: Path = Path("placement.json"),
     seed: Seed = 0,
     overwrite: bool = False,
+    no_wait: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -39,8 +40,9 @@ def place(
         placement: the file to write, for `rlplace simulate`, `measure` and `export`
         seed: of the workload, and of methods that draw
         overwrite: replace an existing file
+        no_wait: while another search measures on this machine, give up instead of waiting for it
         json: print one JSON object on stdout
-        quiet: no progress
+        quiet: no progress; the answer stays
     """
     spec, asked = check_workload(workload), batch.parse()
     if evaluations < 1:
@@ -62,6 +64,7 @@ def place(
         grouping=grouping.word(asked),
         constraints=constraints,
         asked=asked,
+        is_waiting=not no_wait,
         is_quiet=quiet,
     )
     if json:

@@ -43,6 +43,7 @@ class Row:
         devices: (N,) int32; None where there is no placement.
         plan: the plan behind `value_s`; None where nothing was planned.
         measured: plans that it measured before it named one, where a hidden truth was measured; None elsewhere.
+        traceback: of a method that raised; empty for all others.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Row:
     devices: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
     plan: Plan | None = field(default=None, repr=False, compare=False)
     measured: int | None = None
+    traceback: str = field(default="", repr=False)
 
     @property
     def ok(self) -> bool:
@@ -160,4 +162,6 @@ class Comparison:
             facts |= {"measured": row.measured, "simulated_s": row.simulated_s}
         if row.why:
             facts["why"] = row.why
+        if row.traceback:
+            facts["traceback"] = row.traceback
         return facts

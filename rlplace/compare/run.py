@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rlplace.compare.row import Comparison, Objective, Row
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
@@ -18,6 +18,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_recipe import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.failure import Failure
 from rlplace.search.order.op_order import shorten
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
@@ -124,7 +125,7 @@ def compare(
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
-    Methods search on the simulator. A method that lacks its extra, or fails, gives a row that says so. Ctrl-C ends the
+    Methods search on the simulator. A method that lacks its extra, or raises, gives a row that says so. Ctrl-C ends the
     search: what was found until then is compared as simulated.
 
     Args:
@@ -235,8 +236,11 @@ def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: B
         found = find(problem, name, simulator, budget, seed=seed)
     except MissingExtra as error:
         return Row(name, seed, "skipped", why=str(error))
-    except (RunnerError, MemoryError) as error:  # a program or a solver that failed is one row, not the table
-        return Row(name, seed, "error", plan_s=time.monotonic() - begin, why=str(error) or "out of memory")
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: a method that failed is one row, not the table
+        failed, spent_s = Failure.of(error), time.monotonic() - begin
+        return Row(name, seed, "error", plan_s=spent_s, why=failed.why, traceback=failed.traceback)
     return _row(simulator, name, seed, found, budget)
 
 

@@ -88,6 +88,7 @@ def run_compare(
     store: str = "off",
     is_waiting: bool = True,
     is_quiet: bool = False,
+    is_table: bool = True,
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
 
@@ -106,6 +107,7 @@ def run_compare(
         store: where measured step times are kept: `auto`, `off` or a file.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
         is_quiet: no progress.
+        is_table: print the table.
 
     Raises:
         RunnerError: another search measures here, and nobody wants to wait.
@@ -157,7 +159,7 @@ def run_compare(
         save_rows(problem, comparison.rows, save)
     if plot is not None:
         draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_quiet=is_quiet) | {"micro_batches": prepared.to_dict()}
+    return show(comparison, progress, is_table=is_table) | {"micro_batches": prepared.to_dict()}
 
 
 def check_save(save: Path | None) -> None:
@@ -233,13 +235,13 @@ def save_rows(problem: Problem, rows: tuple[Row, ...], folder: Path) -> None:
             save_placement(placement, folder / f"{row.method}-{row.seed}.placement.json")
 
 
-def show(comparison: Comparison, progress: Progress, *, is_quiet: bool) -> dict[str, Any]:
-    """Prints the table on stderr; returns what `--json` prints."""
+def show(comparison: Comparison, progress: Progress, *, is_table: bool) -> dict[str, Any]:
+    """Prints the table on stderr, if it is asked for; returns what `--json` prints."""
     from rich.console import Console
 
     progress.close()
     result = comparison.to_dict()
-    if not is_quiet:
+    if is_table:
         console = Console(stderr=True, highlight=False, emoji=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = WIDTH

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.true_rows import ROWS, Meter, Trial
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
+from rlplace.search.failure import Failure
 from rlplace.search.task import Budget
 from rlplace.training.agent.config import AgentConfig
 
@@ -130,10 +131,19 @@ def _row(name: str, trial: Trial, timer: TrueTimer) -> Row:
         answer = ROWS[name](trial)
     except MissingExtra as error:
         return Row(name, seed, "skipped", why=str(error), measured=timer.num_measured)
-    except (RunnerError, MemoryError) as error:  # a row that failed is one row, not the table
-        spent_s = time.monotonic() - begin - trial.meter.seconds
-        why = str(error) or "out of memory"
-        return Row(name, seed, "error", plan_s=spent_s, why=why, measured=timer.num_measured)
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: a row that failed is one row, not the table
+        failed, spent_s = Failure.of(error), time.monotonic() - begin - trial.meter.seconds
+        return Row(
+            name,
+            seed,
+            "error",
+            plan_s=spent_s,
+            why=failed.why,
+            measured=timer.num_measured,
+            traceback=failed.traceback,
+        )
     spent_s = time.monotonic() - begin - trial.meter.seconds
     if answer.plan is None:
         why = "found no placement that fits into memory"

@@ -76,6 +76,7 @@ def run_true_compare(
     save: Path | None = None,
     plot: Path | None = None,
     is_quiet: bool = False,
+    is_table: bool = True,
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
 
@@ -91,6 +92,7 @@ def run_true_compare(
         save: a folder for `METHOD-SEED.placement.json`.
         plot: where a picture of the best measured step so far goes.
         is_quiet: no progress.
+        is_table: print the table.
 
     Raises:
         UserError: the host is real or has gangs, the workload cannot be built or captured, or `save` cannot be
@@ -125,4 +127,4 @@ def run_true_compare(
         save_rows(problem, comparison.rows, save)
     if plot is not None:
         draw_rows(true_problem(problem, config.truth), comparison, plot)
-    return show(comparison, progress, is_quiet=is_quiet) | {"micro_batches": prepared.to_dict()}
+    return show(comparison, progress, is_table=is_table) | {"micro_batches": prepared.to_dict()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.placed_model import PlacedModel
+from rlplace.export.seeded_draws import SeededDraws, random_ops
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
@@ -21,6 +23,7 @@ from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.streams import torch_device
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 SMALLEST_SCALE = 1e-3
@@ -34,11 +37,13 @@ class CheckResult:
         max_loss_rel_diff: of the losses, or of the outputs of an inference.
         max_param_rel_diff: of parameters and buffers after the last step.
         num_steps: how many steps were compared.
+        num_random_ops: ops of a step that draw random numbers; both steps were given the same.
     """
 
     max_loss_rel_diff: float
     max_param_rel_diff: float
     num_steps: int
+    num_random_ops: int = 0
 
     @property
     def ok(self) -> bool:
@@ -52,6 +57,7 @@ class CheckResult:
             "max_loss_rel_diff": self.max_loss_rel_diff,
             "max_param_rel_diff": self.max_param_rel_diff,
             "num_steps": self.num_steps,
+            "num_random_ops": self.num_random_ops,
             "ok": self.ok,
         }
 
@@ -59,10 +65,10 @@ class CheckResult:
 def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) -> CheckResult:
     """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
 
-    In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. A
-    model with random ops draws other numbers eagerly; check it with dropout at 0. A step in micro-batches is held
-    against one of the whole batch; where that would be another (batch norm, an accumulated loss), against eager steps
-    in the same micro-batches.
+    In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. The
+    random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is held
+    against one of the whole batch; where that would be another (batch norm, an accumulated loss, random ops), against
+    eager steps in the same micro-batches.
 
     Args:
         graph: with its program.
@@ -72,7 +78,7 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
 
     Raises:
         InvalidValue: in float64 the model captures to other ops, it was captured under autocast, or it draws random
-            numbers.
+            numbers with other ops than plain PyTorch, or on another kind of device.
     """
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
     if origin.autocast is not None:
@@ -92,30 +98,41 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         raise InvalidValue(
             "model", "other ops in float64", "the ops of the placed graph", where="export check", hint=hint
         )
-    if any(getattr(call, "is_random", False) for call in require_program(double).calls.values()):
-        raise InvalidValue(
-            "model",
-            "a step that draws random numbers (dropout), which two runs draw differently",
-            "one that draws none",
-            where="export check",
-            hint="Check it with `model.eval()`, or with p=0.",
-        )
     labels = {"targets": targets} if targets else {}
     placed = PlacedModel(double, host, plan)
-    in_micro_batches = origin.micro is not None and not origin.micro.equals_whole
+    drawing = random_ops(double)
+    in_micro_batches = origin.micro is not None and (bool(drawing) or not origin.micro.equals_whole)
     num_threads = max(len(host.devices[0].cores), 1)
     eager = EagerStep(double, host, num_threads=num_threads, in_micro_batches=in_micro_batches)
+    draws = SeededDraws(double, eager.place) if drawing else None
     loss_difference = 0.0
     try:
-        for _ in range(num_steps):
+        _check_kinds(drawing, host, plan, eager.place)
+        for number in range(num_steps):
             result = placed(*args, **kwargs, **labels)
-            with _Double():
+            with _Double(), nullcontext() if draws is None else draws.of_step(number):
                 eager()
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
-        return CheckResult(loss_difference, _state_difference(eager.state_dict(), placed.state_dict()), num_steps)
+        state_difference = _state_difference(eager.state_dict(), placed.state_dict())
+        return CheckResult(loss_difference, state_difference, num_steps, len(drawing))
     finally:
         placed.close()
+
+
+def _check_kinds(drawing: list[int], host: Host, plan: Plan, place: torch.device) -> None:
+    """Refuses random ops on another kind of device than plain PyTorch runs on: they draw other numbers there."""
+    others = {host.devices[plan.devices[op]].name for op in drawing} - {
+        device.name for device in host.devices if torch_device(device).type == place.type
+    }
+    if others:
+        raise InvalidValue(
+            "placement",
+            f"random ops (dropout) on {', '.join(sorted(others))}",
+            f"all of them on devices of type {place.type}, as in plain PyTorch",
+            where="export check",
+            hint="Check it with `model.eval()`, or with p=0.",
+        )
 
 
 class _Double(TorchFunctionMode):

@@ -11,15 +11,23 @@ from rlplace.runs.micro_batches import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 
+import sys
 from pathlib import Path
 
 import rlplace
+from rlplace.errors import FingerprintMismatch
+from rlplace.export.step import matching_host
 {imports}
+
+placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
+try:
+    host = matching_host(placement)
+except FingerprintMismatch:
+    sys.exit({elsewhere!r})
 
 {build}
 graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets{cut})
-placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
-step = rlplace.export.to_step(model, graph, placement)
+step = rlplace.export.to_step(model, graph, placement, host=host)
 
 args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {{}})
 labels = {{"targets": targets}} if targets else {{}}
@@ -34,7 +42,15 @@ model, inputs = workload.model, workload.inputs
 loss_fn, optimizer, targets = workload.loss_fn, workload.optimizer, workload.targets"""
 
 
-def script(workload: str, *, default_size: str, seed: int, cut: Mapping[str, Any] | None = None) -> str:
+def script(
+    workload: str,
+    *,
+    default_size: str,
+    seed: int,
+    cut: Mapping[str, Any] | None = None,
+    host: str = "another host",
+    is_simulated: bool = False,
+) -> str:
     """The text of `step.py` for a run of `workload`.
 
     Args:
@@ -42,6 +58,8 @@ def script(workload: str, *, default_size: str, seed: int, cut: Mapping[str, Any
         default_size: `small` or `paper`, where the name gives no size.
         seed: of the workload's weights and inputs.
         cut: how the batch was cut, as `config.json` keeps it; None where it was not.
+        host: that the placement was found on, for people.
+        is_simulated: whether it was simulated; then the program says what to do instead.
     """
     count, asked = read_asked(cut)
     return _TEMPLATE.format(
@@ -50,6 +68,17 @@ def script(workload: str, *, default_size: str, seed: int, cut: Mapping[str, Any
         imports="from rlplace.workloads import build, parse_workload",
         build=_NAMED.format(workload=workload, size=default_size, seed=seed),
         cut=_cut_words(count, asked),
+        elsewhere=_elsewhere(workload, host, is_simulated=is_simulated),
+    )
+
+
+def _elsewhere(workload: str, host: str, *, is_simulated: bool) -> str:
+    """What the program says on a machine that is not what the placement was found on."""
+    why = "which was simulated" if is_simulated else "and this machine is another"
+    return (
+        f"step.py: placement.json was found on {host}, {why}: it cannot run here. "
+        f"`rlplace train {workload} --host auto` finds a placement for this machine; `rlplace export --format list` "
+        "says what else this one can be written as."
     )
 
 
@@ -63,7 +92,14 @@ def _cut_words(count: int, asked: CutOptions) -> str:
 
 def _of_run(request: ExportRequest) -> str:
     size, seed = request.config["default_size"], request.config["train"]["seed"]
-    return script(str(request.spec), default_size=size, seed=seed, cut=request.config.get("micro_batches"))
+    return script(
+        str(request.spec),
+        default_size=size,
+        seed=seed,
+        cut=request.config.get("micro_batches"),
+        host=request.config.get("host", "another host"),
+        is_simulated=request.is_simulated,
+    )
 
 
 SCRIPT = ExportFormat("step.py", "a short program that trains as placed", _of_run)

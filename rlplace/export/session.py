@@ -124,8 +124,9 @@ def _check(request: ExportRequest) -> dict[str, Any]:
     placement.require(graph, host)
     checked = check_export(graph, host, placement.plan)
     verdict = "agrees with eager" if checked.ok else "DIFFERS from eager"
+    seeded = f", {checked.num_random_ops} random ops given the same seeds" if checked.num_random_ops else ""
     print(
-        f"{checked.num_steps} placed steps: {verdict}; largest relative difference of the loss "
+        f"{checked.num_steps} placed steps{seeded}: {verdict}; largest relative difference of the loss "
         f"{checked.max_loss_rel_diff:.2e}, of parameters {checked.max_param_rel_diff:.2e} (float64)",
         file=sys.stderr,
     )

@@ -210,7 +210,7 @@ class OpGraph:
         """The graph in a `networkx.DiGraph`: one of `to_networkx`, or any other (`docs/graph-files.md`: defaults).
 
         Raises:
-            InvalidValue: the graph is cyclic or undirected, or an attribute is wrong.
+            InvalidValue: the graph is cyclic or undirected, or an attribute is wrong, or misspelt.
         """
         from rlplace.graphs.formats.networkx_graph import from_networkx
 

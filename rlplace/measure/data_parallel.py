@@ -7,9 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.costs.single_device import capacity_bytes
+from rlplace.measure.host_model.prior import Prior
+from rlplace.measure.host_model.priors import prior_of
+from rlplace.measure.host_model.scales import slowdown_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 
@@ -51,12 +55,14 @@ def even_split_s(problem: Problem) -> float:
 
     Each of the devices, the fastest k of them for the best k of 2 or more, holds the model and runs its share of the
     forward and of the backward, ops shrinking with their batch; a ring sums the gradients behind the backward; every
-    device updates all parameters, and launches every op. Smaller batches make ops less efficient, and what all devices
-    hold of the activations is not counted: a real split takes longer.
+    device updates all parameters, and launches every op. Devices slow each other down as the host says; on this
+    machine, where it says nothing, as the host model expects of devices that share a memory. Smaller batches make ops
+    less efficient, and what all devices hold of the activations is not counted: a real split takes longer.
     """
     graph, host = problem.graph, problem.host
     if not can_be_split(graph):
         return math.inf
+    slowdown = _slowdown(problem)
     time_s = np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s)
     forward_s, backward_s, update_s = (
         time_s[graph.phases == phase].sum(axis=0) for phase in (FORWARD, BACKWARD, UPDATE)
@@ -73,9 +79,21 @@ def even_split_s(problem: Problem) -> float:
     best_s = math.inf
     for count in range(2, len(fits) + 1):
         used = sorted(fits[:count])
-        share_s = 1.0 / float((1.0 / shared_s[used]).sum())
+        factor = 1.0 + slowdown[np.ix_(used, used)].sum(axis=1)
+        share_s = 1.0 / float((1.0 / (shared_s[used] * factor)).sum())
         backward_share_s = share_s * float((backward_s[used] / shared_s[used]).max())
         all_reduce_s = ring_all_reduce_s(host, used, float(graph.gradient_bytes.sum()))
-        step_s = share_s - backward_share_s + max(backward_share_s, all_reduce_s) + float(update_s[used].max())
+        step_s = (
+            share_s - backward_share_s + max(backward_share_s, all_reduce_s) + float((update_s[used] * factor).max())
+        )
         best_s = min(best_s, max(step_s, launched_s))
     return best_s
+
+
+def _slowdown(problem: Problem) -> NDArray[np.float64]:
+    """(D, D) by how much each busy device slows each other one."""
+    host = problem.host
+    prior = Prior(corun=0.0) if host.is_simulated else prior_of(problem)
+    found = slowdown_of(host, prior)
+    np.fill_diagonal(found, 0.0)
+    return found

@@ -14,6 +14,7 @@ from rlplace.measure.isolate.choice import Runner, make_runner
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.measurement_log import MeasurementLog, placement_fingerprint, versions_line
 from rlplace.measure.plan import Plan
+from rlplace.measure.plausible import Plausibility
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_recipe import Other
 from rlplace.measure.run.race import RaceProtocol
@@ -27,8 +28,13 @@ class Evaluator:
     Every measurement carries the key under which it is stored and found again. One that is found answers as a ratio to
     its reference, times what the reference takes now: step times of another day are not comparable, ratios are.
 
+    A ratio that cannot be true, or that comes from a race in which the reference was not itself, is measured again,
+    once (`Plausibility`), unless the race drops nobody: then all that are compared had the same rounds. The log keeps
+    none that is not believed or confirmed.
+
     Attributes:
         num_recalled: measurements that the log answered.
+        num_repeated: measurements that were not believed and made again.
 
     Args:
         problem: what is placed.
@@ -53,6 +59,7 @@ class Evaluator:
         self.problem = problem
         self.simulator = simulator
         self.num_recalled = 0
+        self.num_repeated = 0
         self._runner: Runner | None = None
         self._reference = reference
         self._reference_name = "" if reference is None else placement_fingerprint(reference)
@@ -60,6 +67,7 @@ class Evaluator:
         self._versions, self._log = "", None
         if not problem.host.is_simulated:
             self._runner = make_runner(problem, simulator, reference=reference, seed=seed, isolated=isolated)
+            self._plausibility = Plausibility.of(problem, simulator, reference)
             self._versions, self._log = versions_line(), log
 
     @property
@@ -127,20 +135,52 @@ class Evaluator:
         outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
         is_late = time.monotonic() > deadline_s
         keyed = [self._keyed(plan, outcome, repr(protocol)) for plan, outcome in zip(plans, outcomes)]
-        if references := [outcome.reference_s for outcome in outcomes if outcome.ok and outcome.reference_s > 0]:
+        believed = self._plausibility.judge(keyed)
+        if protocol.is_dropping and not all(believed):
+            keyed, believed = self._repeat(plans, keyed, believed, protocol, deadline_s)
+        if references := [outcome.reference_s for outcome in keyed if outcome.ok and outcome.reference_s > 0]:
             self._reference_s = float(np.median(references))
         if self._log is not None:
-            for plan, outcome in zip(plans, keyed, strict=True):
+            for plan, outcome, is_kept in zip(plans, keyed, believed, strict=True):
                 is_whole = not is_late or not outcome.ok or len(outcome.samples_s) >= protocol.min_rounds
-                self._log.keep(plan, outcome, self._reference_name, is_whole=is_whole)
+                if is_kept:
+                    self._log.keep(plan, outcome, self._reference_name, is_whole=is_whole)
         return keyed + outcomes[len(plans) :]
+
+    def _repeat(
+        self,
+        plans: list[Plan],
+        outcomes: list[Measurement],
+        believed: list[bool],
+        protocol: RaceProtocol,
+        deadline_s: float,
+    ) -> tuple[list[Measurement], list[bool]]:
+        """What comes of measuring those again that are not believed, and which are then; without time, with care."""
+        assert self._runner is not None
+        known, doubtful = self._plausibility, [k for k, is_one in enumerate(believed) if not is_one]
+        outcomes, believed = list(outcomes), list(believed)
+        if time.monotonic() > deadline_s:
+            for k in doubtful:
+                outcomes[k] = known.careful(outcomes[k])
+            return outcomes, believed
+        self.num_repeated += len(doubtful)
+        once_more = [plans[k] for k in doubtful]
+        again = self._runner.measure_plans(once_more, protocol=protocol, others=(), deadline_s=deadline_s)
+        is_late = time.monotonic() > deadline_s
+        for k, other in zip(doubtful, again, strict=True):
+            keyed = self._keyed(plans[k], other, repr(protocol))
+            outcomes[k], believed[k] = known.settle(outcomes[k], keyed)
+            if is_late and outcomes[k].ok and len(outcomes[k].samples_s) < protocol.min_rounds:
+                believed[k] = False
+        known.note(again)
+        return outcomes, believed
 
     def _recall(self, plan: Plan, protocol: RaceProtocol) -> Measurement | None:
         """What was measured before of a plan; None where it is to be run."""
         if self._log is None or self._reference is None:
             return None
         found = self._log.recall(self._key(plan, repr(protocol)), self._reference_name)
-        if found is None or (found.ok and not found.reference_s > 0):
+        if found is None or (found.ok and not found.reference_s > 0) or not self._plausibility.is_possible(found):
             return None
         self.num_recalled += 1
         return found

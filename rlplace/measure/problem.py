@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,6 +116,7 @@ class Problem:
         acyclic: bool = False,
         constraints: Constraints | None = None,
         progress: Say | bool | None = None,
+        profiler: Callable[[OpGraph, Host, Say], Costs] | None = None,
     ) -> Problem:
         """The problem with costs and link figures measured on this machine, from real steps and real copies.
 
@@ -126,6 +128,7 @@ class Problem:
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions and what stays together.
             progress: told what is being profiled; True says it on stderr, False to nobody, None on a terminal only.
+            profiler: what makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
             UserError: a rule or constraint that does not fit, or a device that this machine lacks.
@@ -138,7 +141,8 @@ class Problem:
         (constraints or Constraints()).resolve(graph, *_names(host))
         check_present(host)
         host = profile_links(host)
-        costs = profile_costs(graph, host, on_progress=sayer(progress))
+        say = sayer(progress)
+        costs = profile_costs(graph, host, on_progress=say) if profiler is None else profiler(graph, host, say)
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
     @classmethod

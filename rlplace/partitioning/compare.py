@@ -22,7 +22,13 @@ from rlplace.search.registry import METHODS as STEP_METHODS
 
 DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""
-STATUSES: dict[str, RowStatus] = {"ok": "ok", "optimal": "ok", "infeasible": "oom", "skipped": "skipped"}
+STATUSES: dict[str, RowStatus] = {
+    "ok": "ok",
+    "optimal": "ok",
+    "infeasible": "oom",
+    "error": "error",
+    "skipped": "skipped",
+}
 
 
 def is_published_file(path: Path) -> bool:
@@ -48,6 +54,7 @@ def run_published(
     save: Path | None,
     plot: Path | None,
     is_quiet: bool,
+    is_table: bool = True,
 ) -> dict[str, Any]:
     """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
 
@@ -86,7 +93,7 @@ def run_published(
                 save_split(save / f"{row.method}-{row.seed}.split.json", record, row.devices)
     if plot is not None:
         draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_quiet=is_quiet)
+    return show(comparison, progress, is_table=is_table)
 
 
 def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, UserError
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
 from rlplace.partitioning import starts
 from rlplace.partitioning.bounds import lower_bound_ms
 from rlplace.partitioning.dp import MOST_PAIRS, dp
 from rlplace.partitioning.milp import MOST_ENTRIES, MOST_NODES, count_entries, solve_milp
 from rlplace.partitioning.searches import make_search
+from rlplace.search.failure import Failure
 
 Ints = NDArray[np.int32]
 
@@ -48,7 +49,8 @@ class PublishedRow:
         value_ms: infinite where it found nothing feasible.
         evaluations: placements scored, moves of annealing included; pairs of ideals and solver nodes are not counted.
         plan_s: wall time that it took.
-        status: `ok`, `optimal` (proved by the solver), `infeasible` (nothing found fits) or `skipped`.
+        status: `ok`, `optimal` (proved by the solver), `infeasible` (nothing found fits), `error` (it raised) or
+            `skipped`.
         why: what else there is to say.
     """
 
@@ -163,7 +165,12 @@ class _Run:
 
     def _row(self, method: str, work: Callable[[], _Answer]) -> PublishedRow:
         begin = time.monotonic()
-        answer = work()
+        try:
+            answer = work()
+        except UserError:
+            raise
+        except Exception as error:  # a method that failed is one row, not the table
+            return PublishedRow(method, None, math.inf, 0, time.monotonic() - begin, "error", Failure.of(error).why)
         values = self._search.values_ms(answer.devices) if len(answer.devices) else np.array([math.inf])
         first = int(np.argmin(values))
         value, spent = float(values[first]), answer.evaluations + len(answer.devices)

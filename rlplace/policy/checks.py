@@ -84,10 +84,14 @@ class CheckedPolicy:
 
 
 class CheckedLearner:
-    """A learner, refused by its name where what it returns cannot be tracked."""
+    """A learner, refused by its name where what it returns cannot be tracked.
+
+    Attributes:
+        learner: who learns.
+    """
 
     def __init__(self, learner: Learner, name: str) -> None:
-        self._learner, self._name = learner, name
+        self.learner, self._name = learner, name
         self.imitate, self.forget = learner.imitate, learner.forget
         self._is_told_what_ran = "ran" in inspect.signature(learner.update).parameters
 
@@ -105,7 +109,7 @@ class CheckedLearner:
             InvalidValue: they are no mapping.
         """
         more: dict[str, Any] = {"ran": ran} if self._is_told_what_ran else {}
-        figures: object = self._learner.update(group_devices, rewards, progress=progress, **more)
+        figures: object = self.learner.update(group_devices, rewards, progress=progress, **more)
         if not isinstance(figures, Mapping):
             expected = "figures by name, {} where there are none"
             raise InvalidValue("value", figures, expected, where=f"learner {self._name!r}: update")

@@ -42,7 +42,14 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
 def _expected(told: Mapping[str, Any]) -> str:
     if told["ratio_found"] is None:
         return f"{NOTHING} (nothing else can run the step)"
-    return f"{told['ratio_least']:.2f} to {told['ratio_found']:.2f} of what {told['over']} takes"
+    found, medians = told["ratio_found"], told["ratio_of_medians"]
+    words = f"{told['ratio_least']:.2f} to {found:.2f} of what {told['over']} takes"
+    if medians is None or f"{medians:.2f}" == f"{found:.2f}":
+        return words
+    spread = f"{told['figures']['spread']:.0%}".replace("%", " %")
+    is_stay = found == 1.0 and medians < 1.0
+    why = "to stay is no gain" if is_stay else f"{found:.2f} with a spread of ± {spread}"
+    return f"{words}: {medians:.2f} by the medians, {why}"
 
 
 def _single(figures: Mapping[str, Any]) -> str:

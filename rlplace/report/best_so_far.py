@@ -192,7 +192,17 @@ def _draw(curves: Sequence[Curve], title: str, kind: str) -> Figure:
         for panel in panels:
             panel.axhline(1.0, color=_FAINT_INK, linewidth=0.8, zorder=1.5)
     _legend(figure, bands, styles)
-    figure.text(0.07, 0.965, title, fontsize=13.5, fontweight="bold", color=_INK, ha="left", va="top")
+    figure.text(
+        0.07,
+        0.965,
+        title,
+        fontsize=13.5,
+        fontweight="bold",
+        color=_INK,
+        ha="left",
+        va="top",
+        parse_math=False,
+    )
     if any(band.num_runs > 1 for band in bands.values()):
         note = f"median over seeds, and between their quartiles (fewer than {FEW_SEEDS} seeds: least to greatest)"
         figure.text(0.07, 0.905, note, fontsize=9.5, color=_FAINT_INK, ha="left", va="top")
@@ -270,3 +280,5 @@ def _legend(figure: Figure, bands: Mapping[str, Band], styles: Mapping[str, tupl
         title_fontsize=9,
     )
     legend.get_title().set_color(_FAINT_INK)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

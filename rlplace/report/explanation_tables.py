@@ -22,6 +22,7 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
     """
     return Group(
         _headline(explanation),
+        *([Text(explanation.disturbed, style="yellow")] if explanation.disturbed else []),
         _devices(explanation),
         _path(explanation, top),
         *([_cuts(explanation)] if explanation.cuts else []),
@@ -31,11 +32,13 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
 
 
 def _headline(explanation: Explanation) -> Text:
+    spread = f" ± {format_ms(explanation.spread_s)}" if explanation.spread_s else ""
     cut = f", {explanation.num_micro_batches} micro-batches" if explanation.num_micro_batches > 1 else ""
     by = f" of {explanation.method}" if explanation.method else ""
+    step_ms = f"{format_ms(explanation.step_time_s)}{spread} ms"
     return Text(
-        f"{explanation.host}: the placement{by}, {format_ms(explanation.step_time_s)} ms a step {explanation.kind}"
-        f"{cut}; explained: a typical step of {format_ms(explanation.explained_s)} ms; "
+        f"{explanation.host}: the placement{by}, {step_ms} a step {explanation.kind}{cut}; "
+        f"explained: a typical step of {format_ms(explanation.explained_s)} ms; "
         f"bound {format_ms(explanation.bound_s)} ms ({explanation.bound})"
     )
 

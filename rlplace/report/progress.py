@@ -42,6 +42,7 @@ class Progress:
         self._task: TaskID | None = None
         self._shown_s = -math.inf
         self._unshown: tuple[str, float] | None = None
+        self._line = ""
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +94,9 @@ class Progress:
         (text, done), self._unshown = self._unshown, None
         self._shown_s = self._clock()
         if not self._is_live:
-            self.say(f"search: {text}")
+            if text != self._line:  # what changed since then is too little to be seen
+                self.say(f"search: {text}")
+            self._line = text
             return
         if self._bar is None or self._task is None:
             columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[detail]}")

@@ -137,7 +137,17 @@ def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float | None], tit
     axes.set_axisbelow(True)
     axes.set_xlabel("measured step, ms", fontsize=10, color=_FAINT_INK)
     axes.set_ylabel("simulated step, ms", fontsize=10, color=_FAINT_INK)
-    figure.text(0.115, 0.965, title, fontsize=13.5, fontweight="bold", color=_INK, ha="left", va="top")
+    figure.text(
+        0.115,
+        0.965,
+        title,
+        fontsize=13.5,
+        fontweight="bold",
+        color=_INK,
+        ha="left",
+        va="top",
+        parse_math=False,
+    )
     legend = axes.legend(
         loc="upper left",
         fontsize=9.5,
@@ -150,6 +160,8 @@ def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float | None], tit
         borderaxespad=0.6,
     )
     legend.set_zorder(4)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     lines = [f"{name.replace('_', ' ')}  {_figure_text(name, value)}" for name, value in metrics.items()]
     lines += [f"failed, left out  {num_left_out}"] if num_left_out else []
     axes.text(
@@ -163,6 +175,7 @@ def _finish(figure: Figure, axes: Axes, metrics: Mapping[str, float | None], tit
         color=_INK,
         linespacing=1.5,
         zorder=4,
+        parse_math=False,
         bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 3.0},
     )
 

@@ -9,7 +9,8 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timeline import Timeline
 from rlplace.report.format import format_seconds
-from rlplace.report.timeline_picture import draw_timeline, tallest_in
+from rlplace.report.timeline_lanes import tallest_in
+from rlplace.report.timeline_picture import draw_timeline
 
 FRAME_DPI = 75
 TEXT_COLUMNS = 60

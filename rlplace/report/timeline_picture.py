@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,6 +22,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.timeline import Timeline
 from rlplace.report.format import format_bytes, format_seconds
 from rlplace.report.micro_batch_marks import is_light, op_colors, runs
+from rlplace.report.timeline_lanes import BOTTOM_IN, TOP_IN, Lane, copies_of, lanes_of, lay_out
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}
 """Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
@@ -31,9 +30,7 @@ TRANSFER_COLOR = "#CC79A7"
 
 _INK, _FAINT_INK, _LANE, _GRID = "#1F2933", "#5B6773", "#F1F3F5", "#DDE2E7"
 _WIDTH_IN, _DPI = 14.0, 150
-_TOP_IN, _BOTTOM_IN, _RIGHT_IN = 1.0, 0.62, 0.35
-_DEVICE_IN, _DIRECTION_IN, _GAP_IN = 0.62, 0.27, 0.07
-_MOST_LANES_IN, _MOST_DIRECTIONS = 16.0, 20
+_RIGHT_IN = 0.35
 _LABEL_PT = 7.5
 _NUMBER_PT = 10.0
 _LABEL_COLORS = ("white", _INK, "white")  # on forward, backward, update
@@ -63,18 +60,6 @@ def save_timeline_png(
     write_bytes_atomic(path, buffer.getvalue())
 
 
-@dataclass
-class _Lane:
-    """A row of the chart; ops or transfers by index, those of gangs apart; `bottom` and `height` in inches."""
-
-    name: str
-    is_device: bool
-    items: list[int] = field(default_factory=list)
-    gang_items: list[int] = field(default_factory=list)
-    bottom: float = 0.0
-    height: float = 0.0
-
-
 def draw_timeline(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
     """The chart of `save_timeline_png`, as a figure of matplotlib.
 
@@ -86,21 +71,21 @@ def draw_timeline(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
             "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where="timeline"
         )
     step_s = timeline.step_s
-    lanes = _lanes(timeline, graph, host)
-    lanes_in = _lay_out(lanes)
-    height_in = _TOP_IN + lanes_in + _BOTTOM_IN
+    lanes = lanes_of(timeline, graph, host)
+    lanes_in = lay_out(lanes)
+    height_in = TOP_IN + lanes_in + BOTTOM_IN
     left_in = 0.45 + 0.085 * max(max(len(lane.name) for lane in lanes), len("100 % busy"))
     figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     chart_in = _WIDTH_IN - left_in - _RIGHT_IN
-    axes = figure.add_axes((left_in / _WIDTH_IN, _BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in))
+    axes = figure.add_axes((left_in / _WIDTH_IN, BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in))
     axes.set_xlim(0.0, step_s * 1e3 or 1.0)
     axes.set_ylim(0.0, lanes_in)
     width_ms = (step_s * 1e3 or 1.0) / chart_in  # of one inch
     for lane in lanes:
         _draw_lane(axes, lane, timeline, graph, step_s, width_ms)
     num_ops = int(np.count_nonzero(~graph.is_source))
-    copies = _copies(timeline, host)
+    copies = copies_of(timeline, host)
     facts = f"{timeline.source} · {num_ops:,} ops · {len(copies):,} transfers"
     if copies:
         sent_bytes = float(graph.tensor_bytes[timeline.transfer_tensor[copies]].sum())
@@ -119,7 +104,7 @@ def draw_timeline(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
     return figure
 
 
-def _draw_lane(axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, step_s: float, width_ms: float) -> None:
+def _draw_lane(axes: Axes, lane: Lane, timeline: Timeline, graph: OpGraph, step_s: float, width_ms: float) -> None:
     axes.axhspan(lane.bottom, lane.bottom + lane.height, color=_LANE, linewidth=0, zorder=0)
     middle = lane.bottom + lane.height / 2
     if not lane.is_device:
@@ -142,72 +127,13 @@ def _draw_lane(axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, step
     _lane_text(axes, middle - 0.21 * lane.height, f"{busy:.0%} busy".replace("%", " %"), size=9, color=_FAINT_INK)
 
 
-def _lanes(timeline: Timeline, graph: OpGraph, host: Host) -> list[_Lane]:
-    """A lane for each device that is no gang, in order, then one for each direction used.
-
-    Where there are too many directions to read, one for each sender.
-    """
-    names = [device.name for device in host.devices]
-    lanes = {index: _Lane(device.name, True) for index, device in enumerate(host.devices) if not device.members}
-    for op, device in enumerate(timeline.op_device.tolist()):
-        if graph.is_source[op]:
-            continue
-        if device in lanes:
-            lanes[device].items.append(op)
-            continue
-        for member in host.devices[device].members:
-            lanes[host.device_index[member]].gang_items.append(op)
-    directions: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for transfer in _copies(timeline, host):
-        source, destination = timeline.transfer_source[transfer], timeline.transfer_destination[transfer]
-        directions[int(source), int(destination)].append(transfer)
-    if len(directions) <= _MOST_DIRECTIONS:
-        sent = [_Lane(f"{names[a]} → {names[b]}", False, items) for (a, b), items in sorted(directions.items())]
-        return [*lanes.values(), *sent]
-    senders: dict[int, _Lane] = {}
-    for (source, _), items in sorted(directions.items()):
-        senders.setdefault(source, _Lane(f"{names[source]} → others", False)).items.extend(items)
-    return [*lanes.values(), *senders.values()]
-
-
-def _copies(timeline: Timeline, host: Host) -> list[int]:
-    """The transfers that use a link: a hand-over between a gang and its member copies nothing."""
-    index = host.device_index
-    wired = {(index[route.source], index[route.destination]) for route in host.routes if route.links}
-    ends = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
-    return [transfer for transfer, pair in enumerate(ends) if pair in wired]
-
-
-def _lay_out(lanes: Sequence[_Lane]) -> float:
-    """Stacks the lanes from the top, lower where there are many; returns their height in all, in inches."""
-    for lane in lanes:
-        lane.height = _DEVICE_IN if lane.is_device else _DIRECTION_IN
-    total = sum(lane.height + _GAP_IN for lane in lanes) + _GAP_IN
-    scale = min(1.0, _MOST_LANES_IN / total)
-    top = total * scale - _GAP_IN * scale
-    for lane in lanes:
-        lane.height *= scale
-        lane.bottom = top - lane.height
-        top = lane.bottom - _GAP_IN * scale
-    return total * scale
-
-
-def tallest_in(host: Host) -> float:
-    """Height in inches of the tallest chart of a timeline on this host: one with tensors sent over every route."""
-    wired = {(route.source, route.destination) for route in host.routes if route.links}
-    senders = {source for source, _ in wired}
-    num_directions = len(wired) if len(wired) <= _MOST_DIRECTIONS else max(_MOST_DIRECTIONS, len(senders))
-    lanes = [_Lane(device.name, True) for device in host.devices if not device.members]
-    return _TOP_IN + _lay_out([*lanes, *(_Lane("", False) for _ in range(num_directions))]) + _BOTTOM_IN
-
-
 def _draw_bars(
     axes: Axes,
     items: list[int],
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
     colors: NDArray[np.object_],
-    lane: _Lane,
+    lane: Lane,
     width_ms: float,
     hatch: str | None = None,
 ) -> None:
@@ -240,7 +166,7 @@ def _busy_s(items: list[int], start_s: NDArray[np.float64], end_s: NDArray[np.fl
 
 
 def _number_runs(
-    axes: Axes, lane: _Lane, timeline: Timeline, graph: OpGraph, colors: NDArray[np.object_], width_ms: float
+    axes: Axes, lane: Lane, timeline: Timeline, graph: OpGraph, colors: NDArray[np.object_], width_ms: float
 ) -> None:
     """Writes the number of a micro-batch on what it keeps busy without a break, where that is wide enough."""
     if lane.height <= 0.2:
@@ -253,10 +179,21 @@ def _number_runs(
 
 
 def _bar_text(axes: Axes, x_ms: float, y: float, text: str, color: str, size: float) -> None:
-    axes.text(x_ms, y, text, ha="center", va="center", fontsize=size, color=color, zorder=4, clip_on=True)
+    axes.text(
+        x_ms,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=size,
+        color=color,
+        zorder=4,
+        clip_on=True,
+        parse_math=False,
+    )
 
 
-def _op_labels(lane: _Lane, timeline: Timeline, graph: OpGraph, width_ms: float) -> list[tuple[int, str]]:
+def _op_labels(lane: Lane, timeline: Timeline, graph: OpGraph, width_ms: float) -> list[tuple[int, str]]:
     """The target of each op whose bar is wide enough to hold it."""
     labels = []
     for op in lane.items:
@@ -281,6 +218,7 @@ def _lane_text(axes: Axes, y: float, text: str, *, size: float, color: str, weig
         fontsize=size,
         color=color,
         fontweight=weight,
+        parse_math=False,
     )
 
 
@@ -288,7 +226,17 @@ def _head(figure: Figure, title: str, facts: str, patches: Sequence[Patch]) -> N
     """Title and facts on the left, legend on the right."""
     height_in = figure.get_figheight()
     left, right = 0.25 / _WIDTH_IN, 1 - _RIGHT_IN / _WIDTH_IN
-    figure.text(left, 1 - 0.26 / height_in, title, ha="left", va="top", fontsize=15, color=_INK, fontweight="bold")
+    figure.text(
+        left,
+        1 - 0.26 / height_in,
+        title,
+        ha="left",
+        va="top",
+        fontsize=15,
+        color=_INK,
+        fontweight="bold",
+        parse_math=False,
+    )
     figure.text(left, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=_FAINT_INK)
     figure.legend(
         handles=patches,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +20,13 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.runs.durations import cut_words
 from rlplace.search import eft
 from rlplace.search.groups import majority_devices
 
 LEAST = 6
+ROUNDS = 5
+"""Times that each placement is measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,9 @@ def calibrated(
     knowledge: HostKnowledge | None = None,
     log: MeasurementLog | None = None,
     isolated: bool | None = None,
+    before: Mapping[str, Measurement] | None = None,
+    on_measured: Callable[[Known], None] = lambda known: None,
+    most_s: float = float("inf"),
 ) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
@@ -102,6 +109,9 @@ def calibrated(
         knowledge: what other workloads taught about this host.
         log: keeps what is measured.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
+        before: what was measured before an interruption, by fingerprint of the plan; that is not measured again.
+        on_measured: told what was measured, before anything is learned from it.
+        most_s: seconds of measuring, after which there is no further round.
 
     Raises:
         RunnerError: too few placements could be measured.
@@ -109,25 +119,42 @@ def calibrated(
     simulator = Simulator(problem)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
-    evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
-    try:
-        plans = plans_of(problem, simulator, groups)
+    plans = plans_of(problem, simulator, groups)
+    known = _known(problem, plans, before or {})
+    if known is None:
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
-        known = _measured(problem, evaluator, plans, seed, say)
-    finally:
-        evaluator.close()
+        evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
+        try:
+            known = _measured(problem, evaluator, plans, seed, say, time.monotonic() + most_s)
+        finally:
+            evaluator.close()
+        on_measured(known)
     found = calibrate_on(known, prior, knowledge)
     for line in found.say():
         say(line)
     return found.problem, known
 
 
+def _known(problem: Problem, plans: Sequence[Plan], before: Mapping[str, Measurement]) -> Known | None:
+    """What was measured of the plans before; None where that is too little."""
+    kept = [plan for plan in plans if plan.fingerprint in before]
+    return Known(problem, kept, [before[plan.fingerprint] for plan in kept]) if len(kept) >= LEAST else None
+
+
 def _measured(
-    problem: Problem, evaluator: Evaluator, plans: list[Plan], seed: int, say: Callable[[str], None]
+    problem: Problem,
+    evaluator: Evaluator,
+    plans: list[Plan],
+    seed: int,
+    say: Callable[[str], None],
+    deadline_s: float,
 ) -> Known:
-    """The plans that could be measured; those that failed are told."""
-    outcomes = evaluator.measure_plans(plans, _all_rounds(5, seed))
+    """The plans that could be measured; those that failed, and rounds that there was no time for, are told."""
+    outcomes = evaluator.measure_plans(plans, _all_rounds(ROUNDS, seed), deadline_s=deadline_s)
+    rounds = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=ROUNDS)
+    if rounds < ROUNDS:
+        say(cut_words("calibration", rounds, ROUNDS))
     for outcome in outcomes:
         if not outcome.ok:
             say(f"a placement could not be measured ({outcome.status}): {outcome.why}")

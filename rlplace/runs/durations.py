@@ -8,6 +8,22 @@ from dataclasses import asdict, dataclass
 
 from rlplace.report.format import format_clock
 
+LEAST_LIMIT_S = 20.0
+"""A part that surrounds a search is given so long at least, however short the search."""
+
+
+def limit_s(budget_s: float) -> float:
+    """Seconds after which calibration, or the final table, is cut short: no longer than the search, within reason.
+
+    On a busy machine either may take many times what it was expected to.
+    """
+    return max(budget_s, LEAST_LIMIT_S)
+
+
+def cut_words(what: str, rounds: int, asked: int) -> str:
+    """What people are told of a race that was cut short."""
+    return f"the machine is slow: {what} was cut short, after {rounds} of {asked} rounds"
+
 
 @dataclass(frozen=True)
 class Durations:

@@ -41,8 +41,16 @@ def explain_run(
         data_parallel(problem, one_device),
         _of_row("eager", by_name.get("eager"), kind),
     ]
-    step_time_s = by_name[method]["step_time_s"] if method in by_name else None
-    return explain(problem, plan, timeline, method=method, step_time_s=step_time_s, alternatives=alternatives)
+    row = by_name.get(method, {})
+    return explain(
+        problem,
+        plan,
+        timeline,
+        method=method,
+        step_time_s=row.get("step_time_s"),
+        spread_s=row.get("spread_s") or 0.0,
+        alternatives=alternatives,
+    )
 
 
 def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:

@@ -33,6 +33,8 @@ RUN_FILES = (
     "pipeline.py",
     "torchrec.json",
     "measurements.db",
+    "progress.safetensors",
+    "learner.safetensors",
     "report.html",
 )
 """Every file that rlplace writes into a run folder, and so all that `overwrite` removes."""
@@ -125,6 +127,33 @@ class RunFolder:
         folder.read_json("config.json")
         return folder
 
+    @classmethod
+    def reopen(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that was stopped, to go on with; what was half written is removed.
+
+        It is this process's until `close`.
+
+        Raises:
+            FileProblem: there is no run that could be gone on with, it is still going on, or the folder cannot be
+                written.
+        """
+        root = Path(path)
+        if root.is_dir() and not (root / "config.json").exists():
+            FolderLock.check(root)
+            raise FileProblem(
+                root,
+                "there is nothing to resume (no config.json): the run was stopped before it began. Start it again.",
+            )
+        cls.open(root)
+        try:
+            if not os.access(root, os.W_OK | os.X_OK):
+                raise FileProblem(root, "this folder cannot be written to.")
+            lock = FolderLock(root)
+            _remove_partial(root)
+        except OSError as error:
+            raise FileProblem(root, f"cannot be gone on with: {error.strerror or error}.") from error
+        return cls(root, lock)
+
     def path(self, name: str) -> Path:
         """Where the run's file `name` is, or would be.
 
@@ -178,7 +207,7 @@ class RunFolder:
 def _check_entries(root: Path, overwrite: bool) -> None:
     if root.exists() and not root.is_dir():
         raise FileProblem(root, "this is a file, expected a folder for the run: name another.")
-    entries = sorted(entry.name for entry in root.iterdir() if entry.name != LOCK_FILE) if root.is_dir() else []
+    entries = sorted(entry.name for entry in root.iterdir() if not _is_passing(entry.name)) if root.is_dir() else []
     if entries and not overwrite:
         shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
         hint = "name another, or pass --overwrite to replace the run in it"
@@ -193,11 +222,23 @@ def _remove_run(root: Path) -> None:
             raise FileProblem(
                 root / name, "a folder is where a file of the run would go: move it, or name another run."
             )
-    for entry in sorted(root.glob(f".*{PARTIAL_ENDING}")):
-        if any(entry.name.startswith(f".{name}.") for name in RUN_FILES) and not entry.is_dir():
-            entry.unlink()
+    _remove_partial(root)
     for name in ours:
         (root / name).unlink(missing_ok=True)
+
+
+def _remove_partial(root: Path) -> None:
+    """Removes what a killed process had half written of a run's files."""
+    for entry in sorted(root.glob(f".*{PARTIAL_ENDING}")):
+        if _is_passing(entry.name) and not entry.is_dir():
+            entry.unlink(missing_ok=True)
+
+
+def _is_passing(name: str) -> bool:
+    """Whether a file is the lock, or half of one of a run's, and so no result of anybody's."""
+    return name == LOCK_FILE or (
+        name.endswith(PARTIAL_ENDING) and any(name.startswith(f".{known}.") for known in RUN_FILES)
+    )
 
 
 def _nearby(root: Path) -> str:

@@ -21,6 +21,11 @@ LOOK_EVERY_S = 0.2
 """How often it is looked whether the other has ended."""
 MOST_LETTERS = 160
 """Of a command that people are told."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Drawn by Linux when it starts."""
+
+_HELD: set[tuple[Path, int]] = set()
+"""Locks that this process holds, with its number: a fork of it holds none."""
 
 
 @contextmanager
@@ -34,8 +39,9 @@ def measuring_alone(
 ) -> Iterator[None]:
     """While active, no other process measures on this machine; within itself it may be used again.
 
-    The lock is the kernel's, on a file in the user's cache folder: it ends with its process however that ends. Where no
-    such file can be made, that is said, and measuring goes on without.
+    The lock is the kernel's, on a file in the user's cache folder: it ends with its process however that ends, and
+    holds between containers that share that folder, whatever numbers their processes have. Where no such file can be
+    made, that is said, and measuring goes on without.
 
     Args:
         host: that is going to be measured; a simulated one needs no lock.
@@ -50,23 +56,23 @@ def measuring_alone(
     if host.is_simulated:
         yield
         return
-    path = _lock_file(say)
-    held = None if path is None else _take(path, _words(run), say, is_waiting, sleep)
+    path, owner = _lock_file(say), os.getpid()
+    if path is None or (path, owner) in _HELD:
+        yield
+        return
+    held = _take(path, _words(run), say, is_waiting, sleep)
+    _HELD.add((path, owner))
     try:
         yield
     finally:
-        if path is not None and held is not None:
-            give_free(path, held, os.getpid())
+        _HELD.discard((path, owner))
+        give_free(path, held, owner)
 
 
-def _take(
-    path: Path, words: str, say: Callable[[str], None], is_waiting: bool, sleep: Callable[[float], None]
-) -> int | None:
-    """The descriptor of the lock; None where this process has it already."""
+def _take(path: Path, words: str, say: Callable[[str], None], is_waiting: bool, sleep: Callable[[float], None]) -> int:
+    """The descriptor of the lock, once it can be had."""
     told = ""
     while isinstance(held := take_file(path, words), str):
-        if held.startswith(f"process {os.getpid()} "):
-            return None
         what = f"another search measures on this machine: {held}"
         if not is_waiting:
             raise RunnerError(f"{what}. Try again when it has ended, or leave `--no-wait` out.")
@@ -79,7 +85,7 @@ def _take(
 
 def _lock_file(say: Callable[[str], None]) -> Path | None:
     """One for each machine, also where several share a home folder; None where none can be made."""
-    machine = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:16]
+    machine = hashlib.sha256(_machine().encode()).hexdigest()[:16]
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,10 +97,18 @@ def _lock_file(say: Callable[[str], None]) -> Path | None:
     return path
 
 
+def _machine() -> str:
+    """What names this machine: since when its kernel runs, which its containers have in common; else its name."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return socket.gethostname()
+
+
 def _words(run: Path | None) -> str:
-    """Who we are, for whoever waits: `process 4242 (rlplace train nmt) since 18:40:12, run folder runs/nmt`."""
+    """Who we are, for whoever waits: `process 4242 (rlplace train nmt) on box since 18:40:12, run folder runs/nmt`."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     command = shlex.join([program, *sys.argv[1:]])
     command = command if len(command) <= MOST_LETTERS else command[: MOST_LETTERS - 3] + "..."
     folder = "" if run is None else f", run folder {run.absolute()}"
-    return f"process {os.getpid()} ({command}) since {time.strftime('%H:%M:%S')}{folder}"
+    return f"process {os.getpid()} ({command}) on {socket.gethostname()} since {time.strftime('%H:%M:%S')}{folder}"

@@ -77,7 +77,7 @@ def prepare(
         acyclic: keep the graph of groups without cycles.
         constraints: the user's pins and exclusions.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
-        isolated: whether what is measured for the choice runs in worker processes; see `Evaluator`.
+        isolated: whether what is profiled, and measured for the choice, runs in worker processes; see `Evaluator`.
 
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
@@ -99,6 +99,7 @@ def prepare(
             grouping=grouping,
             acyclic=acyclic,
             constraints=constraints,
+            isolated=isolated,
         )
 
     return chosen_problem(

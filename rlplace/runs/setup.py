@@ -20,6 +20,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
+from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.problem import Problem
 from rlplace.runs.judge import judge_twin
 from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
@@ -167,10 +168,15 @@ def make_problem(
     grouping: str = "heavy-edge",
     acyclic: bool = False,
     constraints: Constraints | None = None,
+    isolated: bool | None = None,
 ) -> Problem:
     """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it.
 
-    A layer profile gives the times of `count` micro-batches.
+    A layer profile gives the times of `count` micro-batches. What is profiled runs in a worker process (`isolated`; see
+    `profile_isolated`).
+
+    Raises:
+        RunnerError: a step that was profiled failed, or ended its worker.
     """
     if host.is_simulated:
         progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
@@ -187,6 +193,7 @@ def make_problem(
             acyclic=acyclic,
             constraints=constraints,
             progress=progress.say,
+            profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say, isolated=isolated),
         )
     if problem.grouping.dropped:
         progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")

@@ -85,7 +85,9 @@ def time_placement(
         check_plan(graph, host.num_devices, placement.plan)
     alone = measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting)
     with alone if is_measured else nullcontext() as log:
-        problem = make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
+        problem = make_problem(
+            graph, host, 256, progress, spec=spec, count=count, constraints=constraints, isolated=isolated
+        )
         for line in judged(graph):
             progress.say(line)
         if placement is not None:

@@ -91,6 +91,7 @@ class Task:
         lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
         measurements: placements run on the host so far.
         history: the best so far wherever it improved, the first feasible placement among them.
+        raced: plans that an interrupted search, which this one goes on with, had measured, with their measurements.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Task:
         if seed < 0:
             raise InvalidValue("seed", seed, "a whole number >= 0", where="search")
         self.generator = np.random.default_rng(seed)
+        self._seed = seed
         self.host = host
         self.evaluations = 0
         self.measurements = 0
@@ -118,12 +120,13 @@ class Task:
         self._best_priorities: NDArray[np.float64] | None = None
         self.lower_bound_s = 0.0
         self.history: list[BestSoFar] = []
+        self.raced: Sequence[tuple[Sequence[Plan], Sequence[Measurement]]] = ()
         self._cutoff_timer = timer if isinstance(timer, CutoffTimer) else None
         self._plan_timer = timer if isinstance(timer, PlanTimer) else None
         self._observer = observer
         self._is_stopped = False
         self._begin = time.monotonic()
-        self._scoring_s = 0.0
+        self._scoring_s, self._evaluations_before = 0.0, 0
 
     @property
     def is_serial(self) -> bool:
@@ -142,6 +145,12 @@ class Task:
             assert self.best_devices is not None
             self._best_plan = self._plan_timer.plan_and_time(self.best_devices, self._best_priorities)[0]
         return self._best_plan
+
+    @property
+    def best_found(self) -> tuple[NDArray[np.int32] | None, Plan | None, NDArray[np.float64] | None]:
+        """Devices of the best placement, its plan where it was scored as one, and the priorities that it was scored
+        with; for another thread, which finds them a moment old, and perhaps not of one moment."""
+        return self.best_devices, self._best_plan, self._best_priorities
 
     @property
     def elapsed_s(self) -> float:
@@ -180,12 +189,42 @@ class Task:
         left = max(0.0, share - self.spent)
         if math.isfinite(self.budget.evaluations):
             return left * self.budget.evaluations
-        return left * self.budget.seconds * self.evaluations / max(self._scoring_s, 1e-9)
+        evaluations = self.evaluations - self._evaluations_before
+        return left * self.budget.seconds * evaluations / max(self._scoring_s, 1e-9)
 
     @property
     def is_spent(self) -> bool:
         """Whether nothing more may be scored."""
         return self._is_stopped or self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
+
+    def resume(
+        self,
+        *,
+        evaluations: int,
+        measurements: int,
+        elapsed_s: float,
+        plan: Plan | None = None,
+        history: Sequence[BestSoFar] = (),
+        raced: Sequence[tuple[Sequence[Plan], Sequence[Measurement]]] = (),
+    ) -> None:
+        """Goes on with the account of an interrupted search: what that spent is spent here, its best is the best here.
+
+        Draws go on from elsewhere, or the same would be tried again.
+
+        Args:
+            evaluations: placements that it scored.
+            measurements: placements that it ran.
+            elapsed_s: wall time that it took.
+            plan: its best placement; the last of `history` is of it.
+            history: its best so far wherever it improved.
+            raced: the plans that it measured, race by race, with their measurements.
+        """
+        self.evaluations, self.measurements, self._evaluations_before = evaluations, measurements, evaluations
+        self._begin -= elapsed_s
+        self.generator = np.random.default_rng((self._seed, evaluations, measurements))
+        self.raced = raced
+        if plan is not None:
+            self.best_devices, self._best_plan, self.history = np.array(plan.devices), plan, list(history)
 
     def stop(self) -> None:
         """Ends the budget now, from any thread; the method notices when it asks next."""
@@ -315,50 +354,3 @@ class Task:
         """Passes what the method has learned, figures by name, to whoever watches."""
         if self._observer is not None:
             self._observer.learned(figures)
-
-
-class Scoring:
-    """A task's scoring as a `StepTimer`: every placement that is timed counts as one of the task's."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B,) seconds of (B, N) placements, as `Task.score`."""
-        return self._task.score(placements)
-
-
-class Simulating:
-    """A task's scoring as a `Measurer`: every placement counts once, also one that does not fit into memory.
-
-    A `Measurer` that is a `StepTimer` too would be asked again, by `measure`, why a step time is infinite.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    @property
-    def problem(self) -> Problem:
-        """The task's problem."""
-        return self._task.problem
-
-    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
-        """One measurement a placement, of its step time alone; one that is infinite does not fit into memory."""
-        times = self._task.score(placements).tolist()
-        return [Measurement("ok" if math.isfinite(step_s) else "oom", step_s) for step_s in times]
-
-
-class Measuring:
-    """A task's host as a `Measurer`: every placement that is run counts as one of the task's measurements."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    @property
-    def problem(self) -> Problem:
-        """The task's problem."""
-        return self._task.problem
-
-    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
-        """As `Task.measure`: one measurement a placement, as far as the budget allows."""
-        return self._task.measure(placements)

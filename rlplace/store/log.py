@@ -110,6 +110,15 @@ class StoreLog(MeasurementLog):
             return
         self._add(lambda store, session_id: store.add(session_id, plan, row))
 
+    def plan(self, fingerprint: str) -> Plan | None:
+        """A plan that was measured; None where no store has it."""
+        for shelf in self._shelves:
+            try:
+                return shelf.store.plan(fingerprint)
+            except UserError:  # the next one may have it
+                continue
+        return None
+
     def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
         """Adds the summary of a timeline to every store."""
         summary, graph, host = summarise(problem, timeline), problem.graph.fingerprint, problem.host.fingerprint

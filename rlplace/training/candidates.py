@@ -72,6 +72,14 @@ class Candidates:
         seen = [candidate.devices for candidate in self._measured.values()]
         return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
 
+    def fresh(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The placements (C, N) that may be measured next, the best first, and their simulated step times (C,)."""
+        self._prune()
+        fresh = list(self._fresh.values())
+        num_ops = len(fresh[0].devices) if fresh else 0
+        devices = np.array([candidate.devices for candidate in fresh], dtype=np.int32).reshape(len(fresh), num_ops)
+        return devices, np.array([candidate.simulated_s for candidate in fresh])
+
     def best_measured(self, count: int) -> list[Candidate]:
         """The `count` plans with the lowest measured ratio."""
         return sorted(self._measured.values(), key=lambda candidate: candidate.ratio)[:count]

@@ -52,6 +52,8 @@ class TrainConfig:
 
     budget_s: float = 300.0
     """Seconds of search, for the method and `portfolio` together; profiling and the final table come on top."""
+    evaluations: int | None = None
+    """Placements that each method scores, on a simulated host, in place of `budget_s`: the same seed finds the same."""
     seed: int = 0
     """Of the policy, of sampling and of random ops."""
     num_groups: int = 256
@@ -84,6 +86,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not 0 < self.budget_s < math.inf:
             raise InvalidValue("budget_s", self.budget_s, "more than 0, and finite", where="train")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="train")
         if self.num_groups < 1:
             raise InvalidValue("num_groups", self.num_groups, "at least 1", where="train")
         check_seed(self.seed)

@@ -27,7 +27,7 @@ LONG_STEP_S = 5.0
 def forecast(
     graph: OpGraph, host: Host, config: TrainConfig, step_s: float, *, num_rows: int, is_profiled: bool = True
 ) -> Durations:
-    """Seconds that the parts of a run are expected to take.
+    """Seconds that the parts of a run are expected to take; a search of so many evaluations counts as none.
 
     Args:
         graph: of the step.
@@ -38,7 +38,7 @@ def forecast(
         is_profiled: whether the ops have been profiled already.
     """
     if host.is_simulated:
-        return Durations(heuristics_s=HEURISTICS_S, search_s=config.budget_s)
+        return Durations(heuristics_s=HEURISTICS_S, search_s=0.0 if config.evaluations else config.budget_s)
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
     num_calibrated = max(config.search.num_calibrated, LEAST) if config.search.num_calibrated else 0
@@ -64,7 +64,14 @@ def one_device_step_s(graph: OpGraph, host: Host) -> float | None:
     return step_s
 
 
-def ahead(expected: Durations, methods: tuple[str, ...], *, is_simulated: bool, whole: str) -> str:
+def ahead(
+    expected: Durations,
+    methods: tuple[str, ...],
+    *,
+    is_simulated: bool,
+    whole: str,
+    evaluations: int | None = None,
+) -> str:
     """What people are told before a run.
 
     Args:
@@ -72,12 +79,17 @@ def ahead(expected: Durations, methods: tuple[str, ...], *, is_simulated: bool, 
         methods: that search.
         is_simulated: whether they do so side by side.
         whole: what the sum of the parts is: `in all`, or `from here`.
+        evaluations: placements that each method scores, where that ends the search and not the time.
     """
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
+    if evaluations is not None:
+        return f"{evaluations:,} placements for each method; {who}"
     return f"about {format_clock(expected.total_s)} {whole}: {expected}; {who}"
 
 
-def afterwards(taken: Durations, expected: Durations) -> str:
-    """What people are told in the end."""
+def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:
+    """What people are told in the end; `evaluations` as of `ahead`."""
+    if evaluations is not None:
+        return f"took {format_clock(taken.total_s)}: {taken}"
     return f"took {format_clock(taken.total_s)}: {taken} (expected: about {format_clock(expected.total_s)})"

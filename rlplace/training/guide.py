@@ -12,6 +12,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.checks import checked_learner, checked_policy
 from rlplace.policy.config import LearnConfig
+from rlplace.policy.learn.learner_file import LearnerFile
 from rlplace.policy.protocols import Policy
 from rlplace.search.groups import majority_devices
 from rlplace.search.guide import ListSchedule
@@ -37,16 +38,22 @@ class Scheduling(Protocol):
 
 
 @one_thread_here()  # as of `policy`: a team of threads slows tiny ops down, and must not decide what is found
-def solve(task: Task, config: LearnConfig | None = None, start: NDArray[np.int32] | None = None) -> Policy:
+def solve(
+    task: Task,
+    config: LearnConfig | None = None,
+    start: NDArray[np.int32] | None = None,
+    learner_file: LearnerFile | None = None,
+) -> Policy:
     """Places by `portfolio`, with placements and moves that a policy suggests; returns the policy.
 
     Args:
         task: scores and counts.
         config: which policy, how it is taught, and how far it is followed.
         start: (N,) a placement to start from besides those of `portfolio` and of the policy.
+        learner_file: keeps the state of its learner, and gives it back; nobody by default.
     """
     config = config or LearnConfig()
-    guide = PolicyGuide(task.problem, config, seed=int(task.generator.integers(2**31)))
+    guide = PolicyGuide(task.problem, config, seed=int(task.generator.integers(2**31)), learner_file=learner_file)
     METHODS[SEARCH].run(task, start=start, guide=guide)
     if task.best_devices is not None:
         guide.imitate(task.best_devices)
@@ -68,13 +75,18 @@ class PolicyGuide:
         problem: what is placed; a search may score it under other costs.
         config: which policy and learner, whether it imitates, and how far it is followed.
         seed: of every draw.
+        learner_file: keeps the state of its learner, and gives it back; nobody by default.
     """
 
-    def __init__(self, problem: Problem, config: LearnConfig, *, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, config: LearnConfig, *, seed: int, learner_file: LearnerFile | None = None
+    ) -> None:
         self._problem, self._config = problem, config
         self._policy = checked_policy(problem, config, seed)
         self.policy = self._policy.policy
-        self._learner = checked_learner(self.policy, config, seed) if config.imitate else None
+        self._learner, self._file = checked_learner(self.policy, config, seed) if config.imitate else None, learner_file
+        if self._learner is not None and learner_file is not None:
+            learner_file.restore(self._learner.learner)
         self._generator = np.random.default_rng(seed)
         self._taught: NDArray[np.int32] | None = None
         self._mode: NDArray[np.int32] | None = None
@@ -128,6 +140,8 @@ class PolicyGuide:
         self._learner.imitate(majority_devices(self._problem, self._taught))
         self._policy.check_guess()
         self._mode, self._drawn = self._problem.grouping.expand(self._policy.mode()), self._none
+        if self._file is not None:
+            self._file.keep(self._learner.learner)
 
     def _move(self, devices: NDArray[np.int32]) -> None:
         """Changes `devices` (N,) in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ from rlplace.runs.durations import Durations
 from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
+from rlplace.search.task import Saveable
 from rlplace.training.agent.agent import AgentResult
-from rlplace.training.search_loop import LoopResult
+from rlplace.training.loop import LoopResult
 from rlplace.training.table import Table
 
 
@@ -66,13 +68,19 @@ class Keeper:
         evaluator: traces what the tracker is shown.
         tracker: shown each new best placement.
         say: told what cannot be traced.
+        best_s: step time of the placement that the folder has already; infinite where it has none.
     """
 
     def __init__(
-        self, run: RunFolder | None, evaluator: Evaluator, tracker: Tracker, say: Callable[[str], None]
+        self,
+        run: RunFolder | None,
+        evaluator: Evaluator,
+        tracker: Tracker,
+        say: Callable[[str], None],
+        best_s: float = math.inf,
     ) -> None:
         self._run, self._evaluator, self._tracker, self._say = run, evaluator, tracker, say
-        self._best_s = float("inf")
+        self._best_s = best_s
 
     def of(self, method: str) -> Callable[[Plan, float], None]:
         """What `method` calls with each new best plan and its step time."""
@@ -92,6 +100,11 @@ class Keeper:
 
         return keep
 
+    def keep_learned(self, learned: Saveable) -> None:
+        """Writes what a method has learned: about the host, or its policy."""
+        if self._run is not None:
+            learned.save(self._run.path(HOST_MODEL if isinstance(learned, AgentResult) else "policy.safetensors"))
+
 
 def keep_placement(run: RunFolder, problem: Problem, plan: Plan, method: str) -> None:
     """Writes `placement.json`."""
@@ -108,7 +121,7 @@ def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None]) ->
 
 
 def keep_result(run: RunFolder, problem: Problem, result: TrainResult, found: Mapping[str, LoopResult]) -> None:
-    """Writes what a run came to: the table, the best placement and a step of it, what each method tried and learned.
+    """Writes what a run came to: the table, the best placement and a step of it, and what each method tried.
 
     Args:
         run: the folder.
@@ -120,9 +133,6 @@ def keep_result(run: RunFolder, problem: Problem, result: TrainResult, found: Ma
     _keep_search(run, problem, found, is_measured=result.is_measured)
     if learning := {name: one.learning for name, one in found.items() if one.learning}:
         run.write_json("learning.json", learning)
-    for one in found.values():
-        if one.learned is not None:
-            one.learned.save(run.path(HOST_MODEL if isinstance(one.learned, AgentResult) else "policy.safetensors"))
 
 
 def _write(run: RunFolder, problem: Problem, result: TrainResult) -> None:

@@ -13,6 +13,7 @@ from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import make_progress
+from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps
@@ -36,6 +37,7 @@ def place_workload(
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    is_waiting: bool = True,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """What `--json` prints: placement, method, step_time_s, single_s, evaluations, plan_s, the bound, micro_batches.
@@ -51,17 +53,22 @@ def place_workload(
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
         asked: how the batch is cut.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
         is_quiet: no progress.
 
     Raises:
         UnknownName: no such method.
-        RunnerError: no placement that was tried fits into memory.
+        RunnerError: no placement that was tried fits into memory; or another search measures here, and nobody wants to
+            wait.
         UserError: the workload cannot be built, captured or cut so.
     """
     chosen = METHODS[method]
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints)
+    with measuring_alone(host, say=progress.say, is_waiting=is_waiting):  # profiling counts seconds, too
+        prepared = prepare(
+            steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints
+        )
     problem = prepared.problem
     simulator = Simulator(problem)
     found = find(problem, chosen.name, simulator, Budget(evaluations=evaluations), seed=seed)

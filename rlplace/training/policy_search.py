@@ -13,20 +13,27 @@ from rlplace.env.scoring import Scorer
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.checks import checked_learner, checked_policy
 from rlplace.policy.config import LearnConfig
+from rlplace.policy.learn.learner_file import LearnerFile
 from rlplace.policy.protocols import Policy
 from rlplace.search.groups import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.evolve import tuned_start
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.warm_starts import try_all
-from rlplace.search.task import Measuring, Simulating, Task
+from rlplace.search.task import Task
+from rlplace.search.task_measurers import Measuring, Simulating
 
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""
 
 
 @one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
-def solve(task: Task, config: LearnConfig | None = None, start: NDArray[np.int32] | None = None) -> Policy:
+def solve(
+    task: Task,
+    config: LearnConfig | None = None,
+    start: NDArray[np.int32] | None = None,
+    learner_file: LearnerFile | None = None,
+) -> Policy:
     """Places by a policy and by search that learn from each other; returns the policy.
 
     The policy imitates what the portfolio's cheap part finds (heuristics, tuned list schedules), samples for a share of
@@ -39,9 +46,10 @@ def solve(task: Task, config: LearnConfig | None = None, start: NDArray[np.int32
         task: scores and counts.
         config: which policy, which learner, and their options.
         start: (N,) a placement to start from besides those of the portfolio.
+        learner_file: keeps the learner's state, and gives it back; nobody by default.
     """
     config = config or LearnConfig()
-    recipe, agent = config.recipe, PolicySearch(task, config)
+    recipe, agent = config.recipe, PolicySearch(task, config, learner_file)
     begin, begin_s, others = None, math.inf, []
     if recipe.init == "starts":
         known = [] if start is None else [(start, float(task.score(start)[0]))]
@@ -77,14 +85,17 @@ class PolicySearch:
     Args:
         task: scores, measures and counts.
         config: which policy, which learner, and their options.
+        learner_file: keeps the learner's state, and gives it back; nobody by default.
     """
 
-    def __init__(self, task: Task, config: LearnConfig) -> None:
+    def __init__(self, task: Task, config: LearnConfig, learner_file: LearnerFile | None = None) -> None:
         seed = int(task.generator.integers(2**31))
         self._task, self._config, self._recipe, problem = task, config, config.recipe, task.problem
         self._policy = checked_policy(problem, config, seed)
         self.policy = self._policy.policy
-        self._learner = checked_learner(self.policy, config, seed)
+        self._learner, self._file = checked_learner(self.policy, config, seed), learner_file
+        if learner_file is not None:
+            learner_file.restore(self._learner.learner)
         self._baseline_s = float(problem.costs.op_time_s.mean(axis=1).sum()) or 1.0
         reward = make_reward(self._recipe.reward, self._baseline_s)
         self._scorer = Scorer(Simulating(task), reward, deterministic=True)
@@ -149,10 +160,12 @@ class PolicySearch:
                 break
 
     def _tell(self, figures: Mapping[str, float], **more: float) -> None:
-        """Tells what an update came to, and what was spent by then."""
+        """Tells what an update came to, and what was spent by then; keeps what was learned, if it is time."""
         task = self._task
         spent = {"placements": task.evaluations, "measured": task.measurements, "seconds": task.elapsed_s}
         task.tell({**figures, **more, **spent})
+        if self._file is not None:
+            self._file.keep(self._learner.learner)
 
     def _propose(self, count: int) -> NDArray[np.int32]:
         """(<= count, G): samples of the policy, or of its mode and several for each the best by simulation."""

@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import math
+import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.env.rewards import make_reward
-from rlplace.errors import InvalidValue, RunnerError, UnknownName
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import LearnedHost, knowledge_of, load_priors, prior_of
+from rlplace.measure.host_model import HostKnowledge, knowledge_of, prior_of
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager import check_has_values
-from rlplace.measure.run.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager_recipe import EagerRecipe, Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy.checks import check_fit
-from rlplace.policy.registry import LEARNERS, POLICIES
-from rlplace.report.format import format_clock
 from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
-from rlplace.runs.durations import Durations, Stopwatch
+from rlplace.runs.durations import Durations, Stopwatch, cut_words, limit_s
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
-from rlplace.search.registry import find
 from rlplace.search.rules import baselines
-from rlplace.search.task import Budget
 from rlplace.store.log import StoreLog
-from rlplace.training.agent.agent import AgentResult
+from rlplace.training.checks import check_names, completed
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
+from rlplace.training.heuristics import HEURISTICS, compile_kernels, place_quickly
+from rlplace.training.loop import LoopResult
+from rlplace.training.methods import GUIDED, LEARNED, POLICY, method_of
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
-from rlplace.training.search_loop import LoopBudget, LoopResult, search_and_measure
-from rlplace.training.side_by_side import search_side_by_side
+from rlplace.training.resume.journal import Journal
+from rlplace.training.searches import resumed_options, search_all
 from rlplace.training.table import Entry, Table, fill_table
 
 PORTFOLIO = "portfolio"
-HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
-"""Rows that need a handful of simulated placements each."""
-HEURISTIC_EVALUATIONS = 64
-WARM_UP_EVALUATIONS = 400
-"""Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
-annealing, the last."""
 
 
 @one_thread_here()
@@ -63,6 +54,7 @@ def train(
     progress: Progress | bool | None = None,
     tracker: Tracker | None = None,
     workload: str = "",
+    resume: bool = False,
     **options: Any,
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
@@ -82,23 +74,24 @@ def train(
         progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
         tracker: told figures.
         workload: its name, for the store.
+        resume: go on from what `run` holds of the same problem and configuration, and measure nothing again.
         options: fields of `TrainConfig`, over those of `config`.
 
     Raises:
-        FileProblem: a store was named that cannot be opened.
+        FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
         InvalidValue: an unknown option, or one out of range.
         UnknownName: no such method, policy, learner or reward.
         RunnerError: no placement could be run, or the reference failed.
     """
-    config = _config(config, options)
+    config = completed(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
     root = None if run is None else run.root
     try:
         with measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log:
-            result = _train(problem, config, start, run, progress, tracker, log)
+            result = _train(problem, config, start, run, progress, tracker, log, resume)
         if is_own:
-            progress.say(afterwards(result.durations, result.expected))
+            progress.say(afterwards(result.durations, result.expected, config.evaluations))
         return result
     finally:
         if is_own:
@@ -113,18 +106,22 @@ def _train(
     progress: Progress,
     tracker: Tracker,
     log: StoreLog | None,
+    is_resumed: bool,
 ) -> TrainResult:
     """As `train`, with everything given."""
     methods = methods_of(config, problem.host)
     method, is_simulated = methods[0], problem.host.is_simulated
+    journal = Journal(
+        run, problem, config, is_resumed=is_resumed, plan_of=(lambda _: None) if log is None else log.plan
+    )
     if method != method_of(config, is_simulated=False):
         progress.say(f"the host is simulated, nothing can be measured: `{method}` takes the place of `{LEARNED}`")
     step_s = float(problem.costs.op_time_s.sum(axis=0).min())
     expected = forecast(problem.graph, problem.host, config, step_s, num_rows=num_rows(methods))
-    progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here"))
+    progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here", evaluations=config.evaluations))
     watch = Stopwatch()
     known, prior = None, prior_of(problem, config.search.priors)
-    knowledge = None if log is None else knowledge_of(log.learned_hosts(problem.host), problem.costs.source)
+    knowledge = _knowledge(problem, log, journal)
     if knowledge is not None:
         progress.say(_known_words(knowledge.num_runs))
     if config.search.num_calibrated and not is_simulated:
@@ -137,6 +134,9 @@ def _train(
             knowledge=knowledge,
             log=log,
             isolated=config.isolated,
+            before=journal.calibration,
+            on_measured=journal.keep_calibration,
+            most_s=limit_s(config.budget_s),
         )
     calibration_s = watch.lap_s()
     simulator = Simulator(problem)
@@ -144,10 +144,11 @@ def _train(
     single_s = float(simulator.step_times(reference[None])[0])
     evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log, isolated=config.isolated)
     try:
+        best = journal.best()
         if run is not None:
-            keep_placement(run, problem, simulator.plan(reference), "single")
-        entries = [_quick(problem, simulator, name) for name in HEURISTICS if name != method]
-        _compile_kernels(problem, simulator)
+            keep_placement(run, problem, *((simulator.plan(reference), "single") if best is None else best[:2]))
+        entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != method]
+        compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
         own: dict[str, dict[str, Any]] = {
             LEARNED: {
@@ -163,31 +164,21 @@ def _train(
             PORTFOLIO: {"start": start},
         }
         options = {name: own.get(name, {}) for name in methods}
-        keeper = Keeper(run, evaluator, tracker, progress.say)
-        if evaluator.is_measured:
-            found = _measured(evaluator, config, options, single_s, keeper, progress, tracker)
-        else:
-            found = search_side_by_side(
-                options,
-                problem,
-                config.budget_s,
-                seed=config.seed,
-                progress=progress,
-                tracker=tracker,
-                single_s=single_s,
-                on_best=lambda method, plan, step_time_s: keeper.of(method)(plan, step_time_s),
-            )
+        options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
+        keeper = Keeper(run, evaluator, tracker, progress.say, math.inf if best is None else best[2])
+        found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log)
         search_s = watch.lap_s()
         entries += [_entry(method, found[method]) for method in methods]
-        for result_of in found.values():
-            if isinstance(result_of.learned, AgentResult):
-                progress.say(_learned_words(result_of.learned))
-                if log is not None:
-                    log.keep_learned(problem.graph.fingerprint, LearnedHost.of(result_of.learned.posterior))
         if evaluator.num_recalled:
             progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
-        progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
-        table = _table(problem, evaluator, entries, config)
+        if evaluator.num_repeated:
+            progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
+        table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
+        if table is None:
+            progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
+            table = _table(problem, evaluator, entries, config, progress)
+            if table.best and evaluator.is_measured:
+                journal.keep_table(table)
         if not table.best:
             raise RunnerError(f"no placement could be run to its end: {_reasons(table)}")
         plan = table.plans[table.best]
@@ -208,6 +199,17 @@ def _train(
         evaluator.close()
 
 
+def _knowledge(problem: Problem, log: StoreLog | None, journal: Journal) -> HostKnowledge | None:
+    """What other workloads taught about the host when the run began; what it learns itself is not to count twice."""
+    if log is None:
+        return None
+    known = journal.known_hosts
+    if known is None:
+        known = tuple(log.learned_hosts(problem.host))
+        journal.keep_known_hosts(known)
+    return knowledge_of(known, problem.costs.source)
+
+
 def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:
     """The methods that search, the one that is asked for first."""
     return tuple(dict.fromkeys((method_of(config, is_simulated=host.is_simulated), PORTFOLIO)))
@@ -218,97 +220,21 @@ def num_rows(methods: tuple[str, ...]) -> int:
     return len({*HEURISTICS, *methods}) + 2
 
 
-def _measured(
-    evaluator: Evaluator,
-    config: TrainConfig,
-    methods: Mapping[str, Mapping[str, Any]],
-    single_s: float,
-    keeper: Keeper,
-    progress: Progress,
-    tracker: Tracker,
-) -> dict[str, LoopResult]:
-    """Every method in turn: the same time, and as many measured placements as the first one came to."""
-    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
-    found: dict[str, LoopResult] = {}
-    for method, options in methods.items():
-        progress.say(f"search: {method}, {format_clock(budget.seconds)}")
-        found[method] = search_and_measure(
-            method,
-            evaluator,
-            budget,
-            seed=config.seed,
-            progress=progress,
-            tracker=tracker,
-            single_s=single_s,
-            on_best=keeper.of(method),
-            options=options,
-        )
-        budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
-    return found
-
-
-def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
-    """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
-
-    Args:
-        config: what a run is to be.
-        is_simulated: whether its host is.
-
-    Raises:
-        UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: a guide, a policy or a learner for a method that takes none, the learner cannot teach the policy,
-            or the policy takes no weights.
-        FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
-    """
-    load_priors(config.search.priors)
-    recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
-    if method not in METHODS and method in POLICIES:
-        raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
-    _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
-    make_reward(recipe.reward, 1.0)
-    GroupingRule.parse(config.grouping)
-    if config.guide is not None and method not in (LEARNED, GUIDED):
-        hint = f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`."
-        raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
-    if method in (POLICY, GUIDED) or config.guide is not None:
-        check_fit(config.guide or config.learn)
-        return
-    for option, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
-        if named is not None:
-            hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
-            raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
-
-
-def _config(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
-    for name in options:
-        if name not in known:
-            raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
-    return dataclasses.replace(config or TrainConfig(), **options)
-
-
-def _quick(problem: Problem, simulator: Simulator, name: str) -> Entry:
-    """What a heuristic places, in a moment."""
-    found = find(problem, name, simulator, Budget(HEURISTIC_EVALUATIONS))
-    if found.devices is None:
-        why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
-        return Entry(name, None, found.evaluations, why=why)
-    history = found.history if problem.host.is_simulated else ()  # a measured row is not followed by simulated steps
-    return Entry(name, simulator.plan(found.devices), found.evaluations, history=history)
-
-
-def _compile_kernels(problem: Problem, simulator: Simulator) -> None:
-    """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
-    find(problem, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
-
-
-def _table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig) -> Table:
-    rounds = config.search.table_rounds
+def _table(
+    problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig, progress: Progress
+) -> Table:
+    rounds, deadline_s = config.search.table_rounds, time.monotonic() + limit_s(config.budget_s)
     protocol = RaceProtocol(max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
     eager, why = _eager(problem, evaluator)
-    return fill_table(
-        entries, eager, why, lambda plans, others: evaluator.measure_plans(plans, protocol, others=others)
-    )
+
+    def measure(plans: list[Plan], others: list[Other]) -> list[Measurement]:
+        outcomes = evaluator.measure_plans(plans, protocol, others=others, deadline_s=deadline_s)
+        ran = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=rounds)
+        if evaluator.is_measured and ran < rounds:
+            progress.say(cut_words("the final table", ran, rounds))
+        return outcomes
+
+    return fill_table(entries, eager, why, measure)
 
 
 def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
@@ -325,15 +251,8 @@ def _entry(method: str, found: LoopResult) -> Entry:
     why = ""
     if found.plan is None:
         why = "found no feasible placement" if found.num_scored or found.num_measured else "tried no allowed placement"
-    return Entry(method, found.plan, found.num_scored, {"measured": found.num_measured}, why, found.history)
-
-
-def _learned_words(result: AgentResult) -> str:
-    """What the agent learned about the host, a line each."""
-    lines = result.say()
-    if not lines:
-        return "the host is as profiled, as far as the measured steps tell"
-    return "\n  ".join(["what was learned about the host:", *lines])
+    facts = {"measured": found.num_measured}
+    return Entry(method, found.plan, found.num_scored, facts, why, found.history, found.failure)
 
 
 def _known_words(num_runs: int) -> str:

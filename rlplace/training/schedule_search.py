@@ -10,6 +10,7 @@ import numpy as np
 from rlplace.env.list_schedules import ListSchedules
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.config import LearnConfig
+from rlplace.policy.learn.learner_file import LearnerFile
 from rlplace.policy.pretrained import pretrained_path
 from rlplace.policy.protocols import Policy
 from rlplace.policy.schedule.network_file import KIND, load_network
@@ -30,7 +31,7 @@ MOST_GUESSES = 64
 
 
 @one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
-def solve(task: Task, config: LearnConfig | None = None) -> Policy | None:
+def solve(task: Task, config: LearnConfig | None = None, learner_file: LearnerFile | None = None) -> Policy | None:
     """Places zero-shot, as far as the budget goes; returns the policy where it came to learn.
 
     First come guesses that ask the simulator nothing (`propose`), the best first; with a budget of `GUESSES` there is
@@ -41,6 +42,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy | None:
     Args:
         task: scores and counts.
         config: how the policy learns; which one is not its to say.
+        learner_file: keeps the state of its learner, and gives it back; nobody by default.
 
     Raises:
         InvalidValue: the task's budget is infinite.
@@ -57,7 +59,7 @@ def solve(task: Task, config: LearnConfig | None = None) -> Policy | None:
     if task.is_spent or task.best_devices is None:
         return None
     config = dataclasses.replace(config or LearnConfig(), policy=KIND)
-    search = PolicySearch(task, config)
+    search = PolicySearch(task, config, learner_file)
     search.imitate(task.best_devices)
     search.learn(until=1.0)
     return search.policy

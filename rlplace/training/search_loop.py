@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -19,77 +22,25 @@ from rlplace.measure.timeline import Timeline
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 from rlplace.search.own_order import OwnOrder
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Saveable, Task
 from rlplace.training.candidates import Candidates
+from rlplace.training.loop import FINAL_SHARE, FINALISTS, LoopBudget, LoopResult
+from rlplace.training.resume.journal import MethodJournal
+from rlplace.training.resume.state import MethodState, Race, Unmeasured
 
-FINALISTS = 4
-FINAL_SHARE = 0.15
-"""Share of a method's time in which its best measured placements are told apart."""
 BATCH = 6
 """Placements a race, where the method does not measure by itself."""
 LEAST_KEPT, MOST_KEPT = 64, 512
 """Simulated placements that are kept to be measured: as many as may be run, within reason."""
-STEPS = 6.5
-"""Steps that measuring a placement takes, about: a warm-up, up to five rounds, its share of the reference's."""
 SHOW_EVERY_S = 0.1
 """How often the progress of a search is told."""
 ROUND = RaceProtocol(warmup=1, min_rounds=3, max_rounds=5)
 FINAL = RaceProtocol(warmup=1, min_rounds=5, max_rounds=30)
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True)
-class LoopResult:
-    """What a method came to within its budget.
-
-    Attributes:
-        plan: the best placement; None if there was none.
-        num_scored: placements simulated.
-        num_measured: placements run, each as often as it was, the last race aside.
-        seconds: wall time that it took.
-        history: the best measured step time so far wherever it improved, the last race included; the best simulated
-            one where nothing is measured.
-        single_s: step time on the best single device, which those of `history` are to be set against.
-        learned: what the method learned, if it learns.
-        learning: what it told of every update, figures by name.
-        tried: simulated and measured step times of every placement that ran, in seconds, in order; in measured ones a
-            drift of the machine is taken out by the reference of their race.
-    """
-
-    plan: Plan | None
-    num_scored: int
-    num_measured: int
-    seconds: float = 0.0
-    history: tuple[BestSoFar, ...] = ()
-    single_s: float = float("nan")
-    learned: Saveable | None = None
-    learning: tuple[Mapping[str, float], ...] = ()
-    tried: tuple[tuple[float, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class LoopBudget:
-    """What one method may spend.
-
-    Attributes:
-        seconds: wall time, measuring included.
-        simulate_share: share of it for simulated placements.
-        measurements: placements that may be run, the last race aside.
-    """
-
-    seconds: float
-    simulate_share: float = 0.6
-    measurements: int = 0
-
-    @classmethod
-    def of(cls, seconds: float, simulate_share: float, reference_s: float) -> LoopBudget:
-        """As many measurements as fit into the time for them, where a step takes about `reference_s`."""
-        measuring_s = (1.0 - simulate_share) * seconds - FINAL_SHARE * seconds
-        count = int(measuring_s / (STEPS * max(reference_s, 1e-6)))
-        return cls(seconds, simulate_share, max(count, FINALISTS))
 
 
 def search_and_measure(
@@ -104,11 +55,14 @@ def search_and_measure(
     on_best: Callable[[Plan, float], None] = lambda plan, step_time_s: None,
     options: Mapping[str, Any] | None = None,
     clock: Clock = time.monotonic,
+    before: MethodState | None = None,
+    journal: MethodJournal | None = None,
 ) -> LoopResult:
     """The placement that `method` came up with and that ran fastest on a host of this machine.
 
     A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
-    best simulated placements. Then the best measured ones race against each other.
+    best simulated placements. Then the best measured ones race against each other. What a method that raised had found
+    until then counts.
 
     Args:
         method: a name of `METHODS`.
@@ -121,8 +75,14 @@ def search_and_measure(
         on_best: told each new best measured plan and its step time.
         options: of the method's own.
         clock: seconds that never go back.
+        before: what the method had come to where it was interrupted: it goes on from there, with what is left.
+        journal: keeps what the method comes to, after every race and from time to time; nobody by default.
+
+    Raises:
+        UserError: the method does not fit the problem.
+        Exception: whatever measuring raised.
     """
-    loop = _Loop(method, evaluator, budget, progress, tracker, single_s, on_best, clock)
+    loop = _Loop(method, evaluator, budget, progress, tracker, single_s, on_best, clock, journal)
     search_s = budget.seconds * budget.simulate_share
     task = Task(
         evaluator.problem,
@@ -133,7 +93,21 @@ def search_and_measure(
         observer=loop,
     )
     loop.watch(task)
-    learned = METHODS[method].run(task, **(options or {}))
+    learned, failure = None, None
+    if before is not None:
+        loop.resume(before, task)
+        failure = before.failure
+    if before is None or not before.is_searched:
+        try:
+            learned, failure = METHODS[method].run(task, **(options or {})), None
+        except UserError:
+            raise
+        except Exception as error:
+            if error is loop.raised:  # the host, not the method
+                raise
+            failure = Failure.of(error)
+            progress.say(f"{method} raised {failure.why}: what it found until then counts")
+        loop.end_search(learned, failure)
     loop.report()
     while (count := min(BATCH, task.measurements_left)) > 0:
         batch = loop.promising(count)
@@ -141,7 +115,7 @@ def search_and_measure(
             break
         task.measure(batch)
     plan = loop.decide()
-    return LoopResult(
+    result = LoopResult(
         plan,
         task.evaluations,
         task.measurements,
@@ -151,11 +125,18 @@ def search_and_measure(
         learned,
         tuple(loop.learning),
         loop.tried(),
+        failure,
     )
+    loop.end(result)
+    return result
 
 
 class _Loop:
-    """The measuring half of a search (its task's host and observer), and what it tells people."""
+    """The measuring half of a search (its task's host and observer), and what it tells people.
+
+    Attributes:
+        raised: what measuring, or telling, raised at last; None where neither did.
+    """
 
     def __init__(
         self,
@@ -167,16 +148,22 @@ class _Loop:
         single_s: float,
         on_best: Callable[[Plan, float], None],
         clock: Clock,
+        journal: MethodJournal | None,
     ) -> None:
         self.candidates = Candidates(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)))
         self.single_s = single_s
         self.learning: list[Mapping[str, float]] = []
+        self.raised: Exception | None = None
+        self._failure: Failure | None = None
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
         self._ran: list[tuple[Plan, float]] = []
         self._task: Task | None = None
         self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
+        self._journal, self._is_searched = journal, False
+        self._plan: Plan | None = None
+        self._races = list[Race]()
 
     @property
     def problem(self) -> Problem:
@@ -190,6 +177,68 @@ class _Loop:
     def watch(self, task: Task) -> None:
         """Takes the number of placements simulated from `task`."""
         self._task = task
+
+    def resume(self, before: MethodState, task: Task) -> None:
+        """Goes on from what the method had come to; its task is told what was spent."""
+        start = None if before.start is None else self._evaluator.simulator.plan(before.start)
+        simulated_s = math.inf if start is None else self._evaluator.simulator.retime(start).step_time_s
+        is_known = start is not None and math.isfinite(simulated_s)
+        task.resume(
+            evaluations=before.num_scored,
+            measurements=before.num_measured,
+            elapsed_s=before.seconds,
+            plan=start if is_known else None,
+            history=[BestSoFar(before.num_scored, before.num_measured, before.seconds, simulated_s)],
+            raced=[(race.plans, race.outcomes) for race in before.races if not race.is_final],
+        )
+        self._end_s -= before.seconds
+        self.single_s, self.learning = before.single_s, list(before.learning)
+        self._races, self._is_searched, self._plan = list(before.races), before.is_searched, before.plan
+        self._failure = before.failure
+        if before.unmeasured is not None:
+            self.candidates.note(before.unmeasured.devices, before.unmeasured.simulated_s)
+        for race in before.races:
+            self.candidates.record(race.plans, race.outcomes)
+            self._ran += [(plan, outcome.ratio) for plan, outcome in zip(race.plans, race.outcomes) if outcome.ok]
+        self._improved = [(best.best_s / self.single_s, best) for best in before.history]
+        if before.plan is not None and before.history:
+            self._best_s, self._best_ratio = before.best_s, self._improved[-1][0]
+            if before.plan.fingerprint not in {plan.fingerprint for race in before.races for plan in race.plans}:
+                known = Measurement("ok", before.best_s, reference_s=self.single_s)  # the store has lost it
+                self.candidates.record([before.plan], [known])
+
+    def end_search(self, learned: Saveable | None, failure: Failure | None) -> None:
+        """Takes note that the method has ended, with what it learned or raised; what is left is to measure."""
+        self._is_searched, self._failure = True, failure
+        if self._journal is not None:
+            if learned is not None:
+                self._journal.keep_learned(learned)
+            self._journal.keep(self._state())
+
+    def end(self, result: LoopResult) -> None:
+        """Takes note that all of it has ended."""
+        if self._journal is not None:
+            done = replace(self._state(), seconds=result.seconds, plan=result.plan, tried=result.tried, is_done=True)
+            self._journal.keep(done)
+
+    def _state(self) -> MethodState:
+        task = self._task
+        return MethodState(
+            self._budget_s,
+            self.elapsed_s,
+            self.num_scored,
+            0 if task is None else task.measurements,
+            self.single_s,
+            self.history(),
+            tuple(self.learning),
+            (),
+            tuple(self._races),
+            self._plan,
+            None if task is None else task.best_devices,
+            Unmeasured(*self.candidates.fresh()),
+            self._is_searched,
+            failure=self._failure,
+        )
 
     @property
     def elapsed_s(self) -> float:
@@ -205,12 +254,14 @@ class _Loop:
         """Keeps the best for measuring."""
         self.candidates.note(placements, step_s)
         if self._clock() >= self._shown_s + SHOW_EVERY_S:  # a search scores thousands a second
-            self.report()
+            with self._noting():
+                self.report()
 
     def learned(self, figures: Mapping[str, float]) -> None:
         """Keeps the learner's figures, and passes them on."""
         self.learning.append(figures)
-        self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+        with self._noting():
+            self._tracker.log({f"train/{name}": value for name, value in figures.items()})
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best simulated placements that were never run."""
@@ -223,11 +274,13 @@ class _Loop:
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """Races `plans` on the host, but for those that were raced before."""
-        return self._race(plans, ROUND, is_recalled=True)
+        with self._noting():
+            return self._race(plans, ROUND, is_recalled=True)
 
     def trace(self, plan: Plan) -> Timeline:
         """A typical step of `plan`, op by op."""
-        return self._evaluator.timeline(plan)
+        with self._noting():
+            return self._evaluator.timeline(plan)
 
     def decide(self) -> Plan | None:
         """The best of the best measured placements, raced against each other while there is time."""
@@ -263,11 +316,14 @@ class _Loop:
             left_s=max(self._end_s - self._clock(), 0.0),
             budget_s=self._budget_s,
         )
+        if self._journal is not None and self._journal.is_due:
+            self._journal.keep(self._state())
 
     def _race(self, plans: Sequence[Plan], protocol: RaceProtocol, *, is_recalled: bool = False) -> list[Measurement]:
         measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s, is_recalled=is_recalled)
         self.candidates.record(plans, measurements)
         self._ran += [(plan, measurement.ratio) for plan, measurement in zip(plans, measurements) if measurement.ok]
+        self._races.append(Race(tuple(plans), tuple(measurements), protocol is FINAL))
         finite = [measurement for measurement in measurements if measurement.ok]
         if finite:
             self.single_s = float(np.median([measurement.reference_s for measurement in finite]))
@@ -275,6 +331,7 @@ class _Loop:
         if leader.ratio < self._best_ratio and leader.plan is not None:
             self._best_ratio, self._best_s = leader.ratio, leader.ratio * self.single_s
             self._improved.append((leader.ratio, self._now()))
+            self._plan = leader.plan
             self._on_best(leader.plan, self._best_s)
         self._tracker.log_search(
             placements=self.num_scored,
@@ -285,8 +342,19 @@ class _Loop:
         )
         if self._improved:
             self._tracker.log_best_so_far(self._method, self._now(), self.single_s)
+        if self._journal is not None:
+            self._journal.keep(self._state())
         self.report()
         return measurements
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Keeps what is raised meanwhile: it is no fault of the method that asked."""
+        try:
+            yield
+        except Exception as error:
+            self.raised = error
+            raise
 
     def _now(self) -> BestSoFar:
         best_s = self._best_ratio * self.single_s

@@ -1,11 +1,16 @@
-"""`run_training`: what `rlplace train` does, from words to a run folder."""
+"""`run_training` and `resume_training`: what `rlplace train` does, from words, or a run's folder, to a run folder."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.errors import FileProblem, RlplaceError
 from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
@@ -16,19 +21,27 @@ from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps, default_size, describe_problem, versions
+from rlplace.runs.prepared import Prepared, prepare
+from rlplace.runs.setup import Steps, default_size
 from rlplace.store.log import check_store
+from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
-from rlplace.training.methods import method_of
 from rlplace.training.outcome import TrainResult
-from rlplace.training.run import check_names, methods_of, num_rows, train
+from rlplace.training.resume.config_file import Request
+from rlplace.training.resume.journal import is_finished, mark_finished
+from rlplace.training.resume.prepared import describe_prepared, read_prepared
+from rlplace.training.resume.reopen import reopen
+from rlplace.training.run import methods_of, num_rows, train
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:
     from rlplace.report.progress import Progress
     from rlplace.runs.tracking import Tracker
+
+ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
+"""What `--json` prints of `result.json`."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @one_thread_here()
@@ -43,92 +56,177 @@ def run_training(
     asked: CutOptions = WHOLE,
     overwrite: bool = False,
     is_quiet: bool = False,
+    is_table: bool = True,
     is_waiting: bool = True,
 ) -> dict[str, Any]:
-    """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
+    """Trains on a workload, leaves a run folder, prints the table (`is_table`); returns what `--json` prints.
 
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
     Raises:
-        FileProblem: the folder exists and `overwrite` is not given, another run is writing into it, or a store was
-            named that cannot be opened.
+        FileProblem: the folder exists and `overwrite` is not given, another run is writing into it, a store was named
+            that cannot be opened, or the disk is full.
         RunnerError: another search measures here, and nobody wants to wait.
         UserError: the workload cannot be built or captured.
     """
     from rlplace.report.progress import make_progress
 
     RunFolder.check(folder, overwrite=overwrite)
-    named = [device.name for device in host.devices], [device.kind for device in host.devices]
-    constraints = config.constraints or Constraints()
-    constraints.check_devices(*named)
-    check_names(config, is_simulated=host.is_simulated)
-    if not host.is_simulated:
-        check_store(config.store)
+    request = Request(spec, host, config, host_word, gangs, asked)
+    _check(request)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
-        return _run(spec, host, config, folder, progress, host_word, gangs, asked, overwrite, is_quiet)
+        progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
+        steps = _steps(request)
+        run = RunFolder.create(folder, overwrite=overwrite)
+        with _going_on(run, spec, progress):
+            run.write_json("config.json", request.to_dict())
+            return _run(request, steps, run, progress, is_table=is_table, is_resumed=False)
+
+
+@one_thread_here()
+def resume_training(
+    folder: Path,
+    *,
+    workload: str | None = None,
+    budget_s: float | None = None,
+    isolated: bool | None = None,
+    is_quiet: bool = False,
+    is_table: bool = True,
+    is_waiting: bool = True,
+) -> dict[str, Any]:
+    """Goes on with the run in a folder from what it has measured and learned; returns what `--json` prints.
+
+    On a simulated host, under a budget of evaluations, it ends with the bits of a run that was not interrupted. A run
+    that has come to its end stays as it is, unless it gets a larger budget.
+
+    Args:
+        folder: of the run, in whatever state it was left.
+        workload: the workload again, where it is a user's function: code is imported only if the user names it.
+        budget_s: seconds of search in all, more than the run was given; None leaves it at that.
+        isolated: whether placements are measured in a worker process; None: as the run was started.
+        is_quiet: show no progress.
+        is_table: print the table.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+
+    Raises:
+        FileProblem: there is nothing to go on with, what there is is malformed, another process is at it, or the disk
+            is full.
+        FingerprintMismatch: the workload or the host is another by now.
+        InvalidValue: a smaller budget than the run was given, other versions, or the workload is not the run's.
+        RunnerError: another search measures here, and nobody wants to wait.
+    """
+    from rlplace.report.progress import make_progress
+
+    progress = make_progress(is_quiet=is_quiet)
+    run = RunFolder.reopen(folder)
+    try:
+        request, is_extended = reopen(run, workload, budget_s)
+        if is_finished(run) and not is_extended:
+            progress.say(f"the run in {folder} has come to its end; to go on, give it a larger --budget")
+            result = run.read_json("result.json")
+            return {name: result[name] for name in ANSWER if name in result}
+        if isolated is not None:
+            request = dataclasses.replace(request, config=dataclasses.replace(request.config, isolated=isolated))
+        _check(request)
+        with measuring_alone(request.host, say=progress.say, run=folder, is_waiting=is_waiting):
+            progress.say(f"going on with {folder}: {request.spec} on {request.host.name}")
+            steps = _steps(request)
+            with _going_on(run, request.spec, progress):
+                if is_extended:
+                    run.write_json("config.json", request.to_dict())
+                    if is_finished(run):
+                        mark_finished(run, is_finished=False)
+                return _run(request, steps, run, progress, is_table=is_table, is_resumed=True)
+    finally:
+        run.close()
+
+
+def _check(request: Request) -> None:
+    """Refuses what can be refused before anything is captured."""
+    host = request.host
+    constraints = request.config.constraints or Constraints()
+    constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
+    check_names(request.config, is_simulated=host.is_simulated)
+    if not host.is_simulated:
+        check_store(request.config.store)
+
+
+def _steps(request: Request) -> Steps:
+    """The workload's steps; a pattern that matches nothing is refused before there is a run folder."""
+    host, asked = request.host, request.asked
+    steps = Steps(request.spec, host, request.config.seed, asked)
+    graph = steps.graph(1 if asked.count == "auto" else asked.count)
+    constraints = request.config.constraints or Constraints()
+    constraints.resolve(graph, [device.name for device in host.devices], [device.kind for device in host.devices])
+    return steps
+
+
+@contextmanager
+def _going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator[None]:
+    """Says what was kept and how to go on, however a run ends before its end; the folder is given free."""
+    words = ["rlplace", "train", *([str(spec)] if spec.is_function else []), "--resume", str(run.root)]
+    command = shlex.join(words)
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"; the best placement so far is {run.path('placement.json')}" if run.has("placement.json") else ""
+        progress.say(f"stopped{kept}")
+        progress.say(f"to go on: {command}")
+        raise
+    except RlplaceError as error:
+        error.add_note(f"To go on: {command}")
+        raise
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        full = FileProblem(error.filename or run.root, f"cannot be written: {error.strerror}.")
+        full.add_note(f"To go on: {command}")
+        raise full from error
+    finally:
+        run.close()
 
 
 def _run(
-    spec: WorkloadSpec,
-    host: Host,
-    config: TrainConfig,
-    folder: Path,
-    progress: Progress,
-    host_word: str,
-    gangs: bool,
-    asked: CutOptions,
-    overwrite: bool,
-    is_quiet: bool,
+    request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_table: bool, is_resumed: bool
 ) -> dict[str, Any]:
-    """As `run_training`, where nobody else measures."""
+    """As `run_training`, where nobody else measures, in a folder that is this process's."""
     from rlplace.runs.tracking import make_tracker
 
-    size = default_size(host)
-    resolved = {
-        "schema": 1,
-        "workload": str(spec),
-        "default_size": size,
-        "host": host_word,
-        "gangs": gangs,
-        "micro_batches": asked.to_dict(),
-        "train": _resolved(config, host),
-        "versions": versions(),
-    }
-    progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    steps = Steps(spec, host, config.seed, asked)
-    graph = steps.graph(1 if asked.count == "auto" else asked.count)
-    constraints = config.constraints or Constraints()
-    named = [device.name for device in host.devices], [device.kind for device in host.devices]
-    constraints.resolve(graph, *named)  # a pattern that matches nothing leaves no run folder behind
-    run = RunFolder.create(folder, overwrite=overwrite)
-    run.write_json("config.json", resolved)
-    tracker = make_tracker(config.track, folder, resolved)
+    spec, host, config = request.spec, request.host, request.config
+    resolved = request.to_dict()
+    tracker = make_tracker(config.track, run.root, resolved)
     is_complete = False
     try:
         progress.say(f"devices: {_devices(host)}")
-        expected = _said_ahead(graph, host, config, progress)
+        expected = None if is_resumed else _said_ahead(steps, request, progress)
         watch = Stopwatch()
-        prepared = prepare(
-            steps,
-            progress,
-            seed=config.seed,
-            num_groups=config.num_groups,
-            grouping=config.grouping,
-            acyclic=config.acyclic,
-            constraints=config.constraints,
-            isolated=config.isolated,
-        )
+        prepared = _prepared(request, steps, run, progress, is_resumed=is_resumed)
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
-        run.write_json("problem.json", describe_problem(problem))
+        run.write_json("problem.json", describe_prepared(prepared))
         result = train(
-            problem, config, start=prepared.start, run=run, progress=progress, tracker=tracker, workload=str(spec)
+            problem,
+            config,
+            start=prepared.start,
+            run=run,
+            progress=progress,
+            tracker=tracker,
+            workload=str(spec),
+            resume=is_resumed,
         )
         from rlplace.export.script import script
 
         if not (spec.is_function or spec.is_file):
-            run.write_text("step.py", script(str(spec), default_size=size, seed=config.seed, cut=prepared.to_dict()))
+            text = script(
+                str(spec),
+                default_size=default_size(host),
+                seed=config.seed,
+                cut=prepared.to_dict(),
+                host=request.host_word,
+                is_simulated=host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
@@ -136,25 +234,43 @@ def _run(
         run.write_json("result.json", read_json(run.path("result.json")) | told)
         _track(tracker, run, result)
         is_complete = True
-        progress.say(afterwards(taken, expected))
+        progress.say(afterwards(taken, expected, config.evaluations))
         report = _report(run, progress)
+        mark_finished(run)
         progress.close()
-        _show(result, folder, report, is_quiet=is_quiet)
+        if is_table:
+            _show(result, run.root, report)
         return result.table.to_dict() | told
-    except KeyboardInterrupt:
-        if run.has("placement.json"):
-            progress.say(f"stopped; the best placement so far is {run.path('placement.json')}")
-        raise
     finally:
         progress.close()
         tracker.finish(is_complete=is_complete)
         if tracker.how_to_sync:
             progress.say(tracker.how_to_sync)
-        run.close()
 
 
-def _said_ahead(graph: OpGraph, host: Host, config: TrainConfig, progress: Progress) -> Durations | None:
+def _prepared(request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_resumed: bool) -> Prepared:
+    """The problem: as it was profiled, where it was; estimates come out the same again."""
+    config = request.config
+    if is_resumed and not request.host.is_simulated and run.has("problem.json"):
+        prepared = read_prepared(run, steps, config)
+        progress.say(f"{steps.spec}: {prepared.problem.graph.num_ops} ops, profiled before")
+        return prepared
+    return prepare(
+        steps,
+        progress,
+        seed=config.seed,
+        num_groups=config.num_groups,
+        grouping=config.grouping,
+        acyclic=config.acyclic,
+        constraints=config.constraints,
+        isolated=config.isolated,
+    )
+
+
+def _said_ahead(steps: Steps, request: Request, progress: Progress) -> Durations | None:
     """How long all of the run is expected to take, which is said; None where that is not known before profiling."""
+    host, config, count = request.host, request.config, request.asked.count
+    graph: OpGraph = steps.graph(1 if count == "auto" else count)
     step_s = None if host.is_simulated else one_device_step_s(graph, host)
     if step_s is None:
         return None
@@ -173,13 +289,6 @@ def _track(tracker: Tracker, run: RunFolder, result: TrainResult) -> None:
         tracker.log_files("policy", learned)
 
 
-def _resolved(config: TrainConfig, host: Host) -> dict[str, Any]:
-    """What a run was, with nothing left open."""
-    learn = dataclasses.replace(config.learn, **dataclasses.asdict(config.learn.recipe))
-    search = dataclasses.replace(config.search, method=method_of(config, is_simulated=host.is_simulated))
-    return dataclasses.asdict(dataclasses.replace(config, learn=learn, search=search))
-
-
 def _devices(host: Host) -> str:
     return ", ".join(f"{device.name} ({device.kind})" for device in host.devices)
 
@@ -195,13 +304,11 @@ def _report(run: RunFolder, progress: Progress) -> Path | None:
         return None
 
 
-def _show(result: TrainResult, folder: Path, report: Path | None, *, is_quiet: bool) -> None:
+def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
     from rich.console import Console
 
     from rlplace.report import results_table
 
-    if is_quiet:
-        return
     console = Console(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
     console.print(

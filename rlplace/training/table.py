@@ -12,6 +12,7 @@ from rlplace.measure.run.eager_recipe import Other
 from rlplace.report.printed import as_html, as_text
 from rlplace.report.table import results_table
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Entry:
         facts: more keys of its row (`measured`, ...).
         why: the reason for having no plan.
         history: the best step time so far wherever it improved; empty where the host was not asked on the way.
+        failure: what it raised; a plan is then the best that it had found. None for all others.
     """
 
     method: str
@@ -33,6 +35,7 @@ class Entry:
     facts: dict[str, Any] = field(default_factory=dict)
     why: str = ""
     history: tuple[BestSoFar, ...] = ()
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,16 @@ def _row(entry: Entry, outcome: Measurement | None) -> dict[str, Any]:
         "history": [best.to_list() for best in entry.history],
         **entry.facts,
     }
+    failed = entry.failure
+    if failed is not None:
+        row["traceback"] = failed.traceback
     if outcome is None:
-        return {**row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": entry.why}
-    return {**row, **_figures(outcome)}
+        status, why = ("skipped", entry.why) if failed is None else ("error", failed.why)
+        return {**row, "step_time_s": None, "spread_s": None, "status": status, "why": why}
+    row |= _figures(outcome)
+    if failed is not None and outcome.ok:
+        row["why"] = f"its best until it raised {failed.why}"
+    return row
 
 
 def _figures(outcome: Measurement) -> dict[str, Any]:

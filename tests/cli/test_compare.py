@@ -14,6 +14,7 @@ from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 from rlplace.measure.placement import load_placement
 from rlplace.partitioning.max_load import MaxLoad
 from rlplace.partitioning.split import load_split
+from rlplace.search.task import Task
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
 PUBLISHED = {
@@ -160,3 +161,35 @@ def test_micro_batches_are_not_chosen_for_throughput(capsys: pytest.CaptureFixtu
     asked = [TINY, "--host", "4xV100-pcie", "--objective", "throughput", "--micro-batches", "auto"]
     assert main(["compare", *asked]) == 2
     assert "--micro-batches K" in capsys.readouterr().err
+
+
+def test_a_method_that_raises_is_a_row_and_exits_with_1_only_where_nothing_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(task: Task) -> None:
+        raise ZeroDivisionError("no device is left")
+
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_blocks", failing)
+    command = (TINY, "--host", "4xV100-pcie", "--methods")
+    single, blocks = told(capsys, *command, "single,blocks")["rows"]
+    assert (single["status"], blocks["status"]) == ("ok", "error")
+    assert "ZeroDivisionError" in blocks["why"]
+    assert "Traceback" in blocks["traceback"]
+    assert main(["compare", *command, "blocks", "--json"]) == 1
+    output = capsys.readouterr()
+    assert [row["status"] for row in json.loads(output.out)["rows"]] == ["error"]
+    assert output.err.splitlines()[-1].startswith(
+        "rlplace: failed: no method came to a placement that runs; blocks: ZeroDivisionError: no device is left ("
+    )
+    assert "Traceback" not in output.err
+
+
+def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", TINY, "--host", "4xV100-pcie", "--methods", "single", "--quiet"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "lower bound" in said.err
+    assert "building" not in said.err
+    assert main([*command, "--json"]) == 0
+    assert capsys.readouterr().err == ""

@@ -106,3 +106,18 @@ def test_a_model_that_cannot_be_captured_names_op_and_line(
     assert "a_branchy_model.py:4" in said
     assert "_local_scalar_dense" in said
     assert "Traceback" not in said
+
+
+def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "text", "--method", "anneal") == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "vs single" in said.err.splitlines()[1]
+    assert "\nbest: " in said.err
+    assert "building" not in said.err
+    assert train(tmp_path / "json", "--method", "anneal", "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["schema"] == 1
+    assert said.err == ""

@@ -248,6 +248,30 @@ def test_a_solver_that_fails_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None
     assert (single.status, blocks.status, blocks.why) == ("ok", "error", "the program gmap failed")
 
 
+def test_a_method_that_raises_is_one_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(task: Task) -> None:
+        task.score(np.zeros(4, dtype=np.int32))
+        raise ZeroDivisionError("no device is left")
+
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_blocks", failing)
+    comparison = compare(two_chains(), CompareConfig(("single", "blocks", "random"), evaluations=4))
+    single, blocks, random = comparison.rows
+    assert (single.status, blocks.status, random.status) == ("ok", "error", "ok")
+    assert blocks.why.startswith("ZeroDivisionError: no device is left (test_run.py, line ")
+    told = comparison.to_dict()["rows"]
+    assert "in failing" in told[1]["traceback"]
+    assert "traceback" not in told[0]
+
+
+def test_a_method_that_does_not_fit_the_problem_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(task: Task) -> None:
+        raise InvalidValue("groups", 4, "at least 5")
+
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_blocks", refusing)
+    with pytest.raises(InvalidValue, match="at least 5"):
+        compare(two_chains(), CompareConfig(("single", "blocks")))
+
+
 def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(task: Task) -> None:
         raise KeyboardInterrupt

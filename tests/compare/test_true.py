@@ -67,6 +67,7 @@ def test_each_row_has_measurements_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         (RunnerError("no luck"), "error", "no luck"),
         (MissingExtra("ortools", "exact"), "skipped", "rlplace[exact]"),
         (MemoryError(), "error", "out of memory"),
+        (KeyError("d:9"), "error", "KeyError: 'd:9' (test_true.py"),
     ],
 )
 def test_a_row_that_fails_is_one_row(

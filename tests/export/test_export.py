@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 import rlplace
@@ -20,6 +22,7 @@ from rlplace import cuda
 from rlplace.cli.main import main
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import check_export, matching_host, script
+from rlplace.export.seeded_draws import SeededDraws
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement, Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
@@ -111,12 +114,43 @@ def test_mistakes_with_a_placed_step(placed: tuple[Net, torch.Tensor, OpGraph, P
         rlplace.export.to_step(model, other, placement, host=problem.host)
 
 
-def test_dropout_cannot_be_checked_against_eager() -> None:
-    model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5)), torch.randn(5, 6)
-    graph = capture(model, x, square, "sgd")
+def with_dropout(micro_batches: int = 1) -> tuple[OpGraph, Host, Plan]:
+    """A step with two dropouts, all of its ops on the first core but for the last layer's."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3), nn.Dropout(0.25))
+    graph = capture(model, torch.randn(8, 6), square, "sgd", micro_batches=micro_batches)
     problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
-    with pytest.raises(InvalidValue, match=r"draws random numbers \(dropout\).*`model\.eval\(\)`, or with p=0"):
-        check_export(graph, problem.host, Simulator(problem).plan(baselines.single(problem, 0)))
+    devices = np.array([module == "2" for module in graph.modules], dtype=np.int32) % problem.host.num_devices
+    return graph, problem.host, Simulator(problem).plan(problem.check_placement(together(graph, devices)))
+
+
+def together(graph: OpGraph, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Every co-location class where the first of its ops is."""
+    first: dict[int, int] = {}
+    for op, label in enumerate(graph.colocation.tolist()):
+        if label >= 0:
+            devices[op] = first.setdefault(label, int(devices[op]))
+    return devices
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_dropout_is_checked_with_the_draws_of_the_placed_step(
+    micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = with_dropout(micro_batches)
+    checked = check_export(*step, num_steps=3)
+    assert checked.ok
+    assert checked.num_random_ops == checked.to_dict()["num_random_ops"] == 2 * micro_batches
+    monkeypatch.setattr("rlplace.export.check.SeededDraws", partial(SeededDraws, seed=1))
+    assert not check_export(*step, num_steps=3).ok
+
+
+def test_random_ops_that_plain_pytorch_runs_otherwise_are_refused() -> None:
+    graph, _, _ = with_dropout()
+    draws = SeededDraws(graph, torch.device("cpu"))
+    with pytest.raises(InvalidValue, match=r"model is 'randn in plain PyTorch'.*`model.eval\(\)`"), draws.of_step(0):
+        torch.randn(3)
+    with pytest.raises(InvalidValue, match=r"model is '0 random ops in plain PyTorch', expected 2"), draws.of_step(0):
+        torch.ones(3)
 
 
 def test_models_that_compute_parts_in_float32_are_checked_in_float64_throughout() -> None:
@@ -202,7 +236,7 @@ def test_the_host_of_a_placement_is_found_again_among_gpus(
 def test_the_script_is_short_and_valid() -> None:
     text = script("nmt@small", default_size="small", seed=3)
     compile(text, "step.py", "exec")
-    assert len(text.splitlines()) <= 26
+    assert len(text.splitlines()) <= 28
 
 
 @pytest.mark.slow

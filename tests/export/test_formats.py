@@ -19,6 +19,7 @@ from torch import nn
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import FORMATS, Exported, ExportFormat, ExportRequest
+from rlplace.export.script import script
 from rlplace.export.session import export_run
 from rlplace.graphs import capture
 from rlplace.measure import Placement, Problem, Simulator
@@ -59,6 +60,22 @@ def test_the_script_is_the_default(run: RunFolder, capsys: pytest.CaptureFixture
     assert "which was simulated: it runs on such a host only, not on this machine" in said.err
     assert "run it with" not in said.err
     assert 'parse_workload("nmt@small"), default_size="small", seed=3' in run.path("step.py").read_text()
+
+
+def ended_with(program: Path) -> str:
+    """What a script says as it ends at once."""
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(program.read_text(encoding="utf-8"), "step.py", "exec"), {"__file__": str(program)})
+    return str(ended.value.code)
+
+
+def test_a_script_that_cannot_run_here_says_so_in_a_line(run: RunFolder) -> None:
+    export_run(run.root, workload=None, is_check=False)
+    said = ended_with(run.path("step.py"))
+    assert "placement.json was found on another host, which was simulated: it cannot run here." in said
+    assert "`rlplace train nmt@small --host auto` finds a placement for this machine" in said
+    run.path("step.py").write_text(script("nmt@small", default_size="small", seed=3, host='a "b" {c}'))
+    assert 'was found on a "b" {c}, and this machine is another: it cannot run here.' in ended_with(run.path("step.py"))
 
 
 def test_a_loss_that_was_not_checked_is_said(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

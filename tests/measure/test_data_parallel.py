@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from core_hosts import core_host
 from micrographs import op_graph
 from random_problems import plain_host
 
@@ -13,6 +14,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.data_parallel import can_be_split, even_split_s, ring_all_reduce_s
+from rlplace.measure.host_model import prior_of
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 
@@ -83,3 +85,20 @@ def test_a_batch_of_one_sample_cannot_be_split() -> None:
     problem = Problem(one, host, Costs(np.ones((3, 2)), "estimated"), Grouping(np.arange(3)))
     assert even_split_s(problem) == float("inf")
     assert even_split_s(replace(problem, graph=several)) == pytest.approx(0.5)
+
+
+def test_devices_that_slow_each_other_down_take_longer_by_hand() -> None:
+    even = [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]]
+    host = plain_host(2, corun_slowdown=((0.0, 0.5), (0.25, 0.0)))
+    # all of forward and backward would take them 18 s and 15 s beside each other, the update 1.5 s and 1.25 s
+    assert even_split_s(step(host, even)) == pytest.approx(1 / (1 / 18 + 1 / 15) + 1.5)
+
+
+def test_on_this_machine_cores_slow_each_other_down_as_the_host_model_expects() -> None:
+    even = [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]]
+    problem = step(core_host(2), even)
+    factor = 1.0 + prior_of(problem).corun
+    assert factor > 1.0
+    assert even_split_s(problem) == pytest.approx(7.0 * factor)
+    known = replace(problem.host, corun_slowdown=((0.0, 0.5), (0.5, 0.0)))
+    assert even_split_s(replace(problem, host=known)) == pytest.approx(7.0 * 1.5)

@@ -14,6 +14,8 @@ from rlplace.report import Curve, save_best_so_far_png
 from rlplace.report.best_so_far import LINE_COLORS, band_of, bands_of
 
 SHAPE = (840, 1800, 4)
+FORMULA = r"$\frac{ of $1"
+"""A name that matplotlib would read as a formula, and a wrong one."""
 INF = math.inf
 
 
@@ -125,3 +127,8 @@ def test_a_history_of_another_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match="cannot be written"):
         save_best_so_far_png(tmp_path / "no" / "a.png", [], title="")
     assert not list(tmp_path.iterdir())
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    save_best_so_far_png(tmp_path / "a.png", [curve(FORMULA, (1, 0, 0.0, 1.0), spent=(1, 0, 1.0))], title=FORMULA)
+    assert has_color(imread(tmp_path / "a.png"), LINE_COLORS[0])

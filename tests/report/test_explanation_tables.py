@@ -76,3 +76,12 @@ def test_without_copies_there_is_no_table_of_them() -> None:
     text = "\n".join(shown(replace(explained(), cuts=(), num_transfers=0)))
     assert "costliest copies" not in text
     assert "what else it would cost" in text
+
+
+def test_what_was_disturbed_is_said_below_the_headline() -> None:
+    quiet = explained()
+    assert quiet.disturbed == ""
+    lines = shown(replace(quiet, kind="measured", spread_s=1.5, disturbed="Disturbed while it was measured: so."))
+    assert "5000.00 ± 1500.00 ms a step measured" in " ".join(lines)
+    at = next(number for number, line in enumerate(lines) if line.startswith("Disturbed while"))
+    assert at < next(number for number, line in enumerate(lines) if "devices" in line)

@@ -42,6 +42,22 @@ def test_off_a_terminal_it_prints_a_line_every_ten_seconds_and_the_last_state() 
     ]
 
 
+def test_off_a_terminal_no_line_is_printed_twice_in_a_row() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress(stream=stream, clock=clock) as progress:
+        tell(progress, 7, 0.1, 0.04)
+        clock.now_s += 11.0
+        tell(progress, 7, 0.1, 0.03)  # shown as the same: the time is nearly up
+        tell(progress, 7, 0.1, 0.0)
+        progress.say("search: portfolio")
+        tell(progress, 8, 0.1, 0.0)
+    assert stream.getvalue().splitlines() == [
+        "search: 7 placements · best 100 ms · 0.50× one device · 0:00 left",
+        "search: portfolio",
+        "search: 8 placements · best 100 ms · 0.50× one device · 0:00 left",
+    ]
+
+
 def test_closing_twice_prints_nothing_more() -> None:
     stream = io.StringIO()
     progress = Progress(stream=stream, clock=Clock())

@@ -43,3 +43,9 @@ def test_failed_placements_are_left_out(tmp_path: Path) -> None:
 def test_lengths_must_agree(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="kinds is '1 entries', expected 2"):
         save_fidelity_png(tmp_path / "a.png", [0.1, 0.2], [0.1, 0.2], ["a"], {})
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    formula = r"$\frac{ of $1"
+    save_fidelity_png(tmp_path / "a.png", [0.1], [0.1], [formula], {formula: 1.0}, title=formula)
+    assert has_color(imread(tmp_path / "a.png"), KIND_COLORS[0])

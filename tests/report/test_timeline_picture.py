@@ -142,3 +142,15 @@ def test_micro_batches_have_shades_and_numbers(tmp_path: Path) -> None:
     assert share_of(plain, shade(forward, 1, 2)) == 0
     assert share_of(shaded, shade(forward, 1, 2)) > 0.03
     assert share_of(shaded, forward) == pytest.approx(share_of(plain, forward) / 2, rel=0.15)
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    formula = r"$\frac{$"
+    pair = [Device(f"{formula}{k}", "core", "cpu", 1 << 30) for k in range(2)]
+    ends = [(pair[k].name, pair[1 - k].name) for k in range(2)]
+    routes = tuple(Route(a, b, (f"{a}>{b}",)) for a, b in ends)
+    hostile = Host(formula, tuple(pair), tuple(Link(route.links[0], 1e9) for route in routes), routes)
+    graph = op_graph([[], [0]], 8, targets=[f"aten.{formula}"] * 2)
+    times = timeline([0, 1], [0.0, 0.5], [0.5, 1.0], [(0, 0, 1)])
+    save_timeline_png(tmp_path / "t.png", times, graph, hostile, formula)
+    assert share_of(imread(tmp_path / "t.png"), PHASE_COLORS["forward"]) > 0

@@ -74,12 +74,13 @@ def test_step_times_are_the_medians() -> None:
 class _Failing:
     """Measures every plan but the first ones."""
 
-    def __init__(self, num_failing: int) -> None:
-        self.num_failing = num_failing
+    def __init__(self, num_failing: int, rounds: int = 5) -> None:
+        self.num_failing, self.rounds = num_failing, rounds
 
-    def measure_plans(self, plans: list[Plan], protocol: RaceProtocol) -> list[Measurement]:
-        failed = Measurement("timeout", float("inf"), why="a step did not end")
-        return [failed if k < self.num_failing else Measurement("ok", 1.0, (1.0,)) for k in range(len(plans))]
+    def measure_plans(self, plans: list[Plan], protocol: RaceProtocol, deadline_s: float) -> list[Measurement]:
+        failed, ran = Measurement("timeout", float("inf"), why="a step did not end"), (1.0,) * self.rounds
+        self.deadline_s = deadline_s
+        return [failed if k < self.num_failing else Measurement("ok", 1.0, ran) for k in range(len(plans))]
 
     def close(self) -> None: ...
 
@@ -98,3 +99,15 @@ def test_too_few_that_ran_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "Evaluator", lambda *_, **__: _Failing(4))
     with pytest.raises(RunnerError, match="5 of 9 placements could be measured, 6 are needed"):
         calibrated(problem, 9, seed=0, say=lambda _: None)
+
+
+def test_on_a_slow_machine_it_is_cut_short_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    monkeypatch.setattr(calibration.time, "monotonic", lambda: 100.0)
+    for rounds, most_s, words in ((2, 7.0, 1), (5, 7.0, 0)):
+        said: list[str] = []
+        fake = _Failing(0, rounds)
+        monkeypatch.setattr(calibration, "Evaluator", lambda *_, fake=fake, **__: fake)
+        calibrated(problem, 9, seed=0, say=said.append, most_s=most_s)
+        assert fake.deadline_s == 107.0
+        assert said.count("the machine is slow: calibration was cut short, after 2 of 5 rounds") == words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.runs.durations import Durations, Stopwatch
+from rlplace.runs.durations import LEAST_LIMIT_S, Durations, Stopwatch, cut_words, limit_s
 
 
 def test_parts_that_are_not_there_are_left_out() -> None:
@@ -26,3 +26,9 @@ def test_a_stopwatch_times_one_part_after_the_other() -> None:
     times = iter([10.0, 12.5, 12.5, 20.0])
     watch = Stopwatch(lambda: next(times))
     assert [watch.lap_s(), watch.lap_s(), watch.lap_s()] == [2.5, 0.0, 7.5]
+
+
+def test_what_surrounds_a_search_takes_no_longer_than_it_but_has_some_time_in_any_case() -> None:
+    assert [limit_s(budget_s) for budget_s in (8.0, 300.0)] == [LEAST_LIMIT_S, 300.0]
+    words = "the machine is slow: the final table was cut short, after 3 of 25 rounds"
+    assert cut_words("the final table", 3, 25) == words

@@ -21,7 +21,7 @@ from rlplace.runs.folder import RunFolder
 
 ROWS = [
     {"method": "single", "placement": True, "status": "ok", "step_time_s": 4.0},
-    {"method": "learned", "placement": True, "status": "ok", "step_time_s": 3.5},
+    {"method": "learned", "placement": True, "status": "ok", "step_time_s": 3.5, "spread_s": 0.25},
     {"method": "eager", "placement": False, "status": "skipped", "step_time_s": None, "why": "the host is simulated"},
 ]
 
@@ -37,6 +37,7 @@ def test_the_table_says_what_else_it_would_cost(tmp_path: Path) -> None:
     plan = simulator.plan(np.array([0, 0, 1, 0], dtype=np.int32))
     found = explain_run(problem, plan, simulator.timeline(plan), ROWS, "learned")
     assert (found.method, found.step_time_s) == ("learned", 3.5)
+    assert (found.spread_s, found.disturbed) == (0.25, "")  # it is simulated
     assert found.explained_s == pytest.approx(3.02)
     one, split, eager = found.alternatives
     assert one == Alternative("one device", 4.0, "simulated")

@@ -14,7 +14,7 @@ from random_problems import plain_host
 
 from rlplace.cli.main import main
 from rlplace.errors import RunnerError
-from rlplace.runs.host_lock import measuring_alone
+from rlplace.runs.host_lock import BOOT_ID, measuring_alone
 
 HOLDER = """
 import sys
@@ -74,10 +74,48 @@ def test_who_does_not_want_to_wait_is_told_whom_for(
         measuring_alone(core_host(), say=print, is_waiting=False),
     ):
         pass
-    for words in (["train", "nmt", "--run", str(tmp_path / "run")], ["advise", "nmt"]):
+    placed = str(tmp_path / "placement.json")
+    for words in (
+        ["train", "nmt", "--run", str(tmp_path / "run")],
+        ["advise", "nmt"],
+        ["place", "nmt", "--placement", placed],
+    ):
         assert main([*words, "--host", "cores", "--no-wait"]) == 1
         assert f"process {holder.pid} " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_holder_with_our_number_is_another_process(holder: subprocess.Popen[str], cache: Path) -> None:
+    """Containers number their processes from 1, and may share a folder."""
+    (file,) = cache.glob("measuring-*.lock")
+    file.write_text(f"process {os.getpid()} (rlplace train nmt) on their-container since 18:40:12")
+    with (
+        pytest.raises(RunnerError, match=f"process {os.getpid()} .* on their-container"),
+        measuring_alone(core_host(), say=print, is_waiting=False),
+    ):
+        pass
+
+
+@pytest.mark.skipif(not BOOT_ID.exists(), reason="only Linux says since when it runs")
+def test_containers_of_a_machine_have_one_lock(holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "another-container")
+    with (
+        pytest.raises(RunnerError, match=f"process {holder.pid} "),
+        measuring_alone(core_host(), say=print, is_waiting=False),
+    ):
+        pass
+
+
+def test_without_that_a_machine_is_known_by_its_name(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlplace.runs.host_lock.BOOT_ID", tmp_path / "none")
+    names = set()
+    for name in ("one", "two", "one"):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        with measuring_alone(core_host(), say=pytest.fail):
+            names |= {file.name for file in cache.iterdir()}
+    assert len(names) == 2
 
 
 def test_a_simulated_host_waits_for_nobody(holder: subprocess.Popen[str]) -> None:

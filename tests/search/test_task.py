@@ -21,7 +21,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, SearchResult, find, register_method
-from rlplace.search.task import Budget, Measuring, Simulating, Task
+from rlplace.search.task import Budget, Task
+from rlplace.search.task_measurers import Measuring, Simulating
 
 PROBLEM = chain_problem(3)
 

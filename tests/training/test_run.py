@@ -23,6 +23,7 @@ from rlplace.policy import LearnConfig, load_policy
 from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
+from rlplace.search.task import Task
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.outcome import title_of
 
@@ -105,10 +106,26 @@ def test_the_title_of_a_timeline_is_the_length_of_its_axis() -> None:
     assert title_of("heft", timeline, 1e-3) == f"heft: one simulated step, {shown} (median of many: 1.0 ms)"
 
 
+def test_methods_that_raise_are_rows_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(task: Task, **options: object) -> None:
+        raise ZeroDivisionError("no device is left")
+
+    monkeypatch.setattr("rlplace.search.schedule.heft.solve_heft", failing)
+    monkeypatch.setattr("rlplace.search.improve.portfolio.solve", failing)
+    result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="genetic"))
+    for name in ("heft", "portfolio"):
+        row = result.table.row(name)
+        assert (row["status"], row["step_time_s"]) == ("error", None)
+        assert row["why"].startswith("ZeroDivisionError: no device is left (")
+        assert "in failing" in row["traceback"]
+    assert result.table.row("genetic")["status"] == "ok"
+    assert result.table.best in ("genetic", "blocks", "round-robin", "expert", "eft")
+
+
 def test_when_nothing_runs_to_its_end_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Measurement("timeout", float("inf"), why="it did not end within 120 s")
     monkeypatch.setattr(
-        Evaluator, "measure_plans", lambda self, plans, protocol, others: [late] * (len(plans) + len(others))
+        Evaluator, "measure_plans", lambda self, plans, protocol, others, **_: [late] * (len(plans) + len(others))
     )
     with pytest.raises(RunnerError, match="single: timeout: it did not end within 120 s; blocks: timeout"):
         train(simulated_problem(), budget_s=0.05, seed=0)

@@ -9,6 +9,7 @@ import pytest
 from fake_measurer import chain_problem
 from numpy.typing import NDArray
 
+from rlplace.errors import RunnerError
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -19,7 +20,8 @@ from rlplace.runs.tracking import NoTracker
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task
-from rlplace.training.search_loop import FINAL, ROUND, LoopBudget, LoopResult, search_and_measure
+from rlplace.training.loop import LoopBudget, LoopResult
+from rlplace.training.search_loop import FINAL, ROUND, search_and_measure
 
 PROBLEM = chain_problem(4)
 
@@ -58,6 +60,12 @@ def measure_one_by_one(task: Task, placements: NDArray[np.int32]) -> None:
         task.measure(row)
 
 
+def raise_after_two(task: Task, placements: NDArray[np.int32]) -> None:
+    task.score(placements)
+    task.measure(placements[:2])
+    raise KeyError("d:9")
+
+
 def count_by_itself(task: Task, placements: NDArray[np.int32]) -> None:
     for row in placements:
         task.count(7)
@@ -66,7 +74,7 @@ def count_by_itself(task: Task, placements: NDArray[np.int32]) -> None:
 
 @pytest.fixture(autouse=True)
 def _methods() -> object:
-    made = {"listed": score_listed, "asked": measure_one_by_one, "counted": count_by_itself}
+    made = {"listed": score_listed, "asked": measure_one_by_one, "counted": count_by_itself, "raising": raise_after_two}
     for name, solve in made.items():
         register_method(Method(name, solve, "search", "a test"))
     yield
@@ -221,3 +229,22 @@ def test_budgets_count_the_placements_that_fit() -> None:
     budget = LoopBudget.of(100.0, 0.6, reference_s=0.1)
     assert budget.measurements == int((0.4 - 0.15) * 100.0 / 0.65)
     assert LoopBudget.of(1.0, 0.6, reference_s=60.0).measurements == 4  # what the last race needs
+
+
+def test_what_a_method_that_raised_had_found_is_measured_on() -> None:
+    host = FakeHost(wanted=[0, 0, 1, 1])
+    found = run(host, LISTED, LoopBudget(100.0, 0.5, measurements=len(LISTED)), method="raising")
+    assert found.failure is not None
+    assert found.failure.why.startswith("KeyError: 'd:9' (test_search_loop.py, line ")
+    assert (found.num_scored, found.num_measured) == (7, 7)
+    assert found.plan is not None
+    assert found.plan.devices.tolist() == [0, 0, 1, 1]
+
+
+def test_what_measuring_raises_is_no_fault_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(self: FakeHost, *arguments: object, **options: object) -> list[Measurement]:
+        raise RunnerError("the reference placement failed")
+
+    monkeypatch.setattr(FakeHost, "measure_plans", lost)
+    with pytest.raises(RunnerError, match="the reference"):
+        run(FakeHost([0] * 4), LISTED, LoopBudget(100.0, 0.5, measurements=4), method="raising")

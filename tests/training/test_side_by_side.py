@@ -1,4 +1,4 @@
-"""`search_side_by_side`: everyone searches at once, and an error or Ctrl-C ends everyone."""
+"""`search_side_by_side`: everyone searches at once, one that raises ends alone, and Ctrl-C ends everyone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from fake_measurer import chain_problem
 
+from rlplace.errors import InvalidValue
 from rlplace.measure.plan import Plan
-from rlplace.report.progress import make_progress
+from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
-from rlplace.search.task import Task
+from rlplace.search.task import Budget, Task
 from rlplace.training import side_by_side
-from rlplace.training.search_loop import LoopResult
+from rlplace.training.loop import LoopResult
 
 PROBLEM = chain_problem(4)
 LONG_S = 600.0
@@ -30,8 +31,21 @@ def meet(task: Task, barrier: threading.Barrier, device: int) -> None:
     task.tell({"loss": float(device)})
 
 
-def fail(task: Task) -> None:
+def fail(task: Task, failed: threading.Event) -> None:
+    """Raises after one placement."""
+    task.score(np.ones((1, 4), dtype=np.int32))
+    failed.set()
     raise ValueError("no such thing")
+
+
+def refuse(task: Task) -> None:
+    raise InvalidValue("groups", 4, "at least 5")
+
+
+def after(task: Task, failed: threading.Event) -> None:
+    """Scores once another method raises."""
+    assert failed.wait(timeout=LONG_S)
+    task.score(np.zeros((1, 4), dtype=np.int32))
 
 
 def go_on(task: Task, begun: threading.Event) -> None:
@@ -43,7 +57,7 @@ def go_on(task: Task, begun: threading.Event) -> None:
 
 @pytest.fixture(autouse=True)
 def _methods() -> Iterator[None]:
-    made = {"meet-a": meet, "meet-b": meet, "fail": fail, "go-on": go_on}
+    made = {"meet-a": meet, "meet-b": meet, "fail": fail, "refuse": refuse, "after": after, "go-on": go_on}
     for name, solve in made.items():
         register_method(Method(name, solve, "search", "a test"))
     yield
@@ -62,7 +76,10 @@ class Notes(NoTracker):
 
 
 def run(
-    methods: Mapping[str, Mapping[str, object]], told: list[tuple[str, float]], tracker: NoTracker | None = None
+    methods: Mapping[str, Mapping[str, object]],
+    told: list[tuple[str, float]],
+    tracker: NoTracker | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, LoopResult]:
     def on_best(method: str, plan: Plan, step_time_s: float) -> None:
         told.append((method, step_time_s))
@@ -70,9 +87,9 @@ def run(
     return side_by_side.search_side_by_side(
         methods,
         PROBLEM,
-        LONG_S,
+        Budget(seconds=LONG_S),
         seed=0,
-        progress=make_progress(is_quiet=True),
+        progress=progress or make_progress(is_quiet=True),
         tracker=tracker or NoTracker(),
         single_s=8.0,
         on_best=on_best,
@@ -98,9 +115,21 @@ def test_all_methods_search_at_the_same_time() -> None:
         ]
 
 
-def test_an_error_of_one_ends_the_others() -> None:
-    with pytest.raises(ValueError, match="no such thing"):
-        run({"go-on": {"begun": threading.Event()}, "fail": {}}, [])
+def test_one_that_raises_ends_alone_and_what_it_had_found_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    failed, told = threading.Event(), []
+    found = run({"after": {"failed": failed}, "fail": {"failed": failed}}, told, progress=make_progress())
+    assert found["after"].failure is None
+    assert found["after"].num_scored == 1
+    assert found["fail"].failure is not None
+    assert found["fail"].failure.why.startswith("ValueError: no such thing (")
+    assert found["fail"].plan is not None
+    assert found["fail"].plan.devices.tolist() == [1, 1, 1, 1]
+    assert "fail raised ValueError: no such thing (" in capsys.readouterr().err
+
+
+def test_one_that_does_not_fit_the_problem_ends_everyone() -> None:
+    with pytest.raises(InvalidValue, match="at least 5"):
+        run({"go-on": {"begun": threading.Event()}, "refuse": {}}, [])
 
 
 def test_ctrl_c_ends_everyone_and_tells_the_best_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.failure import Failure
 from rlplace.training.table import Entry, fill_table
 
 
@@ -64,3 +65,20 @@ def test_a_failed_row_keeps_its_cause_and_cannot_win() -> None:
     assert table.row("a")["step_time_s"] is None
     assert table.row("a")["why"] == "boom"
     assert table.best == "b"
+
+
+def test_a_method_that_raised_is_an_error_or_its_best_until_then() -> None:
+    failed = Failure("KeyError: 'd:9' (mine.py, line 3)", "Traceback ...")
+    entries = [
+        Entry("nothing", None, 0, failure=failed),
+        Entry("early", plan(0), 5, failure=failed),
+        Entry("single", plan(1)),
+    ]
+    outcomes = [Measurement("ok", 1.0, (1.0,)), Measurement("ok", 3.0, (3.0,))]
+    table = fill_table(entries, None, "-", lambda plans, others: outcomes)
+    assert (table.row("nothing")["status"], table.row("nothing")["why"]) == ("error", failed.why)
+    assert table.row("nothing")["traceback"] == table.row("early")["traceback"] == failed.traceback
+    assert (table.row("early")["status"], table.row("early")["step_time_s"]) == ("ok", 1.0)
+    assert table.row("early")["why"] == f"its best until it raised {failed.why}"
+    assert "traceback" not in table.row("single")
+    assert table.best == "early"

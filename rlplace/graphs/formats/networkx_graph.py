@@ -15,6 +15,7 @@ from rlplace.decode import described
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.attributes import Attributes, find_attribute, read_number, read_phase, read_text
 from rlplace.graphs.formats.networkx_tensors import made_up_tensors, moved_bytes_of, own_tensors, read_results
+from rlplace.graphs.formats.spelling import check_spelling
 from rlplace.graphs.opgraph import PHASES, OpGraph
 
 if TYPE_CHECKING:
@@ -79,12 +80,14 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
 
     A graph of others may say of a node: `name`, `target`, `module`, `phase`, `flops`, `bytes_moved`, `output_bytes`,
     `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`, `micro_batch`; of an edge:
-    `bytes`. Common other names are understood (`ALIASES`). Ops keep the order of the nodes as far as edges allow.
+    `bytes`. Common other names are understood (`ALIASES`), misspelt ones refused, and others ignored. Ops keep the
+    order of the nodes as far as edges allow.
 
     Raises:
-        InvalidValue: the graph is cyclic or undirected, or an attribute is wrong.
+        InvalidValue: the graph is cyclic or undirected, or an attribute is wrong, or misspelt.
     """
     nodes = topological_nodes(graph, where)
+    check_spelling(graph.nodes(data=True), graph.edges(data=True), where)
     index = {node: i for i, node in enumerate(nodes)}
     rows = [graph.nodes[node] for node in nodes]
     is_ours = all("tensors" in row for row in rows) and graph.graph.get("schema") == SCHEMA
@@ -142,7 +145,7 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
 
 
 def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64] | None:
-    """(N,) float64 seconds that the nodes give (`time_s`, `time`, `cost`, ...), in the order of `from_networkx`.
+    """(N,) float64 seconds that the nodes give (`time_s`), in the order of `from_networkx`.
 
     An `OpGraph` holds no times: make `Costs` of these. A node that says nothing takes 0 s; None where no node says
     anything.

@@ -7,11 +7,9 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping import merging
+from rlplace.graphs.grouping.group_edges import Pairs, components, group_edges, topological_order
 from rlplace.graphs.opgraph import FORWARD, OpGraph
-from rlplace.graphs.paths import depth_first_order
 from rlplace.jit import Bools, Floats, Longs
-
-Pairs = tuple[Longs, Longs]
 
 PAIRED_ROUNDS = 64
 """Rounds of matching; more are left only where thousands of small groups hang on one."""
@@ -97,7 +95,7 @@ class Coarsening:
         """
         self._tie(self.graph.colocation.astype(np.int64))
         if self._is_acyclic:
-            self._tie(self._components())
+            self._tie(components(self.graph, self.roots()))
         lost = ~self._allowed[self.roots()].any(axis=1)
         if np.any(lost):
             op = int(np.argmax(lost))
@@ -225,16 +223,7 @@ class Coarsening:
 
         A tensor goes to a group once, however many of its ops read it.
         """
-        graph, roots, n = self.graph, self.roots(), self.graph.num_ops
-        tensor, reader = np.divmod(
-            np.unique(graph.input_tensors.astype(np.int64) * n + roots[graph.edge_op]), max(n, 1)
-        )
-        producer = roots[graph.tensor_op[tensor]]
-        outside = producer != reader
-        pairs, inverse = np.unique(producer[outside] * n + reader[outside], return_inverse=True)
-        send_s = self._latency_s + graph.tensor_bytes[tensor[outside]] * self._s_per_byte
-        weight_s = np.bincount(inverse, weights=send_s, minlength=len(pairs))
-        return pairs // max(n, 1), pairs % max(n, 1), weight_s.astype(np.float64)
+        return group_edges(self.graph, self.roots(), self._latency_s, self._s_per_byte)
 
     def _candidates(self) -> tuple[Longs, Longs, Floats]:
         """Pairs of groups that an edge joins, and its seconds in both directions together.
@@ -244,7 +233,7 @@ class Coarsening:
         """
         source, target, weight_s = self.edges()
         if self._is_acyclic:
-            _, level = self._order()
+            _, level = topological_order(self.graph, self.roots())
             near = level[target] - level[source] == 1
             source, target, weight_s = source[near], target[near], weight_s[near]
         n = max(self.graph.num_ops, 1)
@@ -285,31 +274,13 @@ class Coarsening:
     def _merge_neighbours(self, num_groups: int) -> None:
         cap_s = 2 * self.total_s / num_groups
         while self.num_groups > num_groups:
-            order, _ = self._order()
+            order, _ = topological_order(self.graph, self.roots())
             before = self.num_groups
             self._merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
             if self.num_groups == before:
                 if cap_s >= self.total_s:
                     return
                 cap_s *= 2
-
-    def _order(self) -> tuple[Longs, Longs]:
-        """Roots in a topological order, and (N,) top levels; roots on cycles are missing from the order."""
-        n = self.graph.num_ops
-        source, target = self._order_edges()
-        offsets = np.searchsorted(source, np.arange(n + 1)).astype(np.int64)
-        order, level = depth_first_order(n, offsets, target)
-        return order[self._parent[order] == order], level
-
-    def _order_edges(self) -> Pairs:
-        """Distinct edges between groups that say which of two runs first, by (source, target)."""
-        graph, roots, n = self.graph, self.roots(), max(self.graph.num_ops, 1)
-        producer = graph.tensor_op[graph.input_tensors]
-        counts = ~(graph.is_resident & (graph.colocation >= 0))[producer]
-        source, target = roots[producer[counts]], roots[graph.edge_op[counts]]
-        outside = source != target
-        pairs = np.unique(source[outside] * n + target[outside])
-        return pairs // n, pairs % n
 
     def _tie(self, labels: Longs) -> None:
         """Merges the ops of each label >= 0, come what may."""
@@ -333,23 +304,12 @@ class Coarsening:
         )
         self._add_up()
 
-    def _components(self) -> Longs:
-        """(N,) int64: the strongly connected component of each op's group; a group on no cycle is one by itself."""
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        source, target = self._order_edges()
-        n = self.graph.num_ops
-        adjacency = csr_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
-        _, component = connected_components(adjacency, directed=True, connection="strong")
-        return np.asarray(component, dtype=np.int64)[self.roots()]
-
     def _undo_cycles(self, before: Longs) -> bool:
         """Takes apart the groups on cycles as they were `before`, when there were none; False if there were any."""
         if not self._is_acyclic:
             return True
         roots = self.roots()
-        component = self._components()
+        component = components(self.graph, self.roots())
         is_root = roots == np.arange(len(roots))
         cyclic = np.bincount(component[is_root], minlength=int(component.max(initial=-1)) + 1)[component] > 1
         if not np.any(cyclic):

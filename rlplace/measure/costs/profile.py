@@ -20,6 +20,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.clocks import cycles_to_launch
 from rlplace.measure.run.memory_limits import limited_memory
 from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.race import Unwatched, Watch
 from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.threads import keep_freed_memory
 from rlplace.measure.run.workers import Crew
@@ -40,6 +41,7 @@ def profile_costs(
     num_steps: int = 12,
     warmup: int = 3,
     on_progress: Say | None = None,
+    watch: Watch | None = None,
 ) -> Costs:
     """Seconds of every op on every device, traced in place from real steps with everything on one device.
 
@@ -57,6 +59,7 @@ def profile_costs(
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
         on_progress: told what is being profiled.
+        watch: told which device is at work, step by step; what takes longer is not `is_made`.
 
     Raises:
         InvalidValue: the graph has no program.
@@ -67,7 +70,8 @@ def profile_costs(
     crew = Crew(host.devices)
     try:
         with limited_memory(host):
-            profiler = _Profiler(graph, host, crew, num_steps, warmup, on_progress or (lambda _: None))
+            say = on_progress or (lambda _: None)
+            profiler = _Profiler(graph, host, crew, num_steps, warmup, say, watch or Unwatched())
             by_kind = profiler.run()
     finally:
         crew.stop()
@@ -78,8 +82,10 @@ def profile_costs(
 class _Profiler:
     """Profiles one device of each kind: those that hold the whole step first."""
 
-    def __init__(self, graph: OpGraph, host: Host, crew: Crew, num_steps: int, warmup: int, say: Say) -> None:
-        self._graph, self._host, self._crew, self._say = graph, host, crew, say
+    def __init__(
+        self, graph: OpGraph, host: Host, crew: Crew, num_steps: int, warmup: int, say: Say, watch: Watch
+    ) -> None:
+        self._graph, self._host, self._crew, self._say, self._watch = graph, host, crew, say, watch
         self._num_steps, self._warmup = num_steps, warmup
         self._residents = Residents(graph, host)
         self._traced: dict[int, NDArray[np.float64]] = {}  # by device
@@ -134,6 +140,7 @@ class _Profiler:
                 self._crew,
                 num_steps=self._num_steps,
                 warmup=self._warmup,
+                watch=self._watch,
             )
             if described.backend == "cpu":
                 self._workspaces[described.kind] = seen_workspaces(
@@ -153,7 +160,9 @@ class _Profiler:
         self._say(f"profiling {len(chosen)} kinds of ops one by one on {described.name} ({described.kind}): {why}")
         known = layouts(graph)
         alone_s = dict.fromkeys(graph.signatures, 0.0)
+        self._watch.begin(device, is_made=False)
         seconds = isolated_s(graph, self._host, device, self._crew, list(chosen.values()), known)
+        self._watch.end()
         alone_s.update(zip(chosen, seconds.tolist(), strict=True))
         own = np.array([alone_s[name] for name in graph.signatures])
         other = next((d for d in self._traced if self._host.devices[d].backend == described.backend), None)
@@ -161,7 +170,9 @@ class _Profiler:
         if other is not None:
             longest = np.argsort(-self._traced[other], kind="stable")
             compared = dict(list(_first_of_each(graph, longest[~graph.is_source[longest]]).items())[:NUM_COMPARED])
+            self._watch.begin(other, is_made=False)
             beside_s = isolated_s(graph, self._host, other, self._crew, list(compared.values()), known)
+            self._watch.end()
             in_step_s = self._traced[other][list(compared.values())]
             ratio = float(np.clip(in_step_s.sum() / beside_s.sum(), LEAST_RATIO, MOST_RATIO))
         if described.backend == "cuda":
@@ -194,7 +205,15 @@ def share_by_signature(signatures: tuple[str, ...], samples_s: NDArray[np.float6
 
 
 def _trace_device(
-    graph: OpGraph, host: Host, device: int, residents: Residents, crew: Crew, *, num_steps: int, warmup: int
+    graph: OpGraph,
+    host: Host,
+    device: int,
+    residents: Residents,
+    crew: Crew,
+    *,
+    num_steps: int,
+    warmup: int,
+    watch: Watch,
 ) -> NDArray[np.float64]:
     """(S, N) seconds of every op; on a GPU between events on its compute stream."""
     step = PlacedStep(
@@ -204,7 +223,9 @@ def _trace_device(
     samples = np.zeros((num_steps, graph.num_ops))
     try:
         for k in range(warmup + num_steps):
+            watch.begin(device)
             step.run(k)
+            watch.end()
             if k == min(1, warmup - 1):  # the first step takes long to launch, and later ones wait for a held GPU
                 step.hold_cycles = cycles_to_launch(step.launch_s[device] * min(HOLD_EVERY / max(num_run, 1), 1.0))
             if k < warmup:

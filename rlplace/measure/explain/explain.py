@@ -12,6 +12,7 @@ from rlplace.measure.explain.advice import advise_on
 from rlplace.measure.explain.critical_path import critical_items, find_critical_path
 from rlplace.measure.explain.cuts import costliest_cuts
 from rlplace.measure.explain.devices import device_shares, is_copied, memory_curves, step_end_s
+from rlplace.measure.explain.disturbance import disturbance_of
 from rlplace.measure.explain.explanation import SCHEMA, Advice, Alternative, Explanation
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -26,6 +27,7 @@ def explain(
     *,
     method: str = "",
     step_time_s: float | None = None,
+    spread_s: float = 0.0,
     alternatives: Sequence[Alternative] = (),
 ) -> Explanation:
     """Where the time and memory of a step of `plan` go.
@@ -36,6 +38,7 @@ def explain(
         timeline: of a step of it.
         method: what found it.
         step_time_s: its median step time; by default that of the timeline.
+        spread_s: half the interquartile range of the steps that it is the median of; 0 where nobody knows.
         alternatives: what the step would cost otherwise.
 
     Raises:
@@ -69,5 +72,6 @@ def explain(
         memory=memory_curves(problem, timeline),
         alternatives=tuple(alternatives),
         advice=Advice("keep", ""),
+        spread_s=spread_s,
     )
-    return dataclasses.replace(explanation, advice=advise_on(explanation))
+    return dataclasses.replace(explanation, advice=advise_on(explanation), disturbed=disturbance_of(explanation))

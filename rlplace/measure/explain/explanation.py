@@ -230,11 +230,16 @@ class Explanation:
     """One a device; empty where memory was not followed."""
     alternatives: tuple[Alternative, ...]
     advice: Advice
+    spread_s: float = 0.0
+    """Half the interquartile range of the measured steps; 0 where they were simulated, or nobody said."""
+    disturbed: str = ""
+    """Why what was measured is to be doubted, in a sentence; empty where nothing shows."""
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise InvalidValue("schema", self.schema, str(SCHEMA))
         _check_not_negative(self, "step_time_s", "explained_s", "bound_s", "num_ops", "num_transfers", "transfer_bytes")
+        _check_not_negative(self, "spread_s")
         if not self.devices:
             raise InvalidValue("devices", "empty", "one device at least")
 

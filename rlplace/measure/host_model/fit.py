@@ -147,7 +147,8 @@ class HostModel:
             if other < loss:
                 z, loss = other_z, other
         self._z = z
-        return Posterior.of(self.scales, self.scales.at(z), self._at(z)[2], loss)
+        _, residuals, slopes = self._at(z)
+        return Posterior.of(self.scales, self.scales.at(z), slopes, loss, residuals)
 
     def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
         """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.
@@ -258,7 +259,7 @@ class HostModel:
         owed = np.add.reduceat(shares[:, None] * rows, first) * seconds
         chosen, deviation = self._plan_of[first], self._deviation()
         residuals = (soft - self._target[chosen]) / deviation[chosen]
-        slopes = (owed @ exponents) * self.scales.deviation / deviation[chosen][:, None]
+        slopes = self.scales.slopes_of(owed @ exponents) / deviation[chosen][:, None]
         return 0.5 * float(residuals @ residuals + z @ z), residuals, slopes
 
     def _deviation(self) -> NDArray[np.float64]:

@@ -22,6 +22,10 @@ SCHEMA = 1
 FILE = "host_model.json"
 """Its name in a run folder."""
 LARGEST_BYTES = 64 << 20
+DIGITS = 8
+"""Of a number of an equation, that are kept."""
+LARGEST_SLOPE, LARGEST_TARGET = 1e6, 1e8
+"""Of an equation that is read: far beyond what measured steps give."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,23 @@ class LearnedFactor:
 
 
 @dataclass(frozen=True)
+class Equation:
+    """What measured steps say of all factors at once, as one linear equation in their logarithms x: the sum of
+    `slopes[i] * x[i]` is `target`, with a standard deviation of 1."""
+
+    target: float
+    slopes: tuple[float, ...]
+    """One for each factor, in their order."""
+
+    def __post_init__(self) -> None:
+        numbers = (("target", (self.target,), LARGEST_TARGET), ("slopes", self.slopes, LARGEST_SLOPE))
+        for name, values, largest in numbers:
+            for value in values:
+                if not abs(value) <= largest:
+                    raise InvalidValue(name, value, f"numbers from -{largest:g} to {largest:g}", where="equation")
+
+
+@dataclass(frozen=True)
 class LearnedHost:
     """What `host_model.json` holds."""
 
@@ -62,14 +83,20 @@ class LearnedHost:
     lines: tuple[str, ...]
     """What it means, in words."""
     schema: int = SCHEMA
+    equations: tuple[Equation, ...] = ()
+    """What the measured steps alone say, the prior aside; empty in files of before there were any."""
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise InvalidValue("schema", self.schema, f"{SCHEMA}", where="host model")
+        for place, equation in enumerate(self.equations):
+            if len(equation.slopes) != len(self.factors):
+                expected = f"{len(self.factors)} numbers, one for each factor"
+                raise InvalidValue(f"equations[{place}].slopes", len(equation.slopes), expected, where="host model")
 
     @classmethod
     def of(cls, posterior: Posterior) -> LearnedHost:
-        """What a posterior says, factor by factor; how factors depend on each other is left out."""
+        """What a posterior says, factor by factor, and the equations that say how factors depend on each other."""
         scales = posterior.scales
         factors = tuple(
             LearnedFactor(
@@ -86,7 +113,13 @@ class LearnedHost:
             )
         )
         host, source = scales.problem.host, scales.problem.costs.source
-        return cls(host.name, host.fingerprint, source, scales.prior, factors, tuple(describe(posterior)))
+        equations = tuple(
+            Equation(_rounded(target), tuple(map(_rounded, slopes)))
+            for slopes, target in zip(*(each.tolist() for each in posterior.equations()), strict=True)
+        )
+        return cls(
+            host.name, host.fingerprint, source, scales.prior, factors, tuple(describe(posterior)), equations=equations
+        )
 
 
 def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> None:
@@ -126,3 +159,7 @@ def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
 def _file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     return path / FILE if path.is_dir() else path
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

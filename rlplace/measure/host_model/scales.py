@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.host_model.knowledge import HostKnowledge, Kind
+from rlplace.measure.host_model.knowledge import Factor, HostKnowledge, Kind
 from rlplace.measure.host_model.prior import Prior
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
@@ -68,9 +68,7 @@ class Scales:
         def add(kind: Kind, name: str, deviation: float) -> int:
             if deviation <= 0.0:
                 return -1
-            median = median_of(problem.host, prior, kind)
-            mean, left = (0.0, deviation) if knowledge is None else knowledge.prior_of(kind, name, deviation, median)
-            items.append(Scale(kind, name, left, mean))
+            items.append(Scale(kind, name, deviation))
             return len(items) - 1
 
         op_type, types = _numbered(graph.targets)
@@ -90,8 +88,11 @@ class Scales:
         self.overhead_at = add("overhead", "every op", prior.overhead if prior.overhead_s > 0 else 0.0)
         has_dispatcher = any(device.dispatcher for device in host.devices)
         self.dispatch_at = add("dispatch", "every launch", prior.dispatch if has_dispatcher else 0.0)
-        self._slowdown = _slowdown(host, prior)
+        self._slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
+        self._root: NDArray[np.float64] | None = None
+        if knowledge is not None:
+            items = self._known(items, knowledge)
         self.items = tuple(items)
         self.deviation = np.array([item.deviation for item in items])
         self.mean = np.array([item.mean for item in items])
@@ -101,8 +102,23 @@ class Scales:
 
     def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P,) logarithms of the factors that are z (P,) deviations from what is expected of them."""
-        found: NDArray[np.float64] = self.mean + z * self.deviation
+        found: NDArray[np.float64] = self.mean + (z * self.deviation if self._root is None else self._root @ z)
         return found
+
+    def spread(self, root: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(P, P) a root of a covariance of logarithms, of one in deviations."""
+        found: NDArray[np.float64] = self.deviation[:, None] * root if self._root is None else self._root @ root
+        return found
+
+    def slopes_of(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(B, P) derivatives with respect to deviations, of those with respect to logarithms."""
+        found: NDArray[np.float64] = slopes * self.deviation if self._root is None else slopes @ self._root
+        return found
+
+    def unspread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The inverse of `slopes_of`."""
+        root = np.diag(self.deviation) if self._root is None else self._root
+        return np.asarray(np.linalg.solve(root.T, slopes.T).T, dtype=np.float64)
 
     def apply(self, x: NDArray[np.float64]) -> Problem:
         """The problem with these factors (P,) on its figures."""
@@ -133,6 +149,20 @@ class Scales:
             self.problem, host=host, costs=dataclasses.replace(self.problem.costs, op_time_s=seconds)
         )
 
+    def _known(self, items: list[Scale], knowledge: HostKnowledge) -> list[Scale]:
+        """The factors as other workloads taught them; how they depend on each other is kept as the root."""
+        if not items:
+            return items
+        host, prior = self.problem.host, self.prior
+        mean, self._root = knowledge.prior(
+            [Factor(item.kind, item.name, item.deviation, median_of(host, prior, item.kind)) for item in items]
+        )
+        deviation = np.sqrt((self._root**2).sum(axis=1)).tolist()
+        return [
+            Scale(item.kind, item.name, left, at)
+            for item, left, at in zip(items, deviation, mean.tolist(), strict=True)
+        ]
+
 
 def median_of(host: Host, prior: Prior, kind: Kind) -> float:
     """The prior's figure that factors of this kind are on; 0 where the problem gives one."""
@@ -151,7 +181,7 @@ def _numbered(words: object) -> tuple[NDArray[np.int64], list[str]]:
     return places.reshape(-1), distinct.tolist()
 
 
-def _slowdown(host: Host, prior: Prior) -> NDArray[np.float64]:
+def slowdown_of(host: Host, prior: Prior) -> NDArray[np.float64]:
     """(D, D) co-run slowdown before anything is measured: the host's, and the prior's where devices share a memory."""
     pools = [device.memory_pool or device.name for device in host.devices]
     given = np.array(host.corun_slowdown or np.zeros((len(pools), len(pools))))

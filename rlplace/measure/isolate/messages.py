@@ -79,7 +79,20 @@ class Step:
     """What is to run."""
 
 
-Request = Race | Trace | Step
+@dataclass(frozen=True)
+class Profile:
+    """Asks what every op takes on every device, from steps with everything on one device of each kind.
+
+    The contender on the board is the device that is at work.
+    """
+
+    num_steps: int
+    """That are traced on each kind of device."""
+    warmup: int
+    """Steps before them."""
+
+
+Request = Race | Trace | Step | Profile
 
 
 @dataclass(frozen=True)
@@ -99,11 +112,19 @@ class Unfit:
 
 
 @dataclass(frozen=True)
+class Said:
+    """The worker has something to tell people."""
+
+    line: str
+    """What it tells."""
+
+
+@dataclass(frozen=True)
 class Done:
     """The answer to what was asked."""
 
     result: Any
-    """Measurements, timelines, or seconds."""
+    """Measurements, timelines, seconds of a step, or `Costs`."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rlplace.errors import RunnerError
@@ -25,13 +26,19 @@ STARTS_WITHIN_S = 600.0
 _ENDS_WITHIN_S = 10.0
 _STACKS_WITHIN_S = 0.2
 _CODE = """
+import runpy
 import sys
+runpy.run_path({lifeline!r})["end_with"]({alive!r})
 sys.path[:] = {path!r}
 import torch
 from rlplace.measure.isolate.worker import main
 main({ends!r}, {index!r})
 """
-"""PyTorch comes first: then OpenMP has the settings of this process, which the worker inherits, and no others."""
+"""The lifeline comes first, as importing takes long; then PyTorch, before all else of ours: so OpenMP has the settings
+of this process, which the worker inherits, and no others."""
+LIFELINE = str(Path(__file__).with_name("lifeline.py"))
+ALIVE = 1
+"""Place of the pipe of the lifeline among the descriptors that a worker inherits."""
 
 
 class CannotIsolate(RunnerError):
@@ -178,4 +185,5 @@ class WorkerProcess:
 def _code(ends: Sequence[int], index: Section) -> str:
     """What the worker runs: with this process's path, and the current folder as users' modules are imported from it."""
     path = [os.path.abspath(entry) for entry in sys.path]
-    return _CODE.format(path=list(dict.fromkeys([*path, os.getcwd()])), ends=tuple(ends), index=index)
+    path = list(dict.fromkeys([*path, os.getcwd()]))
+    return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], path=path, ends=tuple(ends), index=index)

@@ -15,7 +15,7 @@ from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Done, Fault, Race, Request, Setup, Step, Trace
+from rlplace.measure.isolate.messages import Done, Fault, Profile, Race, Request, Setup, Step, Trace
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.settings import TorchSettings
@@ -82,7 +82,7 @@ class IsolatedRunner:
         program = require_program(problem.graph)
         setup = Setup(
             problem,
-            dataclasses.replace(program, origin=_without_model(program.origin)),
+            dataclasses.replace(program, origin=without_model(program.origin)),
             self._reference,
             () if self._reference is None else planner.retime(self._reference).peak_bytes,
             seed,
@@ -213,7 +213,7 @@ class IsolatedRunner:
         def limit_s() -> float:
             if isinstance(request, Step):
                 return self._limits.longest_s
-            if isinstance(request, Trace) or not board.is_made or board.contender >= len(request.plans):
+            if isinstance(request, Trace | Profile) or not board.is_made or board.contender >= len(request.plans):
                 return MAKING_S
             if board.contender == REFERENCE:
                 return self._limits.longest_s
@@ -263,6 +263,6 @@ class IsolatedRunner:
         return other
 
 
-def _without_model(origin: Origin) -> Origin:
+def without_model(origin: Origin) -> Origin:
     """What placements need of what the user gave: how the batch is cut."""
     return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)

@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlplace.measure.costs.single_device import single_device_plan
 from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Race, Request, Timed, Trace
+from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Profile, Race, Request, Said, Timed, Trace
 from rlplace.measure.isolate.post_mortem import op_at_fault
 from rlplace.measure.isolate.process import WorkerProcess
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import REFERENCE, Timer
 from rlplace.measure.run.runner import status_of
+from rlplace.say import Say
 
 LOOKS_EVERY_S = 0.1
 """How often the worker is looked at while it measures: rarely enough that nobody notices."""
@@ -43,13 +45,17 @@ class Asked:
         plan = self._plan(contender)
         if plan is None:
             return "plain PyTorch"
-        who = "the reference placement" if contender == REFERENCE else "this placement"
         graph, host = self.problem.graph, self.problem.host
-        is_traced = isinstance(self.request, Trace)
+        who = "the reference placement" if contender == REFERENCE else "this placement"
+        if isinstance(self.request, Profile):
+            who = f"profiling on {host.devices[contender].name}"
+        is_traced = isinstance(self.request, Trace | Profile)
         op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
         return f"{who}, {op}" if op else who
 
     def _plan(self, contender: int) -> Plan | None:
+        if isinstance(self.request, Profile):
+            return single_device_plan(self.problem.graph, contender)
         if not isinstance(self.request, Race):
             return self.request.plan
         if contender == REFERENCE:
@@ -58,7 +64,11 @@ class Asked:
 
 
 def wait_for(
-    process: WorkerProcess, asked: Asked, timers: Sequence[Timer | None], limit_s: Callable[[], float]
+    process: WorkerProcess,
+    asked: Asked,
+    timers: Sequence[Timer | None],
+    limit_s: Callable[[], float],
+    say: Say = lambda _: None,
 ) -> Done | Fault:
     """What the worker answers; where it is ended, by itself or from here, the fault of what it ran.
 
@@ -67,6 +77,7 @@ def wait_for(
         asked: what it is asked.
         timers: of this process, by their number among the request's others; it waits while one of them runs.
         limit_s: how long the contender that is at work may take.
+        say: told what the worker has for people.
     """
     board = process.board
     board.reset()
@@ -76,6 +87,9 @@ def wait_for(
         while True:
             if process.connection.poll(LOOKS_EVERY_S):
                 answer = process.connection.recv()
+                if isinstance(answer, Said):
+                    say(answer.line)
+                    continue
                 if not isinstance(answer, Ask):
                     found: Done | Fault = answer
                     return found

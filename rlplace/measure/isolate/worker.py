@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import faulthandler
-import fcntl
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +18,8 @@ from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.board import Board
@@ -29,9 +28,11 @@ from rlplace.measure.isolate.messages import (
     Done,
     Failed,
     Fault,
+    Profile,
     Race,
     Ready,
     Request,
+    Said,
     Setup,
     Step,
     Timed,
@@ -57,17 +58,16 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
     """Runs a worker until nobody asks it any more.
 
     Args:
-        ends: descriptors: of the messages, of a pipe that ends with the process that asks, of the packed parts, of the
-            board, and of the file for stacks.
+        ends: descriptors: of the messages, of a pipe that ends with the process that asks (`end_with`), of the packed
+            parts, of the board, and of the file for stacks.
         index: of the packed parts.
     """
     for file in ends:  # a process that an op starts must not keep them open
         os.set_inheritable(file, False)
-    messages, alive, shared, board, stacks = ends
+    messages, _, shared, board, stacks = ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; who asks decides
     faulthandler.enable(file=stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    _end_with(alive)
     memory_watch.volunteer_to_die()
     connection: Connection[Any, Any] = Connection(messages)
     try:
@@ -144,6 +144,8 @@ class _Worker:
         if isinstance(request, Step):
             return self._step(request)
         self._steps = {}
+        if isinstance(request, Profile):
+            return self._profile(request)
         return self._race(request) if isinstance(request, Race) else self._trace(request)
 
     def _step(self, request: Step) -> float:
@@ -167,6 +169,16 @@ class _Worker:
     def _trace(self, request: Trace) -> Any:
         self._plans.learn([request.plan], [request.peaks])
         return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
+
+    def _profile(self, request: Profile) -> Costs:
+        return profile_costs(
+            self._problem.graph,
+            self._problem.host,
+            num_steps=request.num_steps,
+            warmup=request.warmup,
+            on_progress=lambda line: self._connection.send(Said(line)),
+            watch=self._board,
+        )
 
     def _is_fatal(self, error: Exception) -> bool:
         """Whether others cannot be measured here after it: the GPU is lost, or memory that the op may still hold."""
@@ -236,20 +248,3 @@ def _asking(connection: Connection[Any, Any], other: int) -> Timer:
         raise RunnerError(answer.why)
 
     return timer
-
-
-def _end_with(alive: int) -> None:
-    """Has this process end when the one that asks is gone: when the other end of the pipe `alive` is closed.
-
-    A signal of the kernel does it, also while an op hangs in native code; where there is none, a thread.
-    """
-    with contextlib.suppress(OSError):
-        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
-        fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-
-    def wait() -> None:
-        os.read(alive, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="rlplace lifeline", daemon=True).start()

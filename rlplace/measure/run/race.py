@@ -67,6 +67,11 @@ class RaceProtocol:
     seed: int = 0
     """Of the order within a round."""
 
+    @property
+    def is_dropping(self) -> bool:
+        """Whether anyone can be dropped: then some have fewer rounds than others."""
+        return self.min_rounds < self.max_rounds or self.hopeless < float("inf")
+
     def __post_init__(self) -> None:
         if self.warmup < 0 or self.min_rounds < 1 or self.max_rounds < self.min_rounds:
             raise InvalidValue(

@@ -25,8 +25,9 @@ def explained_section(data: RunData) -> Section | None:
         f"{format_ms(explanation.bound_s)} ms by the costs that are known ({explanation.bound})."
     )
     advice = f'<p class="advice">{prose(explanation.advice.sentence)}</p>'
+    doubt = f'<p class="warning">{prose(explanation.disturbed)}</p>' if explanation.disturbed else ""
     body = (
-        f"{advice}<h3>Devices</h3>{_devices(explanation)}"
+        f"{doubt}{advice}<h3>Devices</h3>{_devices(explanation)}"
         f"<h3>Critical path</h3><p>The chain that ends the step: {_share(path.op_s, step_s)} ops, "
         f"{_share(path.transfer_s, step_s)} copies, {_share(path.wait_s, step_s)} waits.</p>{_path(explanation)}"
     )

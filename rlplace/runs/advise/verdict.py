@@ -110,12 +110,15 @@ class Verdict:
     over: Literal["eager", "one device", ""]
     """What the ratios are over; empty where nothing else can run the step."""
     ratio_found: float | None
-    """Step time of the best placement that was found over that, at its worst by the spread; below 1 is faster ..."""
+    """Median step time of the best placement that was found over that median, at its worst: times (1 + spread) /
+    (1 - spread), and no less than 1 where the verdict is to stay; below 1 is faster ..."""
     ratio_least: float | None
     """... and the least that it can be, by the bound; None where nothing else can run the step."""
     next: str
     """The next command, or what to do instead."""
     figures: Figures
+    ratio_of_medians: float | None = None
+    """Median step time of the best placement over that median, as they are: a quotient of two of `figures`."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `rlplace advise --json` prints of it."""
@@ -133,7 +136,8 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
     choice, reason, following = _choose(figures, words)
     found, least = _ratios(figures, choice)
     over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
-    return Verdict(choice, reason, over if found is not None else "", found, least, following, figures)
+    medians = figures.best_s / figures.now_s if found is not None and math.isfinite(figures.best_s) else None
+    return Verdict(choice, reason, over if found is not None else "", found, least, following, figures, medians)
 
 
 def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:

@@ -22,7 +22,8 @@ from rlplace.search.schedule.critical_path import solve_critical_path
 from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.heft import solve_heft
 from rlplace.search.schedule.peft import solve_peft
-from rlplace.search.task import Budget, Scoring, Task
+from rlplace.search.task import Budget, Task
+from rlplace.search.task_measurers import Scoring
 
 INFEASIBLE = 1e3
 """Loss of a placement that does not fit: more than any logarithm of a step time."""

@@ -104,7 +104,7 @@ def learn_host(
     if not budget.measurements:
         hint = "For example: Budget(measurements=16)."
         raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
-    config = config or AgentConfig()
+    config = (config or AgentConfig()).on(is_known=knowledge is not None)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge)
     begin = time.monotonic()
     evaluations = budget.evaluations
@@ -197,9 +197,12 @@ class Agent:
         posterior, config = self.posterior, self._config
         mean = Simulator(posterior.problem, threads=1)
         if not self._proposer.evaluations:
-            whole = Budget(each.evaluations * count, each.seconds * count)
+            share = config.known_share if self._is_known else 1.0
+            whole = _scaled(each, count * share)
             found = self._proposer.first(mean, count, whole, has_probes=not (self.num_measured or self._is_known))
-            return [mean.plan(devices) for devices in found]
+            if not self._is_known or not self._has_choice:
+                return [mean.plan(devices) for devices in found]
+            each = _scaled(each, 1.0 - share)
         if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
             return []
         size = config.num_compared(each.evaluations * count)
@@ -312,6 +315,14 @@ class Agent:
         self._missed += both.sum(axis=1)
         if both.size:
             self._last_error = float(np.median(both[1]))
+
+
+def _scaled(budget: Budget, share: float) -> Budget:
+    """So much of it, at least one placement simulated."""
+    evaluations = budget.evaluations * share
+    if math.isfinite(evaluations):  # whole: a rounding error must not change a search
+        evaluations = max(round(evaluations), 1)
+    return Budget(evaluations, budget.seconds * share)
 
 
 def _freed(prior: Prior) -> Prior:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ class AgentConfig:
 
     batch: int = 4
     """Plans measured between two fits of the host model."""
+    known_batch: int = 2
+    """As `batch`, on a host that other workloads taught: what a plan is measured for is decided after as many looks, in
+    half of the measurements."""
+    known_share: float = 0.5
+    """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
     evaluations: int = 2000
     """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
     scratch_share: float = 0.1
@@ -48,6 +54,12 @@ class AgentConfig:
     mean_weight: float = 3.0
     """Simulated placements of that search, for each one of a search under a single draw."""
 
+    def on(self, *, is_known: bool) -> AgentConfig:
+        """As it is on a host that other workloads taught, or that nobody knows."""
+        return (
+            dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
+        )
+
     def share(self, place: int, count: int) -> float:
         """Of what all `count` plans get, what the one at `place` gets."""
         each: float = self.evaluations if place < self.early else self.later_evaluations
@@ -75,12 +87,24 @@ class AgentConfig:
         return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "evaluations", "later_evaluations", "early", "pool", "averaged", "most_compared"):
+        counts = (
+            "batch",
+            "known_batch",
+            "evaluations",
+            "later_evaluations",
+            "early",
+            "pool",
+            "averaged",
+            "most_compared",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise InvalidValue(name, getattr(self, name), "at least 1", where="agent")
         for name in ("scratch_share", "mean_share", "compared_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidValue(name, getattr(self, name), "0..1", where="agent")
+        if not 0.0 < self.known_share < 1.0:
+            raise InvalidValue("known_share", self.known_share, "between 0 and 1", where="agent")
         for name in ("mean_weight", "first_weight"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise InvalidValue(name, getattr(self, name), "more than 0, and finite", where="agent")

@@ -14,6 +14,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.config import LearnConfig
+from rlplace.policy.learn.learner_file import LearnerFile
 from rlplace.runs.calibration import Known
 from rlplace.search.guide import Guide
 from rlplace.search.registry import METHODS
@@ -36,6 +37,7 @@ def solve(
     guide: LearnConfig | None = None,
     start: NDArray[np.int32] | None = None,
     knowledge: HostKnowledge | None = None,
+    learner_file: LearnerFile | None = None,
 ) -> AgentResult | None:
     """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
 
@@ -50,17 +52,22 @@ def solve(
         guide: the policy that suggests starts and moves to its searches; none by default.
         start: (N,) a placement that its first search starts from, besides its own starts.
         knowledge: what other workloads taught about this host; nothing by default.
+        learner_file: keeps the state of the guide's learner, and gives it back; nobody by default.
     """
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task, start=start)
         return None
-    config = config or AgentConfig()
+    config = (config or AgentConfig()).on(is_known=knowledge is not None)
     seed, problem = int(task.generator.integers(2**31)), task.problem if known is None else known.problem
-    guided = _guide(problem, guide, seed)
+    guided = _guide(problem, guide, seed, learner_file)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
     if known is not None:
         agent.learn(known.plans, known.outcomes)
     most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan
+    if task.raced:  # by an interrupted search: it need not be measured again to be known
+        raced = [outcome for _, outcomes in task.raced for outcome in outcomes]
+        scale_s = _reference_s(raced[: config.batch])
+        agent.learn([plan for plans, _ in task.raced for plan in plans], [_steadied(one, scale_s) for one in raced])
     while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
         share, before = config.share(task.measurements, most), agent.num_simulated
         each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
@@ -79,12 +86,12 @@ def solve(
     return agent.result()
 
 
-def _guide(problem: Problem, config: LearnConfig | None, seed: int) -> Guide | None:
+def _guide(problem: Problem, config: LearnConfig | None, seed: int, learner_file: LearnerFile | None) -> Guide | None:
     if config is None:
         return None
     from rlplace.training.guide import PolicyGuide
 
-    return PolicyGuide(problem, config, seed=seed)
+    return PolicyGuide(problem, config, seed=seed, learner_file=learner_file)
 
 
 def _reference_s(outcomes: Sequence[Measurement]) -> float:

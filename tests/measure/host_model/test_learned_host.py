@@ -104,3 +104,26 @@ def test_another_file_of_a_run_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"schema": 1, "workload": "nmt"}))
     with pytest.raises(UnknownName, match=r"unknown field of learned host in .*config\.json 'workload'"):
         load_learned_host(tmp_path / "config.json")
+
+
+def test_equations_are_kept_and_a_mistake_in_them_is_named(tmp_path: Path) -> None:
+    scales = posterior().scales
+    slopes = np.random.default_rng(0).normal(size=(2, len(scales)))
+    save_posterior(Posterior.of(scales, scales.mean, slopes, 0.0, np.array([0.1, 0.2])), tmp_path)
+    learned = load_learned_host(tmp_path)
+    np.testing.assert_allclose([one.slopes for one in learned.equations], slopes / scales.deviation, rtol=1e-7)
+    np.testing.assert_allclose([one.target for one in learned.equations], [-0.1, -0.2], rtol=1e-7)
+    facts = dataclasses.asdict(learned)
+    for change, words in (
+        ({"slopes": [1.0]}, rf"equations\[0\]\.slopes is 1, expected {len(scales)} numbers"),
+        ({"slopes": [1e300] * len(scales)}, r"equations\[0\]\.slopes is 1e\+300, expected numbers from"),
+        ({"target": "2"}, r"equations\[0\]\.target is '2'"),
+    ):
+        wrong = json.loads(json.dumps(facts))
+        wrong["equations"][0].update(change)
+        (tmp_path / "host_model.json").write_text(json.dumps(wrong))
+        with pytest.raises(InvalidValue, match=words):
+            load_learned_host(tmp_path)
+    facts.pop("equations")  # as files were before
+    (tmp_path / "host_model.json").write_text(json.dumps(facts))
+    assert load_learned_host(tmp_path).equations == ()

@@ -34,3 +34,11 @@ def test_names_are_text() -> None:
 
 def test_a_run_without_an_explanation_has_no_section() -> None:
     assert explained_section(decode_run({}, {"rows": rows_of()})) is None
+
+
+def test_a_disturbed_run_says_so_before_anything_else() -> None:
+    data = explanation_of([f"op{k}" for k in range(20)], ["cpu:0", "cpu:1"])
+    explanation = Explanation.from_dict({**data, "disturbed": "Disturbed: <b>"}, "explanation.json")
+    section = explained_section(decode_run({}, {"rows": rows_of()}, explanation=explanation))
+    assert section is not None
+    assert section.body.startswith('<p class="warning">Disturbed: &lt;b&gt;</p>')

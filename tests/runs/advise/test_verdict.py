@@ -39,6 +39,7 @@ def test_a_measured_ratio_is_over_eager_and_counts_the_spread() -> None:
     found = decide(MEASURED, ASKED)
     assert (found.verdict, found.over) == ("place", "eager")
     assert found.ratio_found == pytest.approx(0.6 / 0.8 * 1.1 / 0.9)
+    assert found.ratio_of_medians == pytest.approx(0.6 / 0.8)
     assert found.ratio_least == pytest.approx(0.4 / 0.8)
 
 
@@ -59,6 +60,7 @@ def test_one_device_near_the_best_or_the_bound_stays() -> None:
     bound = decide(replace(SIMULATED, placed_s=0.99, bound_s=0.98), ASKED)
     assert bound.reason == "everything on cuda:0 is within 2% of the bound (total work)"
     assert (bound.ratio_found, bound.next) == (1.0, NOTHING_TO_RUN)
+    assert bound.ratio_of_medians == pytest.approx(0.99)
 
 
 def test_a_promising_split_of_the_batch_is_to_be_tried() -> None:
@@ -84,6 +86,7 @@ def test_micro_batches_that_are_faster_are_recommended() -> None:
 def test_a_step_that_no_device_holds_is_placed() -> None:
     found = decide(replace(SIMULATED, single_s=None, single_bytes=20 * GIB), ASKED)
     assert (found.verdict, found.over, found.ratio_found, found.ratio_least) == ("place", "", None, None)
+    assert found.ratio_of_medians is None
     assert "no single device holds it: it takes 20.0 GiB of cuda:0's 16.0 GiB" in found.reason
 
 

@@ -11,7 +11,7 @@ from host_models import learnable_problem
 from random_problems import plain_host
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.host_model import HostModel, Prior
+from rlplace.measure.host_model import HostKnowledge, HostModel, LearnedHost, Prior, knowledge_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -246,3 +246,46 @@ def test_it_says_what_it_learned() -> None:
     lines = [line for line in result.say() if line.startswith("d2 ")]
     assert len(lines) == 1
     assert "slower than given" in lines[0]
+
+
+def taught(seed: int) -> HostKnowledge:
+    """What 16 measured steps of another workload say of the host of `PROBLEM`."""
+    first = learnable_problem(plain_host(3, 100.0, 0.05), 24, seed=5)
+    result = learn(HiddenTruth(first, seed), problem=first)
+    knowledge = knowledge_of([LearnedHost.of(result.posterior)], "estimated")
+    assert knowledge is not None
+    return knowledge
+
+
+@pytest.mark.parametrize("config", [FEW, COMPARED])
+def test_on_a_host_that_is_known_it_looks_twice_as_often_and_repeats_itself(config: AgentConfig) -> None:
+    knowledge, runs = taught(0), [HiddenTruth(PROBLEM), HiddenTruth(PROBLEM)]
+    for run in runs:
+        learn_host(PROBLEM, run, Budget(measurements=7), seed=1, config=config, prior=PRIOR, knowledge=knowledge)
+    assert [len(batch) for batch in runs[0].batches] == [2, 2, 2, 1]
+    assert [plan.fingerprint for plan in runs[0].plans] == [plan.fingerprint for plan in runs[1].plans]
+    assert len({plan.fingerprint for plan in runs[0].plans}) == 7
+    free = HiddenTruth(PROBLEM)
+    config = replace(config, is_prior=False)
+    learn_host(PROBLEM, free, Budget(measurements=7), seed=1, config=config, prior=PRIOR, knowledge=knowledge)
+    assert [len(batch) for batch in free.batches] == [4, 3], "without a prior nothing is known"
+
+
+def test_on_a_host_that_is_known_half_of_the_measurements_find_as_much() -> None:
+    """In the geometric mean over six hard truths, of true step times."""
+    ratios = []
+    for seed in range(6):
+        alone, known = HiddenTruth(PROBLEM, seed), HiddenTruth(PROBLEM, seed)
+        empty = learn(alone, config=COMPARED)
+        budget, knowledge = Budget(measurements=8), taught(seed)
+        half = learn_host(PROBLEM, known, budget, seed=1, config=COMPARED, prior=PRIOR, knowledge=knowledge)
+        assert empty.plan is not None
+        assert half.plan is not None
+        ratios.append(known.timer.truth_s(half.plan) / alone.timer.truth_s(empty.plan))
+    assert np.exp(np.mean(np.log(ratios))) < 1.02
+
+
+@pytest.mark.parametrize(("name", "value"), [("known_batch", 0), ("known_share", 0.0), ("known_share", 1.0)])
+def test_how_a_known_host_is_explored_is_checked(name: str, value: float) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        AgentConfig(**{name: value})  # type: ignore[arg-type]

@@ -1,0 +1,33 @@
+"""`end_with`: a process ends when the one that started it is gone, however that ended.
+
+A worker runs this file before it imports anything else, also of rlplace: importing PyTorch takes seconds, and what is
+imported before it would change its settings. So this needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+
+
+def end_with(alive: int) -> None:
+    """Has this process end when the other end of the pipe `alive` is closed, from now on.
+
+    A signal of the kernel does it, also while native code hangs; where there is none, a thread.
+
+    Args:
+        alive: descriptor of the end for reading; whoever started this process has the other one, and nobody else.
+    """
+    with contextlib.suppress(OSError):
+        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
+        fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def wait() -> None:
+        os.read(alive, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="rlplace lifeline", daemon=True).start()

@@ -1,0 +1,154 @@
+"""`search_all`: every method of a run gets its budget, or goes on with what an interruption left of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.host_model import LearnedHost
+from rlplace.policy.learn.learner_file import LearnerFile
+from rlplace.report.format import format_clock
+from rlplace.report.progress import Progress
+from rlplace.runs.folder import RunFolder
+from rlplace.runs.tracking import Tracker
+from rlplace.search.task import Budget, Saveable
+from rlplace.store.log import StoreLog
+from rlplace.training.agent.agent import AgentResult
+from rlplace.training.config import TrainConfig
+from rlplace.training.loop import LoopBudget, LoopResult
+from rlplace.training.methods import GUIDED, LEARNED, POLICY, SCHEDULE
+from rlplace.training.outcome import Keeper
+from rlplace.training.resume.journal import Journal, MethodJournal
+from rlplace.training.search_loop import search_and_measure
+from rlplace.training.side_by_side import search_side_by_side
+
+LEARNER = "learner.safetensors"
+"""Where the state of a method's learner is kept, in a run folder."""
+
+
+def search_all(
+    evaluator: Evaluator,
+    config: TrainConfig,
+    methods: Mapping[str, Mapping[str, Any]],
+    single_s: float,
+    keeper: Keeper,
+    journal: Journal,
+    progress: Progress,
+    tracker: Tracker,
+    log: StoreLog | None = None,
+) -> dict[str, LoopResult]:
+    """What each method finds: in turn on a host of this machine, side by side on a simulated one.
+
+    Args:
+        evaluator: simulates, and runs.
+        config: of the run.
+        methods: names of `METHODS`, each with its options.
+        single_s: step time on the best single device.
+        keeper: keeps the best placement so far, and what is learned.
+        journal: keeps what methods come to, and knows what they had come to.
+        progress: told how it goes.
+        tracker: told figures.
+        log: keeps what is learned about the host.
+    """
+    problem = evaluator.problem
+
+    def keep_learned(learned: Saveable) -> None:
+        keeper.keep_learned(learned)
+        if isinstance(learned, AgentResult):
+            progress.say(_learned_words(learned))
+            if log is not None:
+                log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
+
+    journals = {name: MethodJournal(journal, name, keep_learned) for name in methods}
+    if evaluator.is_measured:
+        return _in_turn(evaluator, config, methods, single_s, keeper, journal, journals, progress, tracker)
+    budget = Budget(seconds=config.budget_s) if config.evaluations is None else Budget(config.evaluations)
+    before = {name: journal.of(name, min(budget.seconds, budget.evaluations)) for name in methods}
+    return search_side_by_side(
+        methods,
+        problem,
+        budget,
+        seed=config.seed,
+        progress=progress,
+        tracker=tracker,
+        single_s=single_s,
+        on_best=lambda method, plan, step_time_s: keeper.of(method)(plan, step_time_s),
+        before={name: state for name, state in before.items() if state is not None},
+        journals=journals,
+    )
+
+
+def resumed_options(
+    methods: Mapping[str, Mapping[str, Any]],
+    run: RunFolder | None,
+    config: TrainConfig,
+    journal: Journal,
+    *,
+    is_resumed: bool,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """The options of methods, with what those that were interrupted go on from: a placement, and their learner's state.
+
+    Under a budget of evaluations that is nothing: such a method begins again, and finds the same.
+    """
+    options = {name: dict(given) for name, given in methods.items()}
+    if config.evaluations is not None:
+        return options
+    for name, given in options.items():
+        if run is not None and (name in (POLICY, GUIDED, SCHEDULE) or (name == LEARNED and config.guide is not None)):
+            given["learner_file"] = LearnerFile(run.path(LEARNER), is_resumed=is_resumed, say=say)
+        state = journal.of(name, 0.0)
+        if state is None or "start" not in given:
+            continue
+        begun = state.start if name != LEARNED or state.plan is None else state.plan.devices
+        given["start"] = given["start"] if begun is None else begun
+    return options
+
+
+def _in_turn(
+    evaluator: Evaluator,
+    config: TrainConfig,
+    methods: Mapping[str, Mapping[str, Any]],
+    single_s: float,
+    keeper: Keeper,
+    journal: Journal,
+    journals: Mapping[str, MethodJournal],
+    progress: Progress,
+    tracker: Tracker,
+) -> dict[str, LoopResult]:
+    """Every method in turn: the same time, and as many measured placements as the first one came to."""
+    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
+    found: dict[str, LoopResult] = {}
+    for method, options in methods.items():
+        before = journal.of(method, budget.seconds)
+        if before is not None and before.is_done:
+            found[method] = LoopResult.of(before)
+        else:
+            left_s = budget.seconds - (0.0 if before is None else before.seconds)
+            progress.say(f"search: {method}, {format_clock(max(left_s, 0.0))}{'' if before is None else ' left'}")
+            found[method] = search_and_measure(
+                method,
+                evaluator,
+                budget,
+                seed=config.seed,
+                progress=progress,
+                tracker=tracker,
+                single_s=single_s,
+                on_best=keeper.of(method),
+                options=options,
+                before=before,
+                journal=journals[method],
+            )
+        if found[method].failure is None:
+            budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))
+    return found
+
+
+def _learned_words(result: AgentResult) -> str:
+    """What the agent learned about the host, a line each."""
+    lines = result.say()
+    if not lines:
+        return "the host is as profiled, as far as the measured steps tell"
+    return "\n  ".join(["what was learned about the host:", *lines])
