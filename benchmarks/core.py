@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import core_micro
@@ -18,6 +19,7 @@ from best_known import known
 from record import RESULTS, as_markdown, record
 from suites import SUITES, WORKLOADS, key_of, problem_of
 
+from rlplace.cluster import Cluster, reach
 from rlplace.compare.ratios import mean_ratio
 from rlplace.compare.run import CompareConfig, compare
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
@@ -30,15 +32,26 @@ LEARNED = ("anneal", "evolve", "portfolio", "policy")
 """... and the methods that start from them."""
 
 
-def run(suite: str, methods: tuple[str, ...], lasting: tuple[str, ...], budgets: list[int], seeds: int) -> Rows:
-    """One row a problem, budget, method and seed; only `lasting` methods get more than the first budget."""
+def run(
+    suite: str,
+    methods: tuple[str, ...],
+    lasting: tuple[str, ...],
+    budgets: list[int],
+    seeds: int,
+    cluster: Cluster | None = None,
+) -> Rows:
+    """One row a problem, budget, method and seed; only `lasting` methods get more than the first budget.
+
+    On a cluster the rows are the same, timings aside.
+    """
     rows: Rows = []
     for workload, host in SUITES[suite]:
         problem = problem_of(workload, host)
         for evaluations in budgets:
             names = methods if evaluations == budgets[0] else lasting
             begin = time.monotonic()
-            told = compare(problem, CompareConfig(names, evaluations=evaluations, seeds=seeds)).to_dict()
+            config = CompareConfig(names, evaluations=evaluations, seeds=seeds)
+            told = compare(problem, config, cluster=cluster).to_dict()
             print(
                 f"{key_of(workload, host)}, {evaluations:,} evaluations: {time.monotonic() - begin:.0f} s",
                 file=sys.stderr,
@@ -171,6 +184,7 @@ def main() -> None:
     parser.add_argument("--evaluations", default="500,10000", help="budgets, with commas between them")
     parser.add_argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--cluster", default="off", help="whose workers search: off, auto or ADDRESS")
     parser.add_argument("--name", help="of the results' files; the suite's by default")
     parser.add_argument("--render", action="store_true", help="no run: the last one's rows beside the best known now")
     options = parser.parse_args()
@@ -182,7 +196,9 @@ def main() -> None:
     methods = CompareConfig(tuple(options.methods.split(","))).names
     facts = record()
     lasting = CompareConfig(tuple(options.lasting.split(","))).names
-    rows = run(options.suite, methods, lasting, [int(part) for part in options.evaluations.split(",")], options.seeds)
+    budgets = [int(part) for part in options.evaluations.split(",")]
+    with reach(options.cluster, say=partial(print, file=sys.stderr)) as cluster:
+        rows = run(options.suite, methods, lasting, budgets, options.seeds, cluster)
     write_json_atomic(RESULTS / f"{name}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
     write_text_atomic(RESULTS / f"{name}.md", markdown(options.suite, rows, facts))
 

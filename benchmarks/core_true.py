@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from core_true_tables import markdown
 from record import RESULTS, record
 from suites import CORE_DEV, LEARN_DEV, key_of, problem_of
 
+from rlplace.cluster import Cluster, reach
 from rlplace.compare.row import Row
 from rlplace.compare.true import TrueConfig, compare_true
 from rlplace.files import jsonable, read_json, write_json_atomic, write_text_atomic
@@ -98,7 +99,7 @@ def key(line: dict[str, Any]) -> tuple[object, ...]:
     return tuple(line[name] for name in ("problem", "truth", "measured", "method", "allowed"))
 
 
-def run(cases: list[Case], settings: Settings, path: Path) -> None:
+def run(cases: list[Case], settings: Settings, path: Path, cluster: Cluster | None = None) -> None:
     """Runs what is missing."""
     done = {key(line) for line in read_lines(path) if "method" in line}
     problem_for = lru_cache(maxsize=1)(problem_of)  # cases of a problem are side by side
@@ -108,7 +109,7 @@ def run(cases: list[Case], settings: Settings, path: Path) -> None:
             asked = TrueConfig(case.truth, count, settings.methods, settings.evaluations)
             missing = tuple(name for name in asked.names if key(case.facts | _question(asked, name)) not in done)
             if missing:
-                _compare(case, replace(asked, methods=missing), problem_for, path)
+                _compare(case, replace(asked, methods=missing), problem_for, path, cluster)
         reference = case.facts | {"method": REFERENCE, "measured": 0, "allowed": settings.reference}
         if key(reference) not in done:
             found = search_truth(problem_for(case.workload, case.host), case.truth, settings.reference)
@@ -117,13 +118,20 @@ def run(cases: list[Case], settings: Settings, path: Path) -> None:
         print(f"{case.facts['problem']} {case.truth}: {number + 1} of {len(cases)}, {spent_s:.0f} s", file=sys.stderr)
 
 
-def _compare(case: Case, config: TrueConfig, problem_for: Callable[[str, str], Problem], path: Path) -> None:
+def _compare(
+    case: Case,
+    config: TrueConfig,
+    problem_for: Callable[[str, str], Problem],
+    path: Path,
+    cluster: Cluster | None,
+) -> None:
     """Runs rows of a case, each kept as it comes."""
 
     def keep(row: Row) -> None:
         append(path, case.facts | _question(config, row.method) | _answer(row))
 
-    if compare_true(problem_for(case.workload, case.host), config, on_row=keep).is_interrupted:
+    problem = problem_for(case.workload, case.host)
+    if compare_true(problem, config, on_row=keep, cluster=cluster).is_interrupted:
         raise KeyboardInterrupt
 
 
@@ -186,6 +194,7 @@ def main() -> None:
     parser.add_argument("--reference", type=int, default=20_000, help="evaluations of the search on the truth")
     parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
     parser.add_argument("--shard", default="1/1", help="I/N: every N-th case, from the I-th")
+    parser.add_argument("--cluster", default="off", help="whose workers have a row each: off, auto or ADDRESS")
     parser.add_argument("--name", help="of the results' files")
     parser.add_argument("--render", action="store_true", help="no run: the tables of what was finished")
     options = parser.parse_args()
@@ -202,7 +211,8 @@ def main() -> None:
     measured = tuple(int(part) for part in options.measured.split(","))
     settings = Settings(tuple(options.methods.split(",")), measured, options.evaluations, options.reference)
     append(path, {"run": record()})
-    run(cases[shard - 1 :: shards], settings, path)
+    with reach(options.cluster, say=partial(print, file=sys.stderr)) as cluster:
+        run(cases[shard - 1 :: shards], settings, path, cluster)
 
 
 if __name__ == "__main__":

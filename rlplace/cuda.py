@@ -33,6 +33,18 @@ _STICKY = (
     *("invalid program counter", "not supported on global/shared address space", "uncorrectable nvlink error"),
 )
 
+_GONE = (
+    *(
+        "busy or unavailable",
+        "no cuda-capable device",
+        "invalid device ordinal",
+        "device unavailable",
+        "devicesunavailable",
+    ),
+    *("gpu is lost", "device lost", "fallen off the bus", "cudaerrornodevice", "no cuda gpus are available"),
+)
+"""What errors say of a GPU that is not there any more: the driver has lost it, or somebody else has it alone."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -275,6 +287,15 @@ def is_sticky(error: BaseException) -> bool:
     True
     """
     return not is_out_of_memory(error) and any(_says(each, _STICKY) for each in _chain(error))
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether an error, or what caused it, says that a GPU is not there any more; it may quote another process.
+
+    >>> is_gone(RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"))
+    True
+    """
+    return any(_says(each, _GONE) for each in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -109,7 +109,10 @@ def _decode(hint: object, value: object, where: str, at: str) -> object:
         if not isinstance(value, Mapping):
             raise InvalidValue(at, described(value), "a mapping", where=where)
         (_, item) = get_args(hint)
-        return {_text(key, where, f"a key of {at}"): _decode(item, value[key], where, f"{at}.{key}") for key in value}
+        return {
+            _text(key, where, f"a key of {at}"): _decode(item, value[key], where, f"{at}.{shortened(key)}")
+            for key in value
+        }
     if origin is UnionType:
         (some,) = (each for each in get_args(hint) if each is not type(None))
         return None if value is None else _decode(some, value, where, at)

@@ -8,11 +8,25 @@ the rest are failures of ours or of the machine (exit code 1).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_MOST_CHARACTERS = 400
+_MOST_NAMES = 200
 
 
 class RlplaceError(Exception):
-    """Root of every error that rlplace raises on purpose."""
+    """Root of every error that rlplace raises on purpose; it can be pickled, so that it crosses processes whole."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: by its facts, as the message is made of them once only."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[RlplaceError], args: tuple[Any, ...], facts: dict[str, Any]) -> RlplaceError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class UserError(RlplaceError):
@@ -28,9 +42,9 @@ class UnknownName(UserError):
         self.known = tuple(sorted(known))
         self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
-        known_names = f" Known: {', '.join(self.known)}." if self.known else " There is none that could be meant."
+        known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
         suffix = f" {hint}" if hint else ""
-        super().__init__(f"unknown {kind} {name!r}: {guess}{known_names}{suffix}")
+        super().__init__(f"unknown {kind} {_shown(name)!r}: {guess}{known_names}{suffix}")
 
 
 class InvalidValue(UserError):
@@ -43,7 +57,7 @@ class InvalidValue(UserError):
         self.where = where
         prefix = f"{where}: " if where else ""
         suffix = f" {hint}" if hint else ""
-        super().__init__(f"{prefix}{field} is {actual!r}, expected {expected}.{suffix}")
+        super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}.{suffix}")
 
 
 class FileProblem(UserError):
@@ -62,7 +76,7 @@ class FingerprintMismatch(UserError):
         self.actual = actual
         self.expected = expected
         super().__init__(
-            f"this file was made for another {kind}: its {kind} fingerprint is {actual}, yours is {expected}. "
+            f"this file was made for another {kind}: its {kind} fingerprint is {_shown(actual)}, yours is {expected}. "
             f"Use the {kind} that it was made for, or search a placement for this one."
         )
 
@@ -92,3 +106,24 @@ class RunnerError(RlplaceError):
     def __init__(self, message: str, *, op: str = "") -> None:
         self.op = op
         super().__init__(message)
+
+
+class DeviceLost(RunnerError):
+    """Devices that were measured on are not there any more; carries `devices`, their names, and `why`."""
+
+    def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
+        self.devices = tuple(devices)
+        self.why = why
+        named = ", ".join(self.devices) or "a device"
+        were = "were" if len(self.devices) > 1 else "was"
+        super().__init__(f"{named} {were} lost: {why}{f'. {offer}' if offer else ''}")
+
+
+def _shown(text: str) -> str:
+    """Text as a message has it: what a stranger's file holds may be of any length."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _listed(known: Sequence[str]) -> str:
+    names = ", ".join(map(_shown, known[:_MOST_NAMES]))
+    return names if len(known) <= _MOST_NAMES else f"{names}, and {len(known) - _MOST_NAMES} more"

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlplace.errors import FileProblem
 
-LARGEST_JSON_BYTES = 1 << 30
+LARGEST_JSON_BYTES = 256 << 20
+MOST_JSON_VALUES = 20_000_000
+"""Values in a JSON text, about: one of brackets alone takes twenty times its size in memory."""
 PARTIAL_ENDING = ".partial"
+_MOST_CHARACTERS = 80
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escape of one; two of them may be a character."""
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
@@ -111,21 +118,38 @@ def parse_json(text: str, path: str | os.PathLike[str], *, hint: str = "") -> An
     """What the JSON text of the file `path` holds; `hint` as of `read_json`.
 
     Raises:
-        FileProblem: it is not JSON: NaN, a key given twice, nested too deeply.
+        FileProblem: it is not JSON (NaN, a key given twice, half a character, nested too deeply), or too much of it.
     """
+    if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
+        raise FileProblem(path, f"JSON with too many values, expected at most {MOST_JSON_VALUES:,}.")
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+        data = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+        if _HALF_CHARACTER.search(text):
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FileProblem(path, f"not usable JSON: a text in it is no Unicode. {hint}".rstrip()) from error
     except ValueError as error:
         raise FileProblem(path, f"not valid JSON: {error}. {hint}".rstrip()) from error
     except RecursionError as error:
         raise FileProblem(path, f"not usable JSON: nested too deeply. {hint}".rstrip()) from error
+    return data
+
+
+def refuse_link(path: str | os.PathLike[str]) -> None:
+    """Refuses a symbolic link where a file of a run goes: a stranger's folder could lead to any file of yours.
+
+    Raises:
+        FileProblem: `path` is one.
+    """
+    if os.path.islink(path):
+        raise FileProblem(path, "a symbolic link, expected a regular file: put a copy of what it leads to there.")
 
 
 def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key[:_MOST_CHARACTERS]!r} is given twice")
     return mapping
 
 

@@ -36,3 +36,15 @@ def counted(count: int, thing: str) -> str:
     ('1 op', '1,200 ops')
     """
     return f"{count:,} {thing}{'s' * (count != 1)}"
+
+
+def clean(text: object) -> str:
+    """Text on one line, every control character, also those that turn the direction of writing, shown as `�`.
+
+    A terminal would act on such characters, and a stranger's file may hold them.
+
+    Example:
+        >>> clean("one" + chr(10) + "two" + chr(0x202E))
+        'one two�'
+    """
+    return "".join(char if char.isprintable() else " " if char in "\t\n\r" else "�" for char in str(text))

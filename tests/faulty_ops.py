@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import threading
+import time
 
 import torch
 from torch import Tensor, nn
@@ -72,3 +73,27 @@ class Faulty(nn.Module):
 def faulty_graph(kinds: tuple[str, ...] = FAULTS) -> OpGraph:
     """The input, an op for each of `kinds`, and a sum: `len(kinds)` + 2 ops."""
     return capture(Faulty(kinds), torch.ones(8))
+
+
+@torch.library.custom_op("rlplace_tests_faults::pause", mutates_args=())
+def pause(x: Tensor) -> Tensor:
+    """A copy of `x`, after 40 ms, and 10 ms on `cpu:1`: no noise of a machine hides which device is faster."""
+    time.sleep(0.01 if threading.current_thread().name == "rlplace cpu:1" else 0.04)
+    return x.clone()
+
+
+@pause.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Paused(Faulty):
+    """The chain, and a pause at its end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pause(super().forward(x))
+
+
+def paused_graph(kinds: tuple[str, ...]) -> OpGraph:
+    """The input, an op for each of `kinds`, a sum and a pause: `len(kinds)` + 3 ops."""
+    return capture(Paused(kinds), torch.ones(8))

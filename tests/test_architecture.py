@@ -26,13 +26,16 @@ LAYERS = {
     "report": {"graphs", "measure"},
     "store": {"graphs", "measure"},
     "runs": {"graphs", "measure", "search", "store", "report", "workloads"},
-    "training": {"graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "export"},
-    "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads"},
+    "cluster": {"graphs", "measure", "store", "runs"},
+    "training": {
+        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "export", "cluster"),
+    },
+    "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads", "cluster"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
     "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
     "cli": {
         *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
-        *("compare", "partitioning", "store"),
+        *("compare", "partitioning", "store", "cluster"),
     },
     "__main__": {"cli"},
 }

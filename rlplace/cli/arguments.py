@@ -16,6 +16,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.say import clean
 from rlplace.seeds import check_seed
 from rlplace.training.config import TrainConfig
 
@@ -256,8 +257,8 @@ def finite(value: Any) -> Any:
 
 
 def say(message: str) -> None:
-    """A line for people, on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """Lines for people, on stderr, without what a terminal would act on: names may come from a stranger's file."""
+    print("\n".join(map(clean, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def check_workload(text: str) -> WorkloadSpec:

@@ -30,6 +30,7 @@ def compare(
     save: Path | None = None,
     plot: Path | None = None,
     in_process: bool = False,
+    cluster: str = "off",
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -55,6 +56,8 @@ def compare(
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
         in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
+        cluster: whose workers search: off, auto (the Ray cluster that runs here, else one that is started here), or the
+            ADDRESS of one
         json: print one JSON object on stdout
         quiet: no progress; the table stays, but beside `--json`
     """
@@ -76,6 +79,9 @@ def compare(
             field, given = ("true", true) if true is not None else ("measured", measured)
             hint = "A dnn-partitioning file says what its steps take."
             raise InvalidValue(field, given, "none with such a file", where="compare", hint=hint)
+        if cluster != "off":
+            hint = "Problems of the published benchmark are solved on this machine."
+            raise InvalidValue("cluster", cluster, "off with such a file", where="compare", hint=hint)
         if asked.count != 1:
             hint = "A dnn-partitioning file holds a step as it was cut by others."
             raise InvalidValue("micro_batches", asked.count, "1 with such a file", where="compare", hint=hint)
@@ -107,6 +113,7 @@ def compare(
             asked=asked,
             save=save,
             plot=plot,
+            cluster=cluster,
             is_quiet=quiet,
             is_table=not (quiet and json),
         )
@@ -138,6 +145,7 @@ def compare(
             asked=asked,
             save=save,
             plot=plot,
+            cluster=cluster,
             store=storing.store,
             is_waiting=not storing.no_wait,
             is_quiet=quiet,

@@ -32,4 +32,5 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
 
     from rlplace.report.explanation_tables import explanation_tables
 
-    Console(stderr=True, highlight=False, emoji=False).print(explanation_tables(explanation, top))
+    console = Console(stderr=True, highlight=False, emoji=False, markup=False)
+    console.print(explanation_tables(explanation, top))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import tyro
@@ -35,7 +36,7 @@ def fit_priors(
     if not runs and store == OFF:
         hint = "For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto."
         raise InvalidValue("number of runs", 0, "at least one run folder", where="fit-priors", hint=hint)
-    files = [(path / FILE if path.is_dir() else path).resolve() for path in runs]
+    files = [(path / FILE if os.path.isdir(path) else path).resolve() for path in runs]
     for place, (path, file) in enumerate(zip(runs, files, strict=True)):
         if file in files[:place]:
             raise InvalidValue("RUN", str(path), "every run once", where="fit-priors")

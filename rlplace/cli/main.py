@@ -19,7 +19,7 @@ from tyro.extras import SubcommandApp
 
 from rlplace import __version__
 from rlplace.cli.advise import advise
-from rlplace.cli.arguments import only_json_on_stdout, options_given
+from rlplace.cli.arguments import only_json_on_stdout, options_given, say
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
@@ -95,11 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except UserError as error:
-        print(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))), file=sys.stderr)
+        say(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))))
         return 2
     except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
-        words = (f"rlplace: failed: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))
-        print(" ".join(words), file=sys.stderr)
+        say(" ".join((f"rlplace: failed: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))))
         return 1
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)

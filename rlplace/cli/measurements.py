@@ -11,6 +11,7 @@ import tyro
 
 from rlplace.cli.arguments import parse_duration, print_json, say
 from rlplace.errors import InvalidValue
+from rlplace.say import clean
 
 if TYPE_CHECKING:
     from rlplace.store.filters import Filter
@@ -168,5 +169,5 @@ def _show(rows: list[StoredMeasurement]) -> None:
 
 def _plain(text: str) -> str:
     """On one line and short, without what a terminal would act on: a store may be a stranger's."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    plain = clean(text)
     return plain if len(plain) <= MOST_LETTERS else plain[: MOST_LETTERS - 3] + "..."

@@ -1,62 +1,144 @@
-"""`rlplace place`: a placement at once, by a pretrained policy and a handful of simulated steps."""
+"""`rlplace place`: a placement at once, of a workload or of a run on another host, by simulated steps alone."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json, say
 from rlplace.errors import FileProblem, InvalidValue
+
+EVALUATIONS = 16
+"""Placements of a workload that are simulated, where nobody says otherwise."""
+METHOD, RUN_METHOD = "schedule", "portfolio"
+"""What places a workload, and what places a run's step again."""
+PLACEMENT = Path("placement.json")
 
 
 def place(
-    workload: tyro.conf.Positional[str],
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKLOAD|DIR")],
     placing: Placing,
     grouping: Grouped,
     batch: Batched,
     host: str = "auto",
-    evaluations: Annotated[int, tyro.conf.arg(metavar="N")] = 16,
-    method: str = "schedule",
-    placement: Path = Path("placement.json"),
+    evaluations: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
+    seconds: Duration | None = None,
+    method: str | None = None,
+    placement: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None,
+    run: Path | None = None,
+    workload: str | None = None,
     seed: Seed = 0,
     overwrite: bool = False,
     no_wait: bool = False,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Place a step at once: the pretrained policy guesses, and the best guess by simulation is kept.
+    """Place a step at once, by simulation: a workload's, or that of a run on another host, from what the run knows.
 
     Args:
-        workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
-        placing: where ops may run
-        grouping: how ops are grouped
-        batch: how the batch of a step is cut
+        target: a name with an optional size, `package.module:function`, or for a simulated host a graph file; or a run
+            folder, whose step goes to HOST: op times, links, factors and the best placement are carried over, and a
+            search goes on from there
+        placing: where ops may run; given with a run folder, instead of all that the run had
+        grouping: how ops are grouped; a run folder says so itself
+        batch: how the batch of a step is cut; likewise
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
-        evaluations: placements to simulate; with 1 the policy's first guess is taken
-        method: what finds it: `schedule`, or any method of `rlplace compare`
-        placement: the file to write, for `rlplace simulate`, `measure` and `export`
+        evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
+        seconds: search of a run's step for so long, by default 5s where no evaluations are given
+        method: what finds it, any method of `rlplace compare`: by default `schedule`, for a run `portfolio`
+        placement: the file to write, for `rlplace simulate` and `measure`; by default placement.json where no run
+            is named
+        run: keep the placement of a run's step as a run folder, for `rlplace export` and `train --resume`
+        workload: the workload again, where the run is of your own function
         seed: of the workload, and of methods that draw
-        overwrite: replace an existing file
+        overwrite: replace an existing file or run
         no_wait: while another search measures on this machine, give up instead of waiting for it
         json: print one JSON object on stdout
         quiet: no progress; the answer stays
     """
-    spec, asked = check_workload(workload), batch.parse()
-    if evaluations < 1:
+    if evaluations is not None and evaluations < 1:
         raise InvalidValue("evaluations", evaluations, "at least 1", where="place")
-    if placement.exists() and not overwrite:
-        raise FileProblem(placement, "is there already: name another file, or give `--overwrite`.")
+    folder = Path(target) if _is_run(Path(target)) else None
+    path = PLACEMENT if placement is None and run is None else placement
+    if folder is None:
+        for name, value in (("seconds", seconds), ("run", run), ("workload", workload)):
+            if value is not None:
+                hint = "It is of a run folder that is placed again."
+                raise InvalidValue(name, str(value), "none beside a workload", where="place", hint=hint)
+        result = _workload(
+            target,
+            placing,
+            grouping,
+            batch,
+            host,
+            evaluations or EVALUATIONS,
+            method or METHOD,
+            _free(path or PLACEMENT, overwrite),
+            seed,
+            quiet,
+            is_waiting=not no_wait,
+        )
+    else:
+        if grouping != type(grouping)() or batch != type(batch)():
+            hint = "Groups and micro-batches are those of the run."
+            raise InvalidValue(
+                "options", "of groups or of the batch", "none beside a run folder", where="place", hint=hint
+            )
+        found = placing.find_host(host)
+        has_own = bool(placing.pin or placing.exclude or placing.together)
+        constraints = placing.constraints(found) if has_own else None
+        path = None if path is None else _free(path, overwrite)
+        from rlplace.training.elastic.session import replace_run
+
+        result = replace_run(
+            folder,
+            found,
+            path,
+            host_word=host,
+            run=run,
+            workload=workload,
+            method=method or RUN_METHOD,
+            seconds=math.inf if seconds is None else seconds,
+            evaluations=math.inf if evaluations is None else evaluations,
+            seed=seed,
+            constraints=constraints,
+            gangs=placing.gangs,
+            overwrite=overwrite,
+            is_waiting=not no_wait,
+            is_quiet=quiet,
+        )
+    if json:
+        print_json(result)
+        return
+    _show(result)
+
+
+def _workload(
+    text: str,
+    placing: Placing,
+    grouping: Grouped,
+    batch: Batched,
+    host: str,
+    evaluations: int,
+    method: str,
+    path: Path,
+    seed: int,
+    is_quiet: bool,
+    *,
+    is_waiting: bool,
+) -> dict[str, Any]:
+    spec, asked = check_workload(text), batch.parse()
     found = placing.find_host(host)
     constraints = placing.constraints(found)
     from rlplace.training.place import place_workload
 
-    result = place_workload(
+    return place_workload(
         spec,
         found,
-        placement,
+        path,
         method=method,
         evaluations=evaluations,
         seed=seed,
@@ -64,20 +146,46 @@ def place(
         grouping=grouping.word(asked),
         constraints=constraints,
         asked=asked,
-        is_waiting=not no_wait,
-        is_quiet=quiet,
+        is_waiting=is_waiting,
+        is_quiet=is_quiet,
     )
-    if json:
-        print_json(result)
-        return
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a run folder is meant; a folder of the current one may be called as a workload is."""
+    return path.is_dir() and (len(path.parts) > 1 or (path / "config.json").exists())
+
+
+def _free(path: Path, overwrite: bool) -> Path:
+    """The path, if a placement may be written there.
+
+    Raises:
+        FileProblem: a file is there.
+    """
+    if path.exists() and not overwrite:
+        raise FileProblem(path, "is there already: name another file, or give `--overwrite`.")
+    return path
+
+
+def _show(result: dict[str, Any]) -> None:
     count, single_s = result["evaluations"], result["single_s"]
     single = f"best single device {single_s * 1e3:.2f} ms" if math.isfinite(single_s) else "no single device holds it"
+    carried = ""
+    if math.isfinite(result.get("before_s", math.nan)):
+        carried = f"it was {result['before_s'] * 1e3:.2f} ms on {result['host']['from']}, "
+        carried += _carried_words(result["carried_s"])
     say(
-        f"{placement}: {result['step_time_s'] * 1e3:.2f} ms simulated after {count} placement{'s' * (count != 1)} in "
-        f"{result['plan_s']:.2f} s; {single}, "
+        f"{result['placement'] or result['new_run']}: {result['step_time_s'] * 1e3:.2f} ms simulated after "
+        f"{count} placement{'s' * (count != 1)} in {result['plan_s']:.2f} s; {carried}{single}, "
         f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
     )
     if result["step_time_s"] > single_s:
         say(
             "warning: this is slower than the best single device: give more `--evaluations`, or do not place this model"
         )
+
+
+def _carried_words(carried_s: float) -> str:
+    if math.isfinite(carried_s):
+        return f"carried over {carried_s * 1e3:.2f} ms; "
+    return "carried over it does not fit into memory; "

@@ -15,6 +15,7 @@ def pretrain(
     out: tyro.conf.Positional[Path],
     config: Annotated[PretrainConfig, tyro.conf.arg(name="")],
     resume: bool = False,
+    cluster: str = "off",
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -24,11 +25,16 @@ def pretrain(
         out: a folder for the weights, and for what was simulated on the way
         config: how much
         resume: go on where a run with the same options was stopped
+        cluster: whose workers simulate: off, auto (the Ray cluster that runs here, else one that is started here), or
+            the ADDRESS of one
         json: print one JSON object on stdout
         quiet: no progress
     """
+    from rlplace.cluster import reach
     from rlplace.training.pretrain.run import pretrain as train
 
-    result = train(config, out, resume=resume, say=(lambda text: None) if quiet else say)
+    tell = (lambda text: None) if quiet else say
+    with reach(cluster, say=tell) as workers:
+        result = train(config, out, resume=resume, say=tell, cluster=workers)
     if json:
         print_json(result)

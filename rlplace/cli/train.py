@@ -23,8 +23,10 @@ from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
-BESIDE_RESUME = ("resume", "budget", "json", "quiet", "no-wait", "in-process")
+BESIDE_RESUME = ("resume", "budget", "json", "quiet", "no-wait", "in-process", "cluster")
 """Options that go with `--resume`; all others are as the run was started."""
+BESIDE_HOST = ("host", "run", "overwrite", "gangs", "pin", "exclude", "together")
+"""Those that go with it where `--host` names another host."""
 
 
 def train(
@@ -46,6 +48,7 @@ def train(
     track: str = TrainConfig.track,
     overwrite: bool = False,
     in_process: bool = False,
+    cluster: str = TrainConfig.cluster,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -68,18 +71,24 @@ def train(
             the same
         run: run folder; by default runs/WORKLOAD
         resume: go on with the run in this folder, after any end, from what it measured and learned, as it was started;
-            a larger `--budget` extends it
+            a larger `--budget` extends it; with `--host` the run is begun again on that host, in a folder of its own,
+            from what the one in this folder measured, learned and found
         seed: of the policy, of sampling, of the workload and of random ops
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
+        cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
+            runs here, else one that is started here), or the ADDRESS of one
         json: print the result as one JSON object on stdout
         quiet: no progress; the table stays, but beside `--json`
     """
     if resume is not None:
-        is_table, is_waiting = not (quiet and json), not storing.no_wait
-        result = _resumed(resume, workload, budget, in_process, quiet, is_table=is_table, is_waiting=is_waiting)
+        shown = {"is_quiet": quiet, "is_table": not (quiet and json), "is_waiting": not storing.no_wait}
+        if "host" in given_options():
+            result = _elsewhere(resume, workload, placing, host, run, budget, overwrite, in_process, cluster, shown)
+        else:
+            result = _resumed(resume, workload, budget, in_process, cluster, shown)
         if json:
             print_json(result)
         return
@@ -99,6 +108,7 @@ def train(
         constraints=placing.constraints(found),
         isolated=False if in_process else None,
         track=track,
+        cluster=cluster,
         store=storing.store,
         search=search,
         learn=learn,
@@ -125,28 +135,64 @@ def train(
 
 
 def _resumed(
-    folder: Path,
-    workload: str | None,
-    budget: float,
-    in_process: bool,
-    quiet: bool,
-    *,
-    is_table: bool,
-    is_waiting: bool,
+    folder: Path, workload: str | None, budget: float, in_process: bool, cluster: str, shown: dict[str, bool]
 ) -> dict[str, Any]:
-    given = given_options()
-    for option in sorted(given - set(BESIDE_RESUME)):
-        expected = f"only {', '.join(f'--{name}' for name in BESIDE_RESUME[1:])} beside --resume"
-        hint = "The run goes on as it was started; start another one for other options."
-        raise InvalidValue("option", f"--{option}", expected, where="train --resume", hint=hint)
+    _check_given(BESIDE_RESUME)
     from rlplace.training.session import resume_training
 
     return resume_training(
         folder,
         workload=workload,
-        budget_s=budget if "budget" in given else None,
+        budget_s=budget if "budget" in given_options() else None,
         isolated=False if in_process else None,
-        is_quiet=quiet,
-        is_table=is_table,
-        is_waiting=is_waiting,
+        cluster=cluster if "cluster" in given_options() else None,
+        **shown,
     )
+
+
+def _elsewhere(
+    folder: Path,
+    workload: str | None,
+    placing: Placing,
+    host: str,
+    run: Path | None,
+    budget: float,
+    overwrite: bool,
+    in_process: bool,
+    cluster: str,
+    shown: dict[str, bool],
+) -> dict[str, Any]:
+    _check_given((*BESIDE_RESUME, *BESIDE_HOST))
+    found = placing.find_host(host)
+    has_own = bool(placing.pin or placing.exclude or placing.together)
+    constraints = placing.constraints(found) if has_own else None
+    from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+
+    return resume_elsewhere(
+        folder,
+        found,
+        folder_for(folder, host) if run is None else run,
+        host_word=host,
+        gangs=placing.gangs,
+        workload=workload,
+        budget_s=budget if "budget" in given_options() else None,
+        constraints=constraints,
+        isolated=False if in_process else None,
+        cluster=cluster if "cluster" in given_options() else None,
+        overwrite=overwrite,
+        **shown,
+    )
+
+
+def _check_given(known: tuple[str, ...]) -> None:
+    """Refuses options that mean nothing beside `--resume`.
+
+    Raises:
+        InvalidValue: one of them was given.
+    """
+    for option in sorted(given_options() - set(known)):
+        expected = f"only {', '.join(f'--{name}' for name in known[1:])} beside --resume"
+        hint = "The run goes on as it was started; start another one for other options."
+        if option in BESIDE_HOST:
+            hint = "It goes with another host: name that with `--host` too."
+        raise InvalidValue("option", f"--{option}", expected, where="train --resume", hint=hint)

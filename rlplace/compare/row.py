@@ -19,7 +19,7 @@ OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece
 PUBLISHED: tuple[Objective, ...] = ("max-load", "piece-latency")
 """Objectives of the published benchmark: their values are in ms, and no step is simulated."""
 
-RowStatus = Literal["ok", "oom", "error", "timeout", "skipped"]
+RowStatus = Literal["ok", "oom", "error", "timeout", "lost", "skipped"]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from rlplace.compare.find_row import find_row, spread_rows
 from rlplace.compare.row import Comparison, Objective, Row
-from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
@@ -18,11 +20,12 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_recipe import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.failure import Failure
 from rlplace.search.order.op_order import shorten
-from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
-from rlplace.training.methods import LEARNED, METHODS
+from rlplace.training.methods import METHODS
+
+if TYPE_CHECKING:
+    from rlplace.cluster import Cluster
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
@@ -101,6 +104,11 @@ class CompareConfig:
         return self.objective == "latency" and not {"all", OP_ORDER}.isdisjoint(self.methods)
 
     @property
+    def num_quick(self) -> int:
+        """How many of `runs`, the first ones, need no budget."""
+        return sum(METHODS[name].kind in ("baseline", "scheduler") for name in self.names)
+
+    @property
     def runs(self) -> tuple[tuple[str, int], ...]:
         """Methods and seeds in the order in which they run: what needs no budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
@@ -122,6 +130,7 @@ def compare(
     others: Sequence[tuple[Row, Other | None]] = (),
     on_row: Callable[[Row], None] | None = None,
     log: MeasurementLog | None = None,
+    cluster: Cluster | None = None,
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
@@ -135,6 +144,7 @@ def compare(
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
         on_row: told each row as it comes, before it is measured.
         log: keeps what is measured.
+        cluster: whose workers search, a run each; it is closed before anything is measured, on this machine alone.
 
     Raises:
         UnknownName, InvalidValue: a mistake in `config`.
@@ -149,19 +159,22 @@ def compare(
             hint="max-load and piece-latency are for files of the published benchmark.",
         )
     simulator = Simulator(problem, objective=config.objective, threads=config.threads)
-    rows: list[Row] = []
+    found: dict[int, Row] = {}
     is_interrupted = False
     try:
-        for row in _searched(problem, simulator, config, rows):
-            rows.append(row)
+        for number, row in _searched(problem, simulator, config, found, cluster):
+            found[number] = row
             if on_row is not None:
                 on_row(row)
     except KeyboardInterrupt:
-        if not rows:
+        if not found:
             raise
         is_interrupted = True
+    rows = [found[number] for number in sorted(found)]
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
+        if cluster is not None:
+            cluster.close()
         rows = _measured(problem, simulator, rows, others, log, config.isolated)
     else:
         rows += [row for row, timer in others if timer is None]
@@ -182,20 +195,37 @@ def compare(
     )
 
 
-def _searched(problem: Problem, simulator: Simulator, config: CompareConfig, before: Sequence[Row]) -> Iterator[Row]:
-    """A row a run, then the best of `before`, which holds the rows so far, in a better order."""
-    deadline_s = time.monotonic() + config.total_s
-    left = len(config.runs)
-    for name, seed in config.runs:
-        budget = _budget(config, deadline_s, left)
-        left -= 1
-        if config.is_count_chosen and METHODS[name].refusal(problem) is not None:
-            yield Row(name, seed, "skipped", why="auto chose the whole batch")
-        else:
-            yield _run(problem, simulator, name, seed, budget)
-    best = min((row for row in before if row.ok), key=lambda row: row.value_s, default=None)
+def _searched(
+    problem: Problem,
+    simulator: Simulator,
+    config: CompareConfig,
+    before: Mapping[int, Row],
+    cluster: Cluster | None,
+) -> Iterator[tuple[int, Row]]:
+    """The number of a run and its row, then the best of `before`, which holds the rows so far, in a better order."""
+    yield from _one_by_one(problem, simulator, config) if cluster is None else _spread(simulator, config, cluster)
+    found = (before[number] for number in sorted(before) if before[number].ok)
+    best = min(found, key=lambda row: row.value_s, default=None)
     if config.is_ordered and best is not None:
-        yield _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)
+        yield len(config.runs), _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)
+
+
+def _one_by_one(problem: Problem, simulator: Simulator, config: CompareConfig) -> Iterator[tuple[int, Row]]:
+    deadline_s = time.monotonic() + config.total_s
+    for number, (name, seed) in enumerate(config.runs):
+        budget = _budget(config, deadline_s, len(config.runs) - number)
+        yield number, find_row(problem, simulator, name, seed, budget, is_count_chosen=config.is_count_chosen)
+
+
+def _spread(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
+    """Where time counts, searches begin when what needs no budget is done, and share what is left of it."""
+    deadline_s = time.monotonic() + config.total_s
+    cut = 0 if math.isinf(config.total_s) else config.num_quick
+    for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):
+        if runs:
+            budget = _budget(config, deadline_s, math.ceil(len(runs) / cluster.num_workers))
+            rows = spread_rows(cluster, simulator, runs, budget, is_count_chosen=config.is_count_chosen)
+            yield from ((first + number, row) for number, row in rows)
 
 
 def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int) -> Row:
@@ -224,64 +254,6 @@ def _budget(config: CompareConfig, deadline_s: float, left: int) -> Budget:
     """The evaluations of one run, and an equal share of the time that is left."""
     seconds = math.inf if math.isinf(deadline_s) else max((deadline_s - time.monotonic()) / left, 0.05)
     return Budget(evaluations=math.inf if config.evaluations is None else config.evaluations, seconds=seconds)
-
-
-def _run(problem: Problem, simulator: Simulator, name: str, seed: int, budget: Budget) -> Row:
-    begin = time.monotonic()
-    if name == LEARNED:
-        return Row(name, seed, "skipped", why="it learns from measured steps: `--true`, or `rlplace train` here")
-    if (refused := METHODS[name].refusal(problem)) is not None:
-        return Row(name, seed, "skipped", why=str(refused))
-    try:
-        found = find(problem, name, simulator, budget, seed=seed)
-    except MissingExtra as error:
-        return Row(name, seed, "skipped", why=str(error))
-    except UserError:
-        raise
-    except Exception as error:  # whatever it is: a method that failed is one row, not the table
-        failed, spent_s = Failure.of(error), time.monotonic() - begin
-        return Row(name, seed, "error", plan_s=spent_s, why=failed.why, traceback=failed.traceback)
-    return _row(simulator, name, seed, found, budget)
-
-
-def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget: Budget) -> Row:
-    if found.devices is None and found.evaluations == 0:
-        is_late = found.plan_s >= budget.seconds
-        is_free = simulator.problem.allowed is None
-        why = "it tried no placement" if is_free else "pins and exclusions leave it no placement"
-        if is_late:
-            why = "its time was up before its first placement"
-        return Row(
-            name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why, proved_s=found.lower_bound_s
-        )
-    if found.devices is None:
-        return Row(
-            name,
-            seed,
-            "oom",
-            evaluations=found.evaluations,
-            plan_s=found.plan_s,
-            why="found no placement that fits into memory",
-            proved_s=found.lower_bound_s,
-        )
-    if found.plan is None:
-        plan, outcome = simulator.plan_and_time(found.devices)
-    else:
-        plan, outcome = found.plan, simulator.retime(found.plan)
-    return Row(
-        name,
-        seed,
-        outcome.status,
-        outcome.step_time_s,
-        found.evaluations,
-        found.plan_s,
-        outcome.peak_bytes,
-        outcome.why,
-        proved_s=found.lower_bound_s,
-        history=found.history,
-        devices=found.devices,
-        plan=plan,
-    )
 
 
 def _measured(

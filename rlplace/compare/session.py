@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.cluster import reach
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import OP_ORDER, CompareConfig, compare
@@ -87,6 +88,7 @@ def run_compare(
     plot: Path | None = None,
     store: str = "off",
     is_waiting: bool = True,
+    cluster: str = "off",
     is_quiet: bool = False,
     is_table: bool = True,
 ) -> dict[str, Any]:
@@ -106,11 +108,12 @@ def run_compare(
         plot: a PNG file for the best so far of every search.
         store: where measured step times are kept: `auto`, `off` or a file.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
+        cluster: whose workers search: `off`, `auto` or an address.
         is_quiet: no progress.
         is_table: print the table.
 
     Raises:
-        RunnerError: another search measures here, and nobody wants to wait.
+        RunnerError: another search measures here, and nobody wants to wait; or the cluster is lost.
         InvalidValue: the number of micro-batches is to be chosen for throughput.
         UserError: the workload cannot be built or captured, or `save` or `plot` cannot be written to.
     """
@@ -122,7 +125,10 @@ def run_compare(
     if not host.is_simulated:
         check_store(store)
     progress = make_progress(is_quiet=is_quiet)
-    with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
+    with (
+        reach(cluster, say=progress.say) as workers,
+        measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log,
+    ):
         steps = Steps(spec, host, seed, asked)
         prepared = prepare(
             steps,
@@ -154,6 +160,7 @@ def run_compare(
                 others=others,
                 on_row=lambda row: progress.say(say_row(row)),
                 log=log,
+                cluster=workers,
             )
     if save is not None:
         save_rows(problem, comparison.rows, save)

@@ -6,17 +6,23 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.true_rows import ROWS, Meter, Trial
 from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.failure import Failure
 from rlplace.search.task import Budget
 from rlplace.training.agent.config import AgentConfig
+
+if TYPE_CHECKING:
+    from rlplace.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -64,14 +70,23 @@ class TrueConfig:
 
     @property
     def budget(self) -> Budget:
-        """Of one row."""
+        """Of one row, where they run one after the other."""
+        return self.budget_beside(1)
+
+    def budget_beside(self, count: int) -> Budget:
+        """Of one row, where `count` of them run at once."""
         evaluations = self.evaluations or AgentConfig().whole_evaluations(self.measured)
-        seconds = math.inf if self.seconds is None else self.seconds / len(self.names)
+        seconds = math.inf if self.seconds is None else self.seconds / math.ceil(len(self.names) / count)
         return Budget(evaluations, seconds, self.measured)
 
 
 def compare_true(
-    problem: Problem, config: TrueConfig, *, workload: str = "", on_row: Callable[[Row], None] | None = None
+    problem: Problem,
+    config: TrueConfig,
+    *,
+    workload: str = "",
+    on_row: Callable[[Row], None] | None = None,
+    cluster: Cluster | None = None,
 ) -> Comparison:
     """For every row the true step time of the one plan that it names, beside a bound of the true problem.
 
@@ -82,6 +97,7 @@ def compare_true(
         config: who takes part and what is true.
         workload: its name, for the record.
         on_row: told each row as it comes.
+        cluster: whose workers have a row each; without a limit in seconds the rows are those of this machine.
 
     Raises:
         InvalidValue: the host is real, or has gangs.
@@ -89,15 +105,15 @@ def compare_true(
     if not problem.host.is_simulated:
         raise InvalidValue("host", problem.host.name, "a simulated host: a preset, or a host file", where="compare")
     true = true_problem(problem, config.truth)
-    rows: list[Row] = []
+    found: dict[int, Row] = {}
     is_interrupted = False
     try:
-        for row in _rows(problem, true, config):
-            rows.append(row)
+        for number, row in _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster):
+            found[number] = row
             if on_row is not None:
                 on_row(row)
     except KeyboardInterrupt:
-        if not rows:
+        if not found:
             raise
         is_interrupted = True
     bound_s, bound = lower_bound_s(true)
@@ -107,7 +123,7 @@ def compare_true(
         workload,
         problem.host.name,
         "latency",
-        tuple(rows),
+        tuple(found[number] for number in sorted(found)),
         bound_s,
         bound,
         spent,
@@ -116,17 +132,28 @@ def compare_true(
     )
 
 
-def _rows(problem: Problem, true: Problem, config: TrueConfig) -> Iterator[Row]:
+def _rows(problem: Problem, true: Problem, config: TrueConfig) -> Iterator[tuple[int, Row]]:
     simulator = Simulator(problem, threads=config.threads)
-    for name in config.names:
-        timer = TrueTimer(true, config.truth.seed)
-        yield _row(
-            name, Trial(problem, simulator, Meter(timer, config.measured), config.budget, config.truth.seed), timer
-        )
+    for number, name in enumerate(config.names):
+        yield number, _row(name, simulator, true, config, config.budget)
 
 
-def _row(name: str, trial: Trial, timer: TrueTimer) -> Row:
-    begin, seed = time.monotonic(), trial.seed
+def _spread(problem: Problem, config: TrueConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
+    budget = config.budget_beside(cluster.num_workers)
+    return cluster.map(partial(_row_alone, problem, config, budget), config.names)
+
+
+def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) -> Row:
+    with one_thread_here():
+        true, simulator = true_problem(problem, config.truth), Simulator(problem, threads=config.threads)
+        return _row(name, simulator, true, config, budget)
+
+
+def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
+    seed = config.truth.seed
+    timer = TrueTimer(true, seed)
+    trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed)
+    begin = time.monotonic()
     try:
         answer = ROWS[name](trial)
     except MissingExtra as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rlplace.cluster import reach
 from rlplace.compare.session import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
 from rlplace.compare.true import TrueConfig, compare_true
 from rlplace.compare.true_rows import ROWS
@@ -75,6 +76,7 @@ def run_true_compare(
     asked: CutOptions = WHOLE,
     save: Path | None = None,
     plot: Path | None = None,
+    cluster: str = "off",
     is_quiet: bool = False,
     is_table: bool = True,
 ) -> dict[str, Any]:
@@ -91,6 +93,7 @@ def run_true_compare(
         asked: how the batch is cut.
         save: a folder for `METHOD-SEED.placement.json`.
         plot: where a picture of the best measured step so far goes.
+        cluster: whose workers have a row each: `off`, `auto` or an address.
         is_quiet: no progress.
         is_table: print the table.
 
@@ -111,18 +114,25 @@ def run_true_compare(
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
     steps = Steps(spec, host, seed, asked)
-    prepared = prepare(
-        steps,
-        progress,
-        seed=seed,
-        num_groups=num_groups,
-        grouping=grouping,
-        constraints=constraints,
-        evaluations=config.evaluations,
-    )
-    problem = prepared.problem
-    progress.say(f"truth {config.truth}")
-    comparison = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))
+    with reach(cluster, say=progress.say) as workers:
+        prepared = prepare(
+            steps,
+            progress,
+            seed=seed,
+            num_groups=num_groups,
+            grouping=grouping,
+            constraints=constraints,
+            evaluations=config.evaluations,
+        )
+        problem = prepared.problem
+        progress.say(f"truth {config.truth}")
+        comparison = compare_true(
+            problem,
+            config,
+            workload=str(spec),
+            on_row=lambda row: progress.say(say_row(row)),
+            cluster=workers,
+        )
     if save is not None:
         save_rows(problem, comparison.rows, save)
     if plot is not None:

@@ -10,7 +10,7 @@ from rlplace.errors import InvalidValue
 from rlplace.export.registry import ExportRequest
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.costs import Costs, read_workspaces
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import Problem
@@ -43,10 +43,10 @@ class CapturedRun:
             UserError: the run lacks a file or is malformed, or its workload cannot be built again.
             FingerprintMismatch: the workload is another one now.
         """
-        config, where = request.config, str(request.run.path("problem.json"))
+        where = str(request.run.path("problem.json"))
         host = host_from_dict(request.problem().get("host"), where)
-        workload = build_for(request.spec, host, config["train"]["seed"])
-        graph = capture_workload(workload, *read_asked(config.get("micro_batches")))
+        workload = build_for(request.spec, host, request.seed)
+        graph = capture_workload(workload, *read_asked(request.config.get("micro_batches")))
         request.placement.require_graph(graph)
         return cls(request, host, workload, graph)
 
@@ -58,9 +58,12 @@ class CapturedRun:
         """
         kept = self.request.problem()["costs"]
         try:
-            seen = kept.get("workspace_bytes")
-            workspaces = None if seen is None else np.array(seen, dtype=np.int64)
-            costs = Costs(np.array(kept["op_time_s"], dtype=np.float64), kept["source"], workspaces)
+            times_s = np.array(kept["op_time_s"], dtype=np.float64)
+            costs = Costs(
+                times_s,
+                kept["source"],
+                read_workspaces(kept.get("workspace_bytes"), times_s.shape, "problem.json"),
+            )
         except (KeyError, TypeError, ValueError) as error:
             hint = f"It cannot be read as numbers: {error}."
             raise InvalidValue(

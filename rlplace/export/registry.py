@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from rlplace.decode import described
-from rlplace.errors import FingerprintMismatch, InvalidValue
+from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.measure.placement import Placement
 from rlplace.registry import Registry
 from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import only_simulated
-from rlplace.workloads import WorkloadSpec, parse_workload
+from rlplace.seeds import check_seed
+from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_workload
+
+T = TypeVar("T")
 
 EXPORTED = ("step.py", "placement.csv", "device_map.json", "pipeline.py", "torchrec.json")
 """The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
@@ -41,19 +44,62 @@ class ExportRequest:
         Raises:
             InvalidValue: it is a graph file; or a user's function, and `workload` does not name it again.
         """
-        spec = parse_workload(self.config["workload"] if self.workload is None else self.workload)
+        kept = self._field("workload", str, "text")
+        spec = parse_workload(kept if self.workload is None else self.workload)
         if spec.is_file:
             raise only_simulated(spec)
         if self.workload is None and spec.is_function:
             raise InvalidValue(
                 "workload",
                 None,
-                repr(self.config["workload"]),
+                repr(kept),
                 where="export",
                 hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
-                f"--workload {self.config['workload']}",
+                f"--workload {spec}",
             )
         return spec
+
+    @property
+    def default_size(self) -> Size:
+        """Where options that the workload's name does not give come from.
+
+        Raises:
+            UnknownName: there is no such size.
+            InvalidValue: the run does not say.
+        """
+        kept = self._field("default_size", str, f"one of {', '.join(SIZES)}")
+        for size in SIZES:
+            if kept == size:
+                return size
+        raise UnknownName("default_size in config.json", kept, SIZES)
+
+    @property
+    def train(self) -> dict[str, Any]:
+        """The options of the run.
+
+        Raises:
+            InvalidValue: the run does not say.
+        """
+        return self._field("train", dict, "an object")
+
+    @property
+    def seed(self) -> int:
+        """Of the workload's weights and inputs.
+
+        Raises:
+            InvalidValue: the run has none, or one that is none.
+        """
+        seed = self.train.get("seed")
+        if type(seed) is not int:
+            raise InvalidValue("train.seed", described(seed), "a whole number", where="config.json")
+        return check_seed(seed, "config.json: train")
+
+    def _field(self, name: str, kind: type[T], expected: str) -> T:
+        """A field of `config.json`, which nobody vouches for."""
+        value = self.config.get(name)
+        if not isinstance(value, kind):
+            raise InvalidValue(name, described(value), expected, where="config.json")
+        return value
 
     @property
     def is_simulated(self) -> bool:

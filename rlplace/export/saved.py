@@ -16,7 +16,7 @@ from safetensors.torch import save
 from rlplace.errors import FileProblem
 from rlplace.export.optimizer import CapturedOptimizer, named_state
 from rlplace.export.state import PlacedState
-from rlplace.files import write_bytes_atomic
+from rlplace.files import parse_json, write_bytes_atomic
 
 SCHEMA = 1
 
@@ -57,7 +57,7 @@ def load_state(
     """
     told, found = _read(Path(path))
     own = _tensors(state)
-    spec = told.get("optimizer")
+    spec: dict[str, Any] | None = told.get("optimizer")
     name = None if optimizer is None else optimizer.spec.name
     if (spec or {}).get("name") != name:
         raise FileProblem(path, f"of a step with optimizer {(spec or {}).get('name')}, this one has {name}.")
@@ -65,6 +65,8 @@ def load_state(
         raise FileProblem(
             path, f"of a step with seed {told.get('seed')}, this one has {seed}: random ops would differ."
         )
+    if optimizer is not None and spec is not None and (lacking := set(optimizer.options) - spec.keys()):
+        raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
     for key in (*own.keys() - found.keys(), *found.keys() - own.keys()):
         where = "this step lacks it" if key in found else "the file lacks it"
         raise FileProblem(path, f"of another model: {key}, {where}.")
@@ -95,10 +97,11 @@ def _tensors(state: PlacedState) -> dict[str, torch.Tensor]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get("rlplace", "{}"))
+            told = parse_json((file.metadata() or {}).get("rlplace", "{}"), path)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, ValueError) as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA or not isinstance(told.get("num_steps"), int):
+    is_ours = isinstance(told, dict) and told.get("schema") == SCHEMA and isinstance(told.get("num_steps"), int)
+    if not is_ours or not isinstance(told.get("optimizer"), dict | None):
         raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
     return told, tensors

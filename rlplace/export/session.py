@@ -18,6 +18,7 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.micro_batches import read_asked
 from rlplace.runs.setup import capture_workload
+from rlplace.say import clean
 from rlplace.workloads import build
 
 LIST = "list"
@@ -84,7 +85,7 @@ def listed() -> dict[str, Any]:
 
 def _how_to_run(path: Path, request: ExportRequest) -> str:
     if request.is_simulated:
-        host = request.config.get("host", "a host")
+        host = clean(request.config.get("host", "a host"))
         return f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
     return f"run it with python {path}"
 
@@ -95,13 +96,14 @@ def unchecked_loss(config: Mapping[str, Any]) -> str | None:
     Args:
         config: what `config.json` holds.
     """
-    kept = config.get("micro_batches") or {}
-    verdict = kept.get("verdict")
-    if verdict is None or verdict["is_checked"]:
+    kept = config.get("micro_batches")
+    verdict = kept.get("verdict") if isinstance(kept, Mapping) else None
+    if not isinstance(kept, Mapping) or not isinstance(verdict, Mapping) or verdict.get("is_checked") is True:
         return None
+    count, kind, why = map(clean, (kept.get("count"), verdict.get("kind"), verdict.get("why")))
     return (
-        f"warning: the loss of the run's {kept['count']} micro-batches was not checked, it is taken as "
-        f"{verdict['kind']} ({verdict['why']}): the step may be refused where it is captured with values, or be "
+        f"warning: the loss of the run's {count} micro-batches was not checked, it is taken as "
+        f"{kind} ({why}): the step may be refused where it is captured with values, or be "
         "another than was searched. Train again on a host of this machine, which checks it, or with "
         "`--loss accumulated`, which needs no check."
     )
@@ -109,9 +111,8 @@ def unchecked_loss(config: Mapping[str, Any]) -> str | None:
 
 def _graph(request: ExportRequest) -> OpGraph:
     """The graph of the run's workload, captured now."""
-    config = request.config
-    count, asked = read_asked(config.get("micro_batches"))
-    workload = build(request.spec, default_size=config["default_size"], seed=config["train"]["seed"])
+    count, asked = read_asked(request.config.get("micro_batches"))
+    workload = build(request.spec, default_size=request.default_size, seed=request.seed)
     return capture_workload(workload, count, asked)
 
 

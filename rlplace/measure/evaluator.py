@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.hosts.lost import error_of
 from rlplace.measure.isolate.choice import Runner, make_runner
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.measurement_log import MeasurementLog, placement_fingerprint, versions_line
@@ -92,6 +93,10 @@ class Evaluator:
             others: recipes, or timers, of what is no plan, in the same race.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
             is_recalled: whether the log may answer; those that it has an answer for are not run.
+
+        Raises:
+            DeviceLost: a device is not there any more; nothing of the race is kept.
+            RunnerError: the reference failed, or nothing can be measured.
         """
         if self._runner is None:
             return [self._keyed(plan, self.simulator.retime(plan), "simulated") for plan in plans]
@@ -133,6 +138,9 @@ class Evaluator:
         """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
         assert self._runner is not None
         outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
+        for outcome in outcomes:
+            if outcome.status == "lost":
+                raise error_of(self.problem.host, outcome)
         is_late = time.monotonic() > deadline_s
         keyed = [self._keyed(plan, outcome, repr(protocol)) for plan, outcome in zip(plans, outcomes)]
         believed = self._plausibility.judge(keyed)

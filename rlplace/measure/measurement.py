@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 
-Status = Literal["ok", "oom", "error", "timeout"]
+Status = Literal["ok", "oom", "error", "timeout", "lost"]
+"""`lost`: a device was not there any more, which says nothing of the placement."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@ from rlplace.errors import FileProblem
 from rlplace.files import read_json, write_bytes_atomic, write_json_atomic
 
 SCHEMA = 1
+LARGEST_BYTES = 256 << 20
+"""Of a file of weights; those of policies have a few megabytes."""
+_MALFORMED = (SafetensorError, LookupError, TypeError, RuntimeError, ValueError, AssertionError)
+"""What safetensors raises: its own, of a header; what Python and PyTorch say of a dtype or a shape that they lack."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -37,9 +41,9 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     """
     path = Path(path)
     about_path = path.with_suffix(".json")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileProblem(path, "no such file.")
-    if not about_path.is_file():
+    if not os.path.isfile(about_path):
         raise FileProblem(
             about_path, f"no such file. It describes the weights of {path.name} and has to be beside them."
         )
@@ -47,10 +51,12 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
     try:
+        if (size := path.stat().st_size) > LARGEST_BYTES:
+            raise FileProblem(path, f"{size} bytes, expected weights of at most {LARGEST_BYTES}.")
         return about, load(path.read_bytes())
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
-    except SafetensorError as error:
+    except _MALFORMED as error:
         raise FileProblem(path, f"not the weights of {about_path.name}: {error}.") from error
 
 
@@ -63,7 +69,7 @@ def set_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: str |
         path: where they are from, for messages.
 
     Raises:
-        FileProblem: one is missing or of another shape.
+        FileProblem: one is missing, of another shape, or holds what is no weight.
     """
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
@@ -71,9 +77,50 @@ def set_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: str |
         if found != tuple(parameter.shape):
             expected = f"expected {tuple(parameter.shape)}"
             raise FileProblem(path, f"weights of a policy of another size: {name} is {found}, {expected}.")
+    check_weights({name: tensors[name] for name in parameters}, path)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
+
+
+def check_weights(tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Refuses weights that a network cannot use.
+
+    Args:
+        tensors: by name.
+        path: where they are from, for messages.
+
+    Raises:
+        FileProblem: one is no tensor of real numbers, or a number in it is not finite.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise FileProblem(path, f"{name} is of {tensor.dtype}, expected floating-point numbers.")
+        if not bool(torch.isfinite(tensor.float()).all()):
+            raise FileProblem(path, f"{name} holds numbers that are not finite.")
+
+
+def kept(tensors: Mapping[str, Tensor], name: str, like: Tensor, path: str | os.PathLike[str]) -> Tensor:
+    """The tensor called `name` of a checkpoint.
+
+    Args:
+        tensors: by name, as `load_checkpoint` gave them.
+        name: of one of them.
+        like: of its shape, and of its type where that is not floating-point.
+        path: where they are from, for messages.
+
+    Raises:
+        FileProblem: it is missing, of another shape or type, or holds what is not finite.
+    """
+    found = tensors.get(name)
+    if found is None or found.shape != like.shape:
+        looks = "missing" if found is None else tuple(found.shape)
+        raise FileProblem(path, f"{name} is {looks}, expected {tuple(like.shape)}.")
+    if like.is_floating_point():
+        check_weights({name: found}, path)
+    elif found.dtype != like.dtype:
+        raise FileProblem(path, f"{name} is of {found.dtype}, expected {like.dtype}.")
+    return found
 
 
 def _another(about: object, kind: str) -> str:

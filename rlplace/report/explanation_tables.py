@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -9,17 +11,19 @@ from rich.text import Text
 
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.report.format import NOTHING, format_bytes, format_ms
+from rlplace.say import clean
 
 ROOT = "(the model itself)"
 
 
 def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
-    """Everything an explanation holds, for a terminal, the advice last.
+    """Everything an explanation holds, for a terminal without markup, the advice last.
 
     Args:
         explanation: of a placed step.
         top: most modules of the critical path that are shown.
     """
+    explanation = Explanation.from_dict(_printable(explanation.to_dict()), "explanation")
     return Group(
         _headline(explanation),
         *([Text(explanation.disturbed, style="yellow")] if explanation.disturbed else []),
@@ -137,3 +141,12 @@ def _table(title: str) -> Table:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole > 0 else NOTHING
+
+
+def _printable(data: Any) -> Any:
+    """The same data without characters that a terminal would act on."""
+    if isinstance(data, dict):
+        return {key: _printable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_printable(item) for item in data]
+    return clean(data) if isinstance(data, str) else data

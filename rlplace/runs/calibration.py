@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,7 +94,7 @@ def calibrated(
     knowledge: HostKnowledge | None = None,
     log: MeasurementLog | None = None,
     isolated: bool | None = None,
-    before: Mapping[str, Measurement] | None = None,
+    before: Sequence[tuple[str, Measurement]] = (),
     on_measured: Callable[[Known], None] = lambda known: None,
     most_s: float = float("inf"),
 ) -> tuple[Problem, Known]:
@@ -109,7 +109,7 @@ def calibrated(
         knowledge: what other workloads taught about this host.
         log: keeps what is measured.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
-        before: what was measured before an interruption, by fingerprint of the plan; that is not measured again.
+        before: what was measured before an interruption, with the fingerprint of each plan; it is not measured again.
         on_measured: told what was measured, before anything is learned from it.
         most_s: seconds of measuring, after which there is no further round.
 
@@ -120,7 +120,7 @@ def calibrated(
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
     plans = plans_of(problem, simulator, groups)
-    known = _known(problem, plans, before or {})
+    known = _known(problem, plans, before)
     if known is None:
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
@@ -136,10 +136,11 @@ def calibrated(
     return found.problem, known
 
 
-def _known(problem: Problem, plans: Sequence[Plan], before: Mapping[str, Measurement]) -> Known | None:
+def _known(problem: Problem, plans: Sequence[Plan], before: Sequence[tuple[str, Measurement]]) -> Known | None:
     """What was measured of the plans before; None where that is too little."""
-    kept = [plan for plan in plans if plan.fingerprint in before]
-    return Known(problem, kept, [before[plan.fingerprint] for plan in kept]) if len(kept) >= LEAST else None
+    by_name = {plan.fingerprint: plan for plan in plans}
+    kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
+    return Known(problem, [plan for plan, _ in kept], [one for _, one in kept]) if len(kept) >= LEAST else None
 
 
 def _measured(

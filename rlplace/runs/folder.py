@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import PARTIAL_ENDING, read_json, write_json_atomic, write_text_atomic
+from rlplace.files import PARTIAL_ENDING, read_json, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.runs.lock import LOCK_FILE, FolderLock
 
 RUN_FILES = (
@@ -112,17 +112,13 @@ class RunFolder:
         """The folder of a run that was started before.
 
         Raises:
-            FileProblem: there is no such folder, or no (readable) `config.json` in it.
+            FileProblem: there is no such folder, no (readable) `config.json` in it, or a link where a file should be.
         """
         root = Path(path)
-        if not root.exists():
-            raise FileProblem(root, f"no such run folder.{_nearby(root)}")
-        if not root.is_dir():
-            raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
-        if not (root / "config.json").exists():
-            raise FileProblem(
-                root, "not a run folder (it has no config.json), expected one as `rlplace train --run DIR` writes it."
-            )
+        try:
+            _check_is_run(root)
+        except OSError as error:
+            raise FileProblem(root, f"cannot be read: {error.strerror or error}.") from error
         folder = cls(root)
         folder.read_json("config.json")
         return folder
@@ -202,6 +198,19 @@ class RunFolder:
         if not isinstance(data, dict):
             raise InvalidValue("file", described(data), "a JSON object", where=str(path))
         return data
+
+
+def _check_is_run(root: Path) -> None:
+    if not root.exists():
+        raise FileProblem(root, f"no such run folder.{_nearby(root)}")
+    if not root.is_dir():
+        raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
+    if not (root / "config.json").exists():
+        raise FileProblem(
+            root, "not a run folder (it has no config.json), expected one as `rlplace train --run DIR` writes it."
+        )
+    for name in (*RUN_FILES, *_DATABASE_COMPANIONS, LOCK_FILE):
+        refuse_link(root / name)
 
 
 def _check_entries(root: Path, overwrite: bool) -> None:

@@ -19,6 +19,8 @@ LOCK_FILE = ".rlplace.lock"
 behind holds nobody up. Windows has no such locks, and none is taken there."""
 
 _MOST_BYTES = 1000
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""A stranger's folder could lead to any file of ours, which taking the lock would overwrite."""
 
 
 class FolderLock:
@@ -47,7 +49,7 @@ class FolderLock:
             FileProblem: a run that is still going on holds it.
         """
         try:
-            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
+            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | _NO_LINK)
         except OSError:
             return  # no lock file, or one that cannot be had: making the folder says why
         is_free = _take(descriptor, is_shared=True)
@@ -72,7 +74,7 @@ def take_file(path: Path, words: str) -> int | str:
         OSError: the file cannot be made.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
         if not _take(descriptor):
             holder = _holder(descriptor)
             os.close(descriptor)

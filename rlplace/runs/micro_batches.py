@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlplace.decode import described
 from rlplace.errors import InvalidValue, UnknownName
 
 Loss = Literal["auto", "separate", "joined", "accumulated"]
@@ -137,11 +138,27 @@ def read_asked(kept: Mapping[str, Any] | None) -> tuple[int, CutOptions]:
     """
     if kept is None:
         return 1, WHOLE
-    where, count, verdict, dims = "config.json", kept.get("count"), kept.get("verdict"), kept.get("batch_dims")
+    where = "config.json"
+    if not isinstance(kept, Mapping):
+        raise InvalidValue("micro_batches", described(kept), "an object", where=where)
+    count, verdict, dims = kept.get("count"), kept.get("verdict"), kept.get("batch_dims")
     if type(count) is not int:
-        raise InvalidValue("micro_batches.count", count, "a number: the run stopped before it was chosen", where=where)
+        expected = "a number: the run stopped before it was chosen"
+        raise InvalidValue("micro_batches.count", described(count), expected, where=where)
     if count == 1:
         return 1, WHOLE
-    loss = verdict.get("kind") if isinstance(verdict, dict) else kept.get("loss")
-    named = isinstance(dims, dict)
-    return count, CutOptions(count, dims if dims is None or named else tuple(dims), loss)  # type: ignore[arg-type]
+    loss = verdict.get("kind") if isinstance(verdict, Mapping) else kept.get("loss")
+    if not isinstance(loss, str):
+        raise InvalidValue("micro_batches.loss", described(loss), "text", where=where)
+    return count, CutOptions(count, _dims_of(dims, where), loss)  # type: ignore[arg-type]
+
+
+def _dims_of(kept: object, where: str) -> BatchDims | None:
+    """The batch dimensions that `CutOptions.to_dict` kept."""
+    listed = list(kept.values()) if isinstance(kept, Mapping) else kept
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not all(dim is None or (type(dim) is int and dim >= 0) for dim in listed):
+        expected = "a dimension or null for every tensor, in a list or by name"
+        raise InvalidValue("micro_batches.batch_dims", described(kept), expected, where=where)
+    return dict(kept) if isinstance(kept, Mapping) else tuple(listed)

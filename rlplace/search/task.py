@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,19 @@ class OpenHost(Measurer, PlanMeasurer, Protocol):
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best placements scored so far that were never run, unlike each other if possible."""
+        ...
+
+
+@runtime_checkable
+class LateHost(OpenHost, Protocol):
+    """A host that gives measurements as they come: those of some plans later than those of others."""
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """Takes plans to be measured, and gives the measurements that have come of these and of earlier ones.
+
+        Every plan is given back once, with its measurement. With `is_all` it waits for all that were ever taken; then
+        those of `plans` come last, in their order.
+        """
         ...
 
 
@@ -317,6 +330,19 @@ class Task:
             return []
         self.measurements += len(plans)
         return self.host.measure_plans(plans)
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """As `measure_plans`, but a `LateHost` gives what has come: of these plans and of earlier ones.
+
+        Args:
+            plans: to be measured; each counts now.
+            is_all: wait for all that were asked for.
+        """
+        plans = plans[: max(0, self.budget.measurements - self.measurements)]
+        if isinstance(self.host, LateHost):
+            self.measurements += len(plans)
+            return self.host.measure_some(plans, is_all=is_all)
+        return list(zip(plans, self.measure_plans(plans)))
 
     def count(self, evaluations: int) -> None:
         """Counts placements that the method scored by itself, on the problem under other figures."""

@@ -9,7 +9,8 @@ from typing import get_args
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.measurement import Status
 
-STATUSES: tuple[str, ...] = get_args(Status)
+STATUSES = tuple(status for status in get_args(Status) if status != "lost")
+"""Those that are kept: where a device was lost, nothing was measured."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,16 @@ def store_path(word: str) -> Path | None:
     return path / FILE if path.is_dir() else path
 
 
+def machine_facts() -> tuple[tuple[str, str], ...]:
+    """This machine's architecture, processor, number of cores and memory, by name."""
+    return (
+        ("architecture", platform.machine()),
+        ("processor", _processor()),
+        ("cores", str(os.cpu_count())),
+        ("GiB of memory", str(_memory_gib())),
+    )
+
+
 @functools.cache
 def machine_key() -> str:
     """16 hex digits over this machine's processor, number of cores and memory.

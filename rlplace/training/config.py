@@ -69,6 +69,9 @@ class TrainConfig:
     default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
     track: str = "disabled"
     """Weights & Biases: disabled, offline or online."""
+    cluster: str = "off"
+    """Whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that runs
+    here, else one that is started here), or the address of one."""
     store: str = "auto"
     """Where measured step times are kept and looked for: auto (the user's cache folder), off, or a file."""
     search: SearchConfig = field(default_factory=SearchConfig)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.cluster import Cluster, reach
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import HostKnowledge, knowledge_of, prior_of
+from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of, prior_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
@@ -36,6 +38,7 @@ from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, place_quickly
 from rlplace.training.loop import LoopResult
 from rlplace.training.methods import GUIDED, LEARNED, POLICY, method_of
+from rlplace.training.on_cluster import agent_for, make_evaluator
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
 from rlplace.training.resume.journal import Journal
 from rlplace.training.searches import resumed_options, search_all
@@ -55,6 +58,7 @@ def train(
     tracker: Tracker | None = None,
     workload: str = "",
     resume: bool = False,
+    known_hosts: Sequence[LearnedHost] = (),
     **options: Any,
 ) -> TrainResult:
     """The best placement that was measured, and the table that it stands in.
@@ -75,21 +79,26 @@ def train(
         tracker: told figures.
         workload: its name, for the store.
         resume: go on from what `run` holds of the same problem and configuration, and measure nothing again.
+        known_hosts: what is known of the host, besides what is in the store: of a host like it.
         options: fields of `TrainConfig`, over those of `config`.
 
     Raises:
         FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
         InvalidValue: an unknown option, or one out of range.
         UnknownName: no such method, policy, learner or reward.
-        RunnerError: no placement could be run, or the reference failed.
+        MissingExtra: a cluster is asked for, and Ray is not installed.
+        RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
     """
     config = completed(config, options)
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
     root = None if run is None else run.root
     try:
-        with measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log:
-            result = _train(problem, config, start, run, progress, tracker, log, resume)
+        with (
+            reach(config.cluster, say=progress.say) as cluster,
+            measuring(problem.host, config.store, workload=workload, say=progress.say, run=root) as log,
+        ):
+            result = _train(problem, config, start, run, progress, tracker, log, cluster, resume, known_hosts)
         if is_own:
             progress.say(afterwards(result.durations, result.expected, config.evaluations))
         return result
@@ -106,7 +115,9 @@ def _train(
     progress: Progress,
     tracker: Tracker,
     log: StoreLog | None,
+    cluster: Cluster | None,
     is_resumed: bool,
+    known_hosts: Sequence[LearnedHost],
 ) -> TrainResult:
     """As `train`, with everything given."""
     methods = methods_of(config, problem.host)
@@ -121,7 +132,7 @@ def _train(
     progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here", evaluations=config.evaluations))
     watch = Stopwatch()
     known, prior = None, prior_of(problem, config.search.priors)
-    knowledge = _knowledge(problem, log, journal)
+    knowledge = _knowledge(problem, log, journal, known_hosts)
     if knowledge is not None:
         progress.say(_known_words(knowledge.num_runs))
     if config.search.num_calibrated and not is_simulated:
@@ -142,7 +153,16 @@ def _train(
     simulator = Simulator(problem)
     reference = baselines.best_single(problem, simulator)
     single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = Evaluator(problem, simulator, reference, seed=config.seed, log=log, isolated=config.isolated)
+    evaluator = make_evaluator(
+        cluster,
+        problem,
+        simulator,
+        reference,
+        seed=config.seed,
+        log=log,
+        isolated=config.isolated,
+        say=progress.say,
+    )
     try:
         best = journal.best()
         if run is not None:
@@ -152,7 +172,7 @@ def _train(
         heuristics_s = watch.lap_s()
         own: dict[str, dict[str, Any]] = {
             LEARNED: {
-                "config": config.agent,
+                "config": agent_for(config.agent, evaluator),
                 "known": known,
                 "prior": prior,
                 "guide": config.guide,
@@ -166,7 +186,7 @@ def _train(
         options = {name: own.get(name, {}) for name in methods}
         options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
         keeper = Keeper(run, evaluator, tracker, progress.say, math.inf if best is None else best[2])
-        found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log)
+        found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log, cluster)
         search_s = watch.lap_s()
         entries += [_entry(method, found[method]) for method in methods]
         if evaluator.num_recalled:
@@ -199,13 +219,15 @@ def _train(
         evaluator.close()
 
 
-def _knowledge(problem: Problem, log: StoreLog | None, journal: Journal) -> HostKnowledge | None:
+def _knowledge(
+    problem: Problem, log: StoreLog | None, journal: Journal, known_hosts: Sequence[LearnedHost]
+) -> HostKnowledge | None:
     """What other workloads taught about the host when the run began; what it learns itself is not to count twice."""
     if log is None:
         return None
     known = journal.known_hosts
     if known is None:
-        known = tuple(log.learned_hosts(problem.host))
+        known = (*log.learned_hosts(problem.host), *known_hosts)
         journal.keep_known_hosts(known)
     return knowledge_of(known, problem.costs.source)
 

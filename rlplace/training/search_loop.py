@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.cluster.evaluator import ClusterEvaluator
 from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
@@ -109,7 +110,7 @@ def search_and_measure(
             progress.say(f"{method} raised {failure.why}: what it found until then counts")
         loop.end_search(learned, failure)
     loop.report()
-    while (count := min(BATCH, task.measurements_left)) > 0:
+    while (count := min(BATCH * loop.num_workers, task.measurements_left)) > 0:
         batch = loop.promising(count)
         if not len(batch):
             break
@@ -159,6 +160,7 @@ class _Loop:
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._improved = on_best, list[tuple[float, BestSoFar]]()
         self._ran: list[tuple[Plan, float]] = []
+        self._late = evaluator if isinstance(evaluator, ClusterEvaluator) else None
         self._task: Task | None = None
         self._best_s, self._best_ratio, self._shown_s = float("inf"), float("inf"), float("-inf")
         self._journal, self._is_searched = journal, False
@@ -173,6 +175,11 @@ class _Loop:
     def num_scored(self) -> int:
         """Placements simulated so far, also those that the method counted by itself."""
         return self._task.evaluations if self._task is not None else 0
+
+    @property
+    def num_workers(self) -> int:
+        """Machines that measure."""
+        return 1 if self._late is None else self._late.num_workers
 
     def watch(self, task: Task) -> None:
         """Takes the number of placements simulated from `task`."""
@@ -222,7 +229,7 @@ class _Loop:
             self._journal.keep(done)
 
     def _state(self) -> MethodState:
-        task = self._task
+        task, (devices, simulated_s) = self._task, self.candidates.fresh()
         return MethodState(
             self._budget_s,
             self.elapsed_s,
@@ -235,7 +242,7 @@ class _Loop:
             tuple(self._races),
             self._plan,
             None if task is None else task.best_devices,
-            Unmeasured(*self.candidates.fresh()),
+            Unmeasured(devices, simulated_s) if len(devices) else None,
             self._is_searched,
             failure=self._failure,
         )
@@ -275,7 +282,20 @@ class _Loop:
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """Races `plans` on the host, but for those that were raced before."""
         with self._noting():
-            return self._race(plans, ROUND, is_recalled=True)
+            if self._late is None:
+                return self._race(plans, ROUND, is_recalled=True)
+            came = self.measure_some(plans, is_all=True)
+            return [outcome for _, outcome in came[len(came) - len(plans) :]]
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """As `LateHost` says, where a cluster measures; elsewhere all of `plans`, now."""
+        if self._late is None:
+            return list(zip(plans, self.measure_plans(plans), strict=True)) if plans else []
+        with self._noting():
+            came = self._late.measure_some(plans, ROUND, deadline_s=self._end_s, is_all=is_all)
+        if came:
+            self._record([plan for plan, _ in came], [outcome for _, outcome in came], ROUND)
+        return came
 
     def trace(self, plan: Plan) -> Timeline:
         """A typical step of `plan`, op by op."""
@@ -284,6 +304,7 @@ class _Loop:
 
     def decide(self) -> Plan | None:
         """The best of the best measured placements, raced against each other while there is time."""
+        self.measure_some([], is_all=True)
         best = self.candidates.best_measured(FINALISTS)
         finalists = [one.plan for one in best if np.isfinite(one.ratio) and one.plan is not None]
         if len(finalists) > 1 and self._clock() < self._end_s:
@@ -321,6 +342,11 @@ class _Loop:
 
     def _race(self, plans: Sequence[Plan], protocol: RaceProtocol, *, is_recalled: bool = False) -> list[Measurement]:
         measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s, is_recalled=is_recalled)
+        self._record(plans, measurements, protocol)
+        return measurements
+
+    def _record(self, plans: Sequence[Plan], measurements: Sequence[Measurement], protocol: RaceProtocol) -> None:
+        """Takes in what the host said of plans, and tells people."""
         self.candidates.record(plans, measurements)
         self._ran += [(plan, measurement.ratio) for plan, measurement in zip(plans, measurements) if measurement.ok]
         self._races.append(Race(tuple(plans), tuple(measurements), protocol is FINAL))
@@ -328,11 +354,15 @@ class _Loop:
         if finite:
             self.single_s = float(np.median([measurement.reference_s for measurement in finite]))
         leader = self.candidates.best_measured(1)[0]
-        if leader.ratio < self._best_ratio and leader.plan is not None:
+        is_better = leader.ratio < self._best_ratio and leader.plan is not None
+        if is_better:
             self._best_ratio, self._best_s = leader.ratio, leader.ratio * self.single_s
             self._improved.append((leader.ratio, self._now()))
             self._plan = leader.plan
-            self._on_best(leader.plan, self._best_s)
+        if self._journal is not None:  # before anybody is told: what was told must be known when the run goes on
+            self._journal.keep(self._state())
+        if is_better and self._plan is not None:
+            self._on_best(self._plan, self._best_s)
         self._tracker.log_search(
             placements=self.num_scored,
             mean_s=float(np.mean([m.step_time_s for m in finite])) if finite else float("nan"),
@@ -342,10 +372,7 @@ class _Loop:
         )
         if self._improved:
             self._tracker.log_best_so_far(self._method, self._now(), self.single_s)
-        if self._journal is not None:
-            self._journal.keep(self._state())
         self.report()
-        return measurements
 
     @contextmanager
     def _noting(self) -> Iterator[None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from rlplace.cluster import Cluster
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import LearnedHost
 from rlplace.policy.learn.learner_file import LearnerFile
@@ -19,6 +21,7 @@ from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.loop import LoopBudget, LoopResult
 from rlplace.training.methods import GUIDED, LEARNED, POLICY, SCHEDULE
+from rlplace.training.on_cluster import num_machines, search_on_cluster
 from rlplace.training.outcome import Keeper
 from rlplace.training.resume.journal import Journal, MethodJournal
 from rlplace.training.search_loop import search_and_measure
@@ -38,6 +41,7 @@ def search_all(
     progress: Progress,
     tracker: Tracker,
     log: StoreLog | None = None,
+    cluster: Cluster | None = None,
 ) -> dict[str, LoopResult]:
     """What each method finds: in turn on a host of this machine, side by side on a simulated one.
 
@@ -51,6 +55,7 @@ def search_all(
         progress: told how it goes.
         tracker: told figures.
         log: keeps what is learned about the host.
+        cluster: whose workers search on a simulated host; None for this machine.
     """
     problem = evaluator.problem
 
@@ -66,7 +71,8 @@ def search_all(
         return _in_turn(evaluator, config, methods, single_s, keeper, journal, journals, progress, tracker)
     budget = Budget(seconds=config.budget_s) if config.evaluations is None else Budget(config.evaluations)
     before = {name: journal.of(name, min(budget.seconds, budget.evaluations)) for name in methods}
-    return search_side_by_side(
+    search = search_side_by_side if cluster is None else partial(search_on_cluster, cluster)
+    return search(
         methods,
         problem,
         budget,
@@ -119,7 +125,8 @@ def _in_turn(
     tracker: Tracker,
 ) -> dict[str, LoopResult]:
     """Every method in turn: the same time, and as many measured placements as the first one came to."""
-    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, single_s)
+    reference_s = single_s / num_machines(evaluator)
+    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, reference_s)
     found: dict[str, LoopResult] = {}
     for method, options in methods.items():
         before = journal.of(method, budget.seconds)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import errno
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.cluster import check_cluster
 from rlplace.errors import FileProblem, RlplaceError
 from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
+from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.durations import Durations, Stopwatch
@@ -26,6 +28,7 @@ from rlplace.runs.setup import Steps, default_size
 from rlplace.store.log import check_store
 from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
+from rlplace.training.elastic.offer import offering
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.outcome import TrainResult
 from rlplace.training.resume.config_file import Request
@@ -64,6 +67,7 @@ def run_training(
     `is_waiting` waits for another search that measures on this machine, instead of giving up.
 
     Raises:
+        MissingExtra: a cluster is asked for, and Ray is not installed.
         FileProblem: the folder exists and `overwrite` is not given, another run is writing into it, a store was named
             that cannot be opened, or the disk is full.
         RunnerError: another search measures here, and nobody wants to wait.
@@ -73,15 +77,15 @@ def run_training(
 
     RunFolder.check(folder, overwrite=overwrite)
     request = Request(spec, host, config, host_word, gangs, asked)
-    _check(request)
+    check_request(request)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = _steps(request)
         run = RunFolder.create(folder, overwrite=overwrite)
-        with _going_on(run, spec, progress):
+        with offering(request, folder), going_on(run, spec, progress):
             run.write_json("config.json", request.to_dict())
-            return _run(request, steps, run, progress, is_table=is_table, is_resumed=False)
+            return run_request(request, steps, run, progress, is_table=is_table)
 
 
 @one_thread_here()
@@ -91,6 +95,7 @@ def resume_training(
     workload: str | None = None,
     budget_s: float | None = None,
     isolated: bool | None = None,
+    cluster: str | None = None,
     is_quiet: bool = False,
     is_table: bool = True,
     is_waiting: bool = True,
@@ -105,6 +110,7 @@ def resume_training(
         workload: the workload again, where it is a user's function: code is imported only if the user names it.
         budget_s: seconds of search in all, more than the run was given; None leaves it at that.
         isolated: whether placements are measured in a worker process; None: as the run was started.
+        cluster: as of `TrainConfig`; None: as the run was started.
         is_quiet: show no progress.
         is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
@@ -121,33 +127,44 @@ def resume_training(
     progress = make_progress(is_quiet=is_quiet)
     run = RunFolder.reopen(folder)
     try:
+        has_ended = is_finished(run)
+        if has_ended and workload is None and budget_s is None:  # of code that nobody names, too
+            return _answer(run, progress)
         request, is_extended = reopen(run, workload, budget_s)
-        if is_finished(run) and not is_extended:
-            progress.say(f"the run in {folder} has come to its end; to go on, give it a larger --budget")
-            result = run.read_json("result.json")
-            return {name: result[name] for name in ANSWER if name in result}
+        if has_ended and not is_extended:
+            return _answer(run, progress)
         if isolated is not None:
             request = dataclasses.replace(request, config=dataclasses.replace(request.config, isolated=isolated))
-        _check(request)
+        if cluster is not None:
+            request = dataclasses.replace(request, config=dataclasses.replace(request.config, cluster=cluster))
+        check_request(request)
         with measuring_alone(request.host, say=progress.say, run=folder, is_waiting=is_waiting):
             progress.say(f"going on with {folder}: {request.spec} on {request.host.name}")
             steps = _steps(request)
-            with _going_on(run, request.spec, progress):
+            with offering(request, folder), going_on(run, request.spec, progress):
                 if is_extended:
                     run.write_json("config.json", request.to_dict())
                     if is_finished(run):
                         mark_finished(run, is_finished=False)
-                return _run(request, steps, run, progress, is_table=is_table, is_resumed=True)
+                return run_request(request, steps, run, progress, is_table=is_table, is_resumed=True)
     finally:
         run.close()
 
 
-def _check(request: Request) -> None:
+def _answer(run: RunFolder, progress: Progress) -> dict[str, Any]:
+    """What a run came to that has ended, of which nothing changes."""
+    progress.say(f"the run in {run.root} has come to its end; to go on, give it a larger --budget")
+    result = run.read_json("result.json")
+    return {name: result[name] for name in ANSWER if name in result}
+
+
+def check_request(request: Request) -> None:
     """Refuses what can be refused before anything is captured."""
     host = request.host
     constraints = request.config.constraints or Constraints()
     constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
     check_names(request.config, is_simulated=host.is_simulated)
+    check_cluster(request.config.cluster)
     if not host.is_simulated:
         check_store(request.config.store)
 
@@ -163,7 +180,7 @@ def _steps(request: Request) -> Steps:
 
 
 @contextmanager
-def _going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator[None]:
+def going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator[None]:
     """Says what was kept and how to go on, however a run ends before its end; the folder is given free."""
     words = ["rlplace", "train", *([str(spec)] if spec.is_function else []), "--resume", str(run.root)]
     command = shlex.join(words)
@@ -187,10 +204,27 @@ def _going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterato
         run.close()
 
 
-def _run(
-    request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_table: bool, is_resumed: bool
+def run_request(
+    request: Request,
+    steps: Steps | Prepared,
+    run: RunFolder,
+    progress: Progress,
+    *,
+    is_table: bool,
+    is_resumed: bool = False,
+    known_hosts: Sequence[LearnedHost] = (),
 ) -> dict[str, Any]:
-    """As `run_training`, where nobody else measures, in a folder that is this process's."""
+    """As `run_training`, where nobody else measures, in a folder that is this process's.
+
+    Args:
+        request: what the run is asked to do.
+        steps: of its workload; or its problem, where that is known.
+        run: its folder, with a `config.json`.
+        progress: told how it goes.
+        is_table: print the table.
+        is_resumed: go on from what the folder holds.
+        known_hosts: what is known of the host, besides what is in the store.
+    """
     from rlplace.runs.tracking import make_tracker
 
     spec, host, config = request.spec, request.host, request.config
@@ -199,9 +233,11 @@ def _run(
     is_complete = False
     try:
         progress.say(f"devices: {_devices(host)}")
-        expected = None if is_resumed else _said_ahead(steps, request, progress)
+        expected = None if is_resumed or isinstance(steps, Prepared) else _said_ahead(steps, request, progress)
         watch = Stopwatch()
-        prepared = _prepared(request, steps, run, progress, is_resumed=is_resumed)
+        prepared = steps
+        if isinstance(prepared, Steps):
+            prepared = _prepared(request, prepared, run, progress, is_resumed=is_resumed)
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_prepared(prepared))
@@ -214,6 +250,7 @@ def _run(
             tracker=tracker,
             workload=str(spec),
             resume=is_resumed,
+            known_hosts=known_hosts,
         )
         from rlplace.export.script import script
 
@@ -251,9 +288,10 @@ def _run(
 def _prepared(request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_resumed: bool) -> Prepared:
     """The problem: as it was profiled, where it was; estimates come out the same again."""
     config = request.config
-    if is_resumed and not request.host.is_simulated and run.has("problem.json"):
+    is_kept = bool(request.placed_again) or not request.host.is_simulated
+    if is_resumed and is_kept and run.has("problem.json"):
         prepared = read_prepared(run, steps, config)
-        progress.say(f"{steps.spec}: {prepared.problem.graph.num_ops} ops, profiled before")
+        progress.say(f"{steps.spec}: {prepared.problem.graph.num_ops} ops, {prepared.problem.costs.source} before")
         return prepared
     return prepare(
         steps,

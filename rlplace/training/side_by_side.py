@@ -41,6 +41,7 @@ def search_side_by_side(
     on_best: Callable[[str, Plan, float], None] = lambda method, plan, step_time_s: None,
     before: Mapping[str, MethodState] | None = None,
     journals: Mapping[str, MethodJournal] | None = None,
+    threads: int | None = None,
 ) -> dict[str, LoopResult]:
     """The best placement that each method finds while all of them search.
 
@@ -63,12 +64,13 @@ def search_side_by_side(
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
         before: what methods had come to where the search was interrupted.
         journals: keep what methods come to, when one ends and, under a budget of seconds, from time to time.
+        threads: of each simulator; by default all cores are shared out, under a budget of seconds.
 
     Raises:
         UserError: a method does not fit the problem.
     """
     before, journals, is_timed = before or {}, journals or {}, math.isinf(budget.evaluations)
-    threads = max(len(usable_cores()) // len(methods), 1) if is_timed else 1
+    threads = threads or (max(len(usable_cores()) // len(methods), 1) if is_timed else 1)
     figures = {name: _Figures(tracker) for name in methods}
     planner = Simulator(problem, threads=1)
     tasks: dict[str, Task] = {}
@@ -117,7 +119,7 @@ def search_side_by_side(
                 if name in journals:
                     if learned is not None:
                         journals[name].keep_learned(learned)
-                    journals[name].keep(_done(found[name], budget))
+                    journals[name].keep(done_state(found[name], budget))
             elif is_timed and name in journals and (has_stopped or journals[name].is_due):
                 journals[name].keep(_so_far(planner, tasks[name], single_s, figures[name].learning))
 
@@ -176,7 +178,13 @@ def _so_far(planner: Simulator, task: Task, single_s: float, learning: Sequence[
     )
 
 
-def _done(result: LoopResult, budget: Budget) -> MethodState:
+def done_state(result: LoopResult, budget: Budget) -> MethodState:
+    """What is kept of a method that has ended.
+
+    Args:
+        result: what it came to.
+        budget: what it was given.
+    """
     return MethodState(
         min(budget.seconds, budget.evaluations),
         result.seconds,

@@ -163,6 +163,30 @@ def test_micro_batches_are_not_chosen_for_throughput(capsys: pytest.CaptureFixtu
     assert "--micro-batches K" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "nowhere"], ["cluster", "nowhere", "HOST:PORT"]),
+        (["--cluster", "127.0.0.1:1"], ["127.0.0.1:1", "ray start --head"]),
+        (["--true", "hard:0", "--measured", "4", "--cluster", "127.0.0.1:1"], ["127.0.0.1:1", "ray start --head"]),
+    ],
+)
+def test_a_cluster_that_is_not_there(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    assert main(["compare", TINY, "--host", "4xV100-pcie", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for word in words:
+        assert word in said
+
+
+def test_a_published_file_is_solved_here(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(published), "--objective", "max-load", "--cluster", "auto"]) == 2
+    assert "off with such a file" in capsys.readouterr().err
+
+
 def test_a_method_that_raises_is_a_row_and_exits_with_1_only_where_nothing_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from core_hosts import core_host
 from micrographs import op_graph
 from search_problems import barred, fork_problem
 
+from rlplace.cluster import Cluster
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import CompareConfig, compare
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
@@ -125,6 +128,50 @@ def test_seconds_are_shared_and_not_exceeded(monkeypatch: pytest.MonkeyPatch) ->
     assert given == pytest.approx([8 / 4, 7.5 / 3, 4.5 / 2, 0.05])
 
 
+class TwoWorkers:
+    """A cluster that runs everything here, the last item first."""
+
+    num_workers = 2
+    is_closed = False
+
+    def map(self, function: Callable[[Any], Row], items: Sequence[Any]) -> Iterator[tuple[int, Row]]:
+        for index in reversed(range(len(items))):
+            yield index, function(items[index])
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_on_a_cluster_searches_share_what_quick_methods_left_by_those_that_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float] = []
+    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s)
+
+    def single(task: Task) -> None:
+        clock.now_s += 2.0
+
+    monkeypatch.setattr("rlplace.compare.run.time", clock)
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_single", single)
+    monkeypatch.setattr("rlplace.search.rules.baselines.solve_random", lambda task: given.append(task.budget.seconds))
+    config = CompareConfig(("single", "random"), seconds=8.0, seeds=3)
+    comparison = compare(two_chains(), config, cluster=cast(Cluster, TwoWorkers()))
+    assert given == [6.0 / 2] * 3  # three on two workers are two rounds
+    assert [(row.method, row.seed) for row in comparison.rows] == [("single", 0), *(("random", k) for k in range(3))]
+
+
+def test_rows_of_a_cluster_stand_in_their_order_and_are_told_as_they_come() -> None:
+    config, told = CompareConfig((*CHEAP, "op-order"), evaluations=8, seeds=2), list[str]()
+    spread = compare(
+        two_chains(), config, cluster=cast(Cluster, TwoWorkers()), on_row=lambda row: told.append(row.method)
+    )
+    local = compare(two_chains(), config)
+    assert [(row.method, row.seed, row.value_s) for row in spread.rows] == [
+        (row.method, row.seed, row.value_s) for row in local.rows
+    ]
+    assert told == ["random", "random", "blocks", "round-robin", "single", "op-order"]
+
+
 def test_a_method_that_scored_nothing_was_too_slow_and_is_not_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlplace.search.rules.baselines.solve_random", lambda task: time.sleep(task.budget.seconds))
     single, random = compare(two_chains(), CompareConfig(("single", "random"), seconds=0.2)).rows
@@ -221,8 +268,21 @@ def test_a_real_host_measures_every_placement_once() -> None:
     costs = Costs(np.full((graph.num_ops, 2), 1e-5), "profiled")
     problem = Problem(graph, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
     other = Row("sleep", 0, "ok", is_placement=False)
-    comparison = compare(problem, CompareConfig(("single", "round-robin")), others=[(other, lambda: 1.25)])
+    workers = TwoWorkers()
+    is_closed: list[bool] = []
+
+    def sleeping() -> float:
+        is_closed.append(workers.is_closed)
+        return 1.25
+
+    comparison = compare(
+        problem,
+        CompareConfig(("single", "round-robin")),
+        others=[(other, sleeping)],
+        cluster=cast(Cluster, workers),
+    )
     single, dealt, sleep = comparison.rows
+    assert all(is_closed)  # nothing of the cluster runs beside the race
     assert comparison.is_measured
     assert single.simulated_s == dealt.simulated_s
     assert single.value_s == dealt.value_s > 0  # the same placement: one lane

@@ -142,7 +142,7 @@ class FakeCuda:
 
 NOT_FAKED = ("capture_graph",)
 """What only a plain PyTorch step is run with."""
-AS_THEY_ARE = ("parse_name", "is_out_of_memory", "is_sticky")
+AS_THEY_ARE = ("parse_name", "is_out_of_memory", "is_sticky", "is_gone")
 """What does not touch a GPU."""
 
 

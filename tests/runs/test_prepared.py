@@ -62,7 +62,7 @@ def test_what_a_run_kept_is_cut_the_same_way_again() -> None:
     assert read_asked(told(WHOLE)[1]) == (1, WHOLE)
     assert read_asked(kept | {"batch_dims": [0, None]})[1].batch_dims == (0, None)
     assert read_asked(kept | {"batch_dims": {"x": 0}})[1].batch_dims == {"x": 0}
-    with pytest.raises(InvalidValue, match=r"config\.json: micro_batches\.count is None, expected a number"):
+    with pytest.raises(InvalidValue, match=r"config\.json: micro_batches\.count is empty, expected a number"):
         read_asked(CutOptions("auto").to_dict())
     with pytest.raises(UnknownName):
         read_asked(kept | {"verdict": {"kind": "odd"}})

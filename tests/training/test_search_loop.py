@@ -21,6 +21,7 @@ from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training.loop import LoopBudget, LoopResult
+from rlplace.training.resume.state import MethodState
 from rlplace.training.search_loop import FINAL, ROUND, search_and_measure
 
 PROBLEM = chain_problem(4)
@@ -248,3 +249,66 @@ def test_what_measuring_raises_is_no_fault_of_the_method(monkeypatch: pytest.Mon
     monkeypatch.setattr(FakeHost, "measure_plans", lost)
     with pytest.raises(RunnerError, match="the reference"):
         run(FakeHost([0] * 4), LISTED, LoopBudget(100.0, 0.5, measurements=4), method="raising")
+
+
+class FakeJournal:
+    """Keeps every state that it is told; raises at one of them."""
+
+    is_due = False
+
+    def __init__(self, fatal: int = -1) -> None:
+        self.states: list[MethodState] = []
+        self._fatal = fatal
+
+    def keep(self, state: MethodState) -> None:
+        self.states.append(state)
+        if len(self.states) == self._fatal:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_search_goes_on_from_what_was_measured() -> None:
+    budget = LoopBudget(100.0, 0.5, measurements=len(LISTED))
+    straight = run(FakeHost([0, 0, 1, 1]), LISTED, budget)
+    host, journal = FakeHost([0, 0, 1, 1]), FakeJournal(fatal=2)  # after the search, then after a race
+    with pytest.raises(KeyboardInterrupt):
+        run(host, LISTED, budget, journal=journal)
+    state = journal.states[-1]
+    assert (state.is_searched, state.is_done, state.num_measured, state.seconds) == (True, False, 6, 2.0)
+    again, rest = FakeHost([0, 0, 1, 1]), FakeJournal()
+    found = run(again, LISTED, budget, before=state, journal=rest)
+    ran = [devices for protocol, race in again.races if protocol == ROUND for devices in race]
+    (first,) = [race for protocol, race in host.races]
+    assert len(ran) == 1
+    assert ran[0] not in first
+    assert found.plan is not None
+    assert straight.plan is not None
+    assert found.plan.devices.tolist() == straight.plan.devices.tolist()
+    assert (found.num_scored, found.num_measured) == (straight.num_scored, straight.num_measured)
+    assert [best.measurements for best in found.history] == [best.measurements for best in straight.history]
+    assert found.seconds == straight.seconds
+    assert rest.states[-1].is_done
+    assert rest.states[-1].plan is found.plan
+    assert [race.is_final for race in rest.states[-1].races] == [False, False, True]
+
+
+def test_what_a_method_asked_for_before_it_was_interrupted_is_told_to_it_again() -> None:
+    host, journal = FakeHost([0, 0, 1, 1]), FakeJournal(fatal=3)
+    budget = LoopBudget(1000.0, 0.5, measurements=5)
+    with pytest.raises(KeyboardInterrupt):
+        run(host, LISTED, budget, method="asked", journal=journal)
+    state = journal.states[-1]
+    assert not state.is_searched
+    assert state.num_measured == 3
+    told: list[int] = []
+
+    def look(task: Task, placements: NDArray[np.int32]) -> None:
+        told.extend(len(plans) for plans, _ in task.raced)
+        assert (task.evaluations, task.measurements, task.measurements_left) == (7, 3, 2)
+        assert task.best_devices is not None
+
+    register_method(Method("look", look, "search", "a test"))
+    try:
+        run(FakeHost([0, 0, 1, 1]), LISTED, budget, method="look", before=state, journal=FakeJournal())
+    finally:
+        METHODS.unregister("look")
+    assert told == [1, 1, 1]

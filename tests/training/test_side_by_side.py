@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -18,6 +19,7 @@ from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Budget, Task
 from rlplace.training import side_by_side
 from rlplace.training.loop import LoopResult
+from rlplace.training.resume.state import MethodState
 
 PROBLEM = chain_problem(4)
 LONG_S = 600.0
@@ -146,3 +148,79 @@ def test_ctrl_c_ends_everyone_and_tells_the_best_first(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         run({"go-on": {"begun": begun}}, told)
     assert told == [("go-on", pytest.approx(4.0))]
+
+
+class FakeJournal:
+    """Keeps every state that it is told, and always wants one."""
+
+    def __init__(self) -> None:
+        self.states: list[MethodState] = []
+        self.is_due = True
+
+    def keep(self, state: MethodState) -> None:
+        self.states.append(state)
+
+
+def search(
+    methods: Mapping[str, Mapping[str, object]],
+    budget: Budget,
+    journals: Mapping[str, FakeJournal],
+    before: Mapping[str, MethodState] | None = None,
+) -> dict[str, LoopResult]:
+    return side_by_side.search_side_by_side(
+        methods,
+        PROBLEM,
+        budget,
+        seed=0,
+        progress=make_progress(is_quiet=True),
+        tracker=NoTracker(),
+        before=before,
+        journals=journals,  # type: ignore[arg-type]
+    )
+
+
+def interrupt_once(begun: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = side_by_side.wait
+
+    def interrupted(futures: object, *rest: object) -> object:
+        if rest:
+            begun.wait(LONG_S)
+            monkeypatch.setattr(side_by_side, "wait", wait)
+            raise KeyboardInterrupt
+        return wait(futures)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(side_by_side, "wait", interrupted)
+
+
+def test_an_interrupted_search_of_seconds_goes_on_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, journal = threading.Event(), FakeJournal()
+    interrupt_once(begun, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        search({"go-on": {"begun": begun}}, Budget(seconds=LONG_S), {"go-on": journal})
+    (state,) = journal.states
+    assert not state.is_done
+    assert state.num_scored > 0
+    assert state.plan is not None
+    assert state.plan.devices.tolist() == [0, 0, 0, 0]
+    assert 0 < state.seconds < LONG_S
+    nearly = dataclasses.replace(state, seconds=LONG_S - 0.05)
+    found = search({"go-on": {"begun": begun}}, Budget(seconds=LONG_S), {"go-on": journal}, {"go-on": nearly})["go-on"]
+    assert found.num_scored >= state.num_scored
+    assert LONG_S <= found.seconds < 2 * LONG_S
+    assert found.history == state.history
+    last = journal.states[-1]
+    assert last.is_done
+    again = search({"go-on": {"begun": begun}}, Budget(seconds=LONG_S), {"go-on": journal}, {"go-on": last})["go-on"]
+    assert (again.num_scored, again.seconds, again.history) == (found.num_scored, found.seconds, found.history)
+
+
+def test_an_interrupted_search_of_evaluations_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, journal = threading.Event(), FakeJournal()
+    interrupt_once(begun, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        search({"go-on": {"begun": begun}}, Budget(10**9), {"go-on": journal})
+    assert not journal.states
+    part = MethodState(50.0, num_scored=20)
+    found = search({"go-on": {"begun": begun}}, Budget(50), {"go-on": journal}, {"go-on": part})["go-on"]
+    assert found.num_scored == 50
+    assert journal.states[-1].budget == 50

@@ -130,8 +130,8 @@ def pipeline_script(request: ExportRequest) -> Exported:
     """
     run = CapturedRun.of(request)
     plan = plan_pipeline(run)
-    constraints = request.config["train"].get("constraints") or {}
-    if any(constraints.values()):
+    constraints = request.train.get("constraints")
+    if isinstance(constraints, dict) and any(constraints.values()):
         print("the run's pins, exclusions and what is together are not followed by stages", file=sys.stderr)
     for line in said(plan):
         print(line, file=sys.stderr)
@@ -147,7 +147,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         run: whose workload it is of.
         plan: of its pipeline.
     """
-    config, spec = run.request.config, resolve_optimizer(run.workload.optimizer)
+    spec = resolve_optimizer(run.workload.optimizer)
     assert spec is not None  # a plan is of a step with one
     optimizer, options = _optimizer(spec)
     return _TEMPLATE.format(
@@ -155,15 +155,15 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         version=__version__,
         num_stages=len(plan.stages),
         num_micro_batches=plan.num_micro_batches,
-        expected="\n".join(said(plan)),
+        expected="\n".join(map(_in_docstring, said(plan))),
         schedule=SCHEDULES[plan.schedule],
         begins=tuple(stage.begin for stage in plan.stages[1:]),
         devices=tuple(stage.place for stage in plan.stages),
         cores=tuple(stage.device.cores if stage.device.backend == "cpu" else () for stage in plan.stages),
         dims=plan.dims,
         stages="\n\n".join(inspect.getsource(each) for each in PARTS),
-        size=config["default_size"],
-        seed=config["train"]["seed"],
+        size=run.request.default_size,
+        seed=run.request.seed,
         batch=plan.batch,
         optimizer=optimizer,
         options=options,
@@ -188,6 +188,11 @@ def said(plan: PipelinePlan) -> list[str]:
     if plan.shared:
         lines.append(f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step")
     return lines
+
+
+def _in_docstring(line: str) -> str:
+    """A line as it may stand in a docstring: names of a stranger's devices must not end it."""
+    return line.replace("\\", "/").replace('"', "'")
 
 
 def figures(plan: PipelinePlan) -> dict[str, Any]:

@@ -8,9 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.decode import described
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Host
 from rlplace.say import counted
+
+LARGEST = 1 << 50
+"""Bytes of scratch beyond which a file is not believed."""
 
 CostSource = Literal["estimated", "profiled", "given"]
 
@@ -52,6 +56,29 @@ class Costs:
         total_s = self.op_time_s.sum(axis=0)
         whole = f"{total_s.min() * 1e3:.4g} to {total_s.max() * 1e3:.4g} ms in all"
         return f"Costs({self.source}, {counted(num_ops, 'op')} on {counted(num_devices, 'device')}, {whole})"
+
+
+def read_workspaces(rows: object, shape: tuple[int, ...], where: str) -> NDArray[np.int64] | None:
+    """`Costs.workspace_bytes` as a file keeps it: rows of whole numbers, or None where nothing was seen.
+
+    Args:
+        rows: of the file.
+        shape: (N, D).
+        where: the file.
+
+    Raises:
+        InvalidValue: anything else.
+    """
+    if rows is None:
+        return None
+    expected = f"{shape[0]} rows of {shape[1]} whole numbers >= 0, or null"
+    is_table = isinstance(rows, list) and len(rows) == shape[0]
+    for row in rows if isinstance(rows, list) and is_table else ():
+        is_table = is_table and isinstance(row, list) and len(row) == shape[1]
+        is_table = is_table and all(type(value) is int and 0 <= value <= LARGEST for value in row)
+    if not is_table:
+        raise InvalidValue("costs.workspace_bytes", described(rows), expected, where=where)
+    return np.array(rows, dtype=np.int64).reshape(shape)
 
 
 def _checked_workspaces(workspace_bytes: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:

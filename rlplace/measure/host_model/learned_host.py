@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlplace.decode import decode_record, described
 from rlplace.errors import InvalidValue
-from rlplace.files import read_json, write_json_atomic
+from rlplace.files import read_json, refuse_link, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.host_model.knowledge import Kind
 from rlplace.measure.host_model.posterior import Posterior
@@ -22,6 +22,8 @@ SCHEMA = 1
 FILE = "host_model.json"
 """Its name in a run folder."""
 LARGEST_BYTES = 64 << 20
+LARGEST_LOG, LEAST_DEVIATION = 100.0, 1e-30
+"""Logarithms of factors beyond these are of no host, and their squares would leave what floats hold."""
 DIGITS = 8
 """Of a number of an equation, that are kept."""
 LARGEST_SLOPE, LARGEST_TARGET = 1e6, 1e8
@@ -47,9 +49,13 @@ class LearnedFactor:
 
     def __post_init__(self) -> None:
         for name in ("log_deviation", "prior_deviation"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise InvalidValue(name, getattr(self, name), "a finite number > 0", where="factor")
-        if not (math.isfinite(self.median) and self.median >= 0):
+            if not LEAST_DEVIATION <= getattr(self, name) <= LARGEST_LOG:
+                expected = f"a finite number > 0, at most {LARGEST_LOG:g}"
+                raise InvalidValue(name, getattr(self, name), expected, where="factor")
+        for name in ("log_mean", "prior_mean"):
+            if not abs(getattr(self, name)) <= LARGEST_LOG:
+                raise InvalidValue(name, getattr(self, name), f"at most {LARGEST_LOG:g} from 0", where="factor")
+        if not 0 <= self.median <= math.exp(LARGEST_LOG):
             raise InvalidValue("median", self.median, "a finite number >= 0", where="factor")
 
 
@@ -143,22 +149,24 @@ def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
         path: of the file, or of a run folder.
 
     Raises:
-        FileProblem: the file is missing or no JSON.
+        FileProblem: the file is missing or no JSON; in a run folder also if it is a link.
         InvalidValue: a value of the wrong type or range, or another schema.
         UnknownName: a field or a kind of factor that does not exist.
     """
-    path = _file(path)
+    file = _file(path)
+    if file != Path(path):
+        refuse_link(file)
     hint = f"Name run folders with a {FILE}: runs of the method `learned` have one."
-    data = read_json(path, largest_bytes=LARGEST_BYTES, hint=hint)
+    data = read_json(file, largest_bytes=LARGEST_BYTES, hint=hint)
     if not isinstance(data, Mapping) or "schema" not in data:
         expected = f"a mapping with schema {SCHEMA}"
-        raise InvalidValue("host model", described(data), expected, where=str(path), hint=hint)
-    return decode_record(LearnedHost, data, str(path))
+        raise InvalidValue("host model", described(data), expected, where=str(file), hint=hint)
+    return decode_record(LearnedHost, data, str(file))
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
-    return path / FILE if path.is_dir() else path
+    return path / FILE if os.path.isdir(path) else path
 
 
 def _rounded(value: float) -> float:

@@ -16,6 +16,8 @@ from rlplace.say import counted
 Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
 
+_LONGEST_NAME = 1000
+
 
 @dataclass(frozen=True)
 class Device:
@@ -52,6 +54,8 @@ class Device:
         where = f"device {self.name!r}"
         if not self.name:
             raise InvalidValue("name", self.name, "a non-empty name", where="device")
+        for name in ("name", "kind", "memory_pool", "dispatcher"):
+            _check_printable(name, getattr(self, name), where)
         if self.memory_bytes <= 0:
             raise InvalidValue("memory_bytes", self.memory_bytes, "more than 0", where=where)
         if self.memory_granularity_bytes < 1:
@@ -72,6 +76,7 @@ class Link:
 
     def __post_init__(self) -> None:
         where = f"link {self.name!r}"
+        _check_printable("name", self.name, where)
         if not (self.bandwidth_bytes_per_s > 0):
             raise InvalidValue("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, "more than 0", where=where)
         _check_not_negative("latency_s", self.latency_s, where)
@@ -121,6 +126,7 @@ class Host:
 
     def __post_init__(self) -> None:
         where = f"host {self.name!r}"
+        _check_printable("name", self.name, where)
         if not self.devices:
             raise InvalidValue("devices", 0, "at least one device", where=where)
         names = [device.name for device in self.devices]
@@ -199,10 +205,10 @@ class Host:
         return asdict(self)
 
     def _check_routes(self, names: list[str], links: set[str], where: str) -> None:
-        pairs = set()
+        known, pairs = set(names), set[tuple[str, str]]()
         for route in self.routes:
             for end in (route.source, route.destination):
-                if end not in names:
+                if end not in known:
                     raise UnknownName("device", end, names)
             for link in route.links:
                 if link not in links:
@@ -224,3 +230,9 @@ class Host:
 def _check_not_negative(name: str, value: float, where: str) -> None:
     if not (math.isfinite(value) and value >= 0):
         raise InvalidValue(name, value, "a finite number >= 0", where=where)
+
+
+def _check_printable(field: str, name: str, where: str) -> None:
+    """Names are shown in terminals and written into programs: a stranger's host file may hold any letters."""
+    if not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise InvalidValue(field, name, f"at most {_LONGEST_NAME} letters, all of them printable", where=where)

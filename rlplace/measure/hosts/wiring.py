@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Link, Route
+
+_MOST_PAIRS = 4 << 20
+"""Of devices, in all wirings together, each of which may connect all of them."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,21 @@ def lay_routes(
 
     Raises:
         UnknownName: A device that is not one of `devices`.
-        InvalidValue: Two wirings of one name, or a device at two ports of one wiring.
+        InvalidValue: Two wirings of one name, a device at two ports of one wiring, or more of them than can be laid.
     """
+    if len(wirings) * len(devices) ** 2 > _MOST_PAIRS:
+        expected = f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices"
+        raise InvalidValue("topology", f"of {len(wirings)} entries", expected, where=where)
+    known = dict.fromkeys(devices)
+    names_before: set[str] = set()
     links: dict[str, Link] = {}
     routes: dict[tuple[str, str], Route] = {}
     for index, wiring in enumerate(wirings):
         at = f"topology[{index}]"
-        if any(wiring.name == other.name for other in wirings[:index]):
+        if wiring.name in names_before:
             raise InvalidValue(f"{at}.name", wiring.name, "a name that no other entry has", where=where)
-        for (source, destination), names in _routes_of(wiring, devices, where, at).items():
+        names_before.add(wiring.name)
+        for (source, destination), names in _routes_of(wiring, known, where, at).items():
             if (source, destination) in routes:
                 continue
             routes[source, destination] = Route(source, destination, names)
@@ -71,7 +80,7 @@ def lay_routes(
     return tuple(links.values()), tuple(routes.values())
 
 
-def _routes_of(wiring: Wiring, devices: Sequence[str], where: str, at: str) -> dict[tuple[str, str], tuple[str, ...]]:
+def _routes_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> dict[tuple[str, str], tuple[str, ...]]:
     wires: dict[tuple[str, str], tuple[str, ...]] = {}
     for number, (a, b) in enumerate(wiring.pairs):
         for name in (a, b):
@@ -93,7 +102,7 @@ def _routes_of(wiring: Wiring, devices: Sequence[str], where: str, at: str) -> d
     return wires
 
 
-def _ports_of(wiring: Wiring, devices: Sequence[str], where: str, at: str) -> dict[str, str]:
+def _ports_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> dict[str, str]:
     """Device name to the port that it is at."""
     port_of: dict[str, str] = {}
     for number, port in enumerate(wiring.ports):
@@ -113,6 +122,6 @@ def _ports_of(wiring: Wiring, devices: Sequence[str], where: str, at: str) -> di
     return port_of
 
 
-def _check_device(name: str, devices: Sequence[str], where: str, field: str) -> None:
+def _check_device(name: str, devices: Collection[str], where: str, field: str) -> None:
     if name not in devices:
         raise UnknownName(f"device in {field} of {where}", name, devices)

@@ -14,6 +14,7 @@ from torch import nn
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
+from rlplace.measure.hosts.lost import all_lost, lost_of
 from rlplace.measure.isolate.board import IDLE
 from rlplace.measure.isolate.messages import Done, Fault, Profile, Race, Request, Setup, Step, Trace
 from rlplace.measure.isolate.packing import Packed
@@ -118,7 +119,20 @@ class IsolatedRunner:
         Raises:
             RunnerError: the reference failed, or the worker ended again and again while no plan ran.
         """
-        protocol = protocol or RaceProtocol()
+        try:
+            found = self._measured(plans, protocol or RaceProtocol(), others, deadline_s)
+        except RlplaceError as error:
+            if (lost := lost_of(self._problem.host, error)) is None:
+                raise
+        else:
+            if (lost := lost_of(self._problem.host)) is None:
+                return found
+        return all_lost(len(plans) + len(others), lost)
+
+    def _measured(
+        self, plans: Sequence[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
+    ) -> list[Measurement]:
+        """As `measure_plans`, as long as no device is lost."""
         peaks = [self._simulated(plan) for plan in plans]
         found: list[Measurement | None] = [None if each.ok else each for each in peaks]
         found += [None] * len(others)
@@ -138,6 +152,8 @@ class IsolatedRunner:
                 for k, measurement in zip(left, answer.result, strict=True):
                     found[k] = measurement
                 break
+            if answer.status == "lost":
+                return [Measurement("lost", math.inf, why=answer.why)] * len(found)
             if answer.contender == REFERENCE and not answer.is_from_outside:
                 raise RunnerError(f"the reference placement failed: {answer.why}")
             if answer.contender < 0 and answer.is_usable:
@@ -202,7 +218,9 @@ class IsolatedRunner:
         except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race that nobody waits for
             self._drop(process)
             raise
-        if isinstance(answer, Fault) and not answer.is_usable:
+        if isinstance(answer, Fault) and answer.status == "lost":
+            self._drop(process)
+        elif isinstance(answer, Fault) and not answer.is_usable:
             self._start(process)
         return answer
 

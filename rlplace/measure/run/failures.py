@@ -16,7 +16,7 @@ def is_lost(error: BaseException) -> bool:
     A `RunnerError` tells by its cause: without one it quotes another process, whose GPU is not ours.
     """
     cause = error.__cause__ if isinstance(error, RunnerError) else error
-    return cause is not None and cuda.is_sticky(cause)
+    return cause is not None and (cuda.is_sticky(cause) or cuda.is_gone(cause))
 
 
 def is_late(cause: BaseException) -> bool:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import cuda
-from rlplace.errors import InvalidValue, RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, InvalidValue, RlplaceError, RunnerError
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.lost import all_lost, lost_of
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.plan import Plan
@@ -136,11 +137,15 @@ class HostRunner:
         try:
             lanes = race(timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal)
         except Exception as error:
+            if (lost := lost_of(self._problem.host, error)) is not None:
+                return all_lost(len(timers), lost)
             if isinstance(error, RlplaceError) or not is_lost(error):
                 raise
             raise RunnerError(f"{type(error).__name__}: {error}{advice(error)}") from error
         finally:
             self._loaded.forget_all()
+        if (lost := lost_of(self._problem.host)) is not None:
+            return all_lost(len(timers), lost)
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
             if each.is_nan and lane.error is None and self._losses.saw_numbers:
                 lane.error = NotANumber()
@@ -294,6 +299,8 @@ def status_of(error: BaseException) -> Status:
     """What an error makes of a measurement."""
     if cuda.is_out_of_memory(error):
         return "oom"
+    if isinstance(error, DeviceLost) or cuda.is_gone(error):
+        return "lost"
     return "timeout" if isinstance(error, TimeoutError) else "error"
 
 

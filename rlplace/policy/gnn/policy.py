@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlplace.env.problem_features import problem_features
 from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import kept
 from rlplace.policy.gnn.config import GnnConfig
 from rlplace.policy.gnn.network import AssignmentNetwork
 from rlplace.policy.module import PolicyModule, seeded_weights
@@ -117,9 +118,9 @@ class GnnPolicy(PolicyModule):
             InvalidValue: the options there are not those of this policy.
         """
         tensors = load_network(path, self.kind, self.config, self)
-        self.temperature.copy_(tensors["temperature"])
-        if tensors["marks"].shape == self.marks.shape:
-            self.marks.copy_(tensors["marks"])
+        self.temperature.copy_(kept(tensors, "temperature", self.temperature, path))
+        if "marks" in tensors and tensors["marks"].shape == self.marks.shape:
+            self.marks.copy_(kept(tensors, "marks", self.marks, path))
 
     def _distribution(self, batch_size: int, generator: torch.Generator | None = None) -> GroupCategorical:
         logits_BGD = (self.logits() / self.temperature).expand(batch_size, -1, -1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlplace.env.problem_features import problem_features
 from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import kept
 from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.improver.network import ImproverNetwork
 from rlplace.policy.improver.state import PassArrays, PassState, replay
@@ -146,9 +147,11 @@ class ImproverPolicy(PolicyModule):
         """
         tensors = load_network(path, self.kind, self.config, self)
         for name in ("keep", "moves"):
-            getattr(self, name).copy_(tensors[name])
-        start = tensors["start"]
-        fits = start.shape == self.start.shape and int(start.max()) < self.num_devices
+            getattr(self, name).copy_(kept(tensors, name, getattr(self, name), path))
+        if "start" not in tensors or tensors["start"].shape != self.start.shape:
+            return
+        start = kept(tensors, "start", self.start, path)
+        fits = bool(((start >= 0) & (start < self.num_devices)).all())
         if fits and bool(self.problem.allowed.gather(1, start[:, None]).all()):
             self.start.copy_(start)
 

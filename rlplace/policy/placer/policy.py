@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,23 +28,8 @@ from rlplace.policy.module import seeded_weights
 from rlplace.policy.one_line import one_line
 from rlplace.policy.placer.distribution import GroupCategorical
 from rlplace.policy.placer.gnn import GraphEncoder
+from rlplace.policy.placer.kept import KIND, PlacerFile, kept_features
 from rlplace.policy.temperature import temperature_for
-
-KIND: Literal["placer"] = "placer"
-"""What its checkpoints say they are of."""
-
-
-@dataclass(frozen=True)
-class PlacerFile:
-    """What `policy.json` says of the weights beside it."""
-
-    schema: int
-    kind: Literal["placer"]
-    num_groups: int
-    num_devices: int
-    features: tuple[str, ...]
-    """Names of the features of groups."""
-    architecture: PlacerArchitecture
 
 
 class PlacerPolicy(ActorCriticPolicy):
@@ -227,24 +210,14 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
     about, tensors = load_checkpoint(path, KIND)
     path = Path(path)
     described = decode_record(PlacerFile, about, str(path.with_suffix(".json")))
+    features = kept_features(tensors, described, path)
+    actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
+    policy = PlacerPolicy(index_space(), actions, lambda _: 0.0, features, described.architecture)
     try:
-        features = _features(tensors, described.features)
-        if features.group_cost.shape != (described.num_groups, described.num_devices):
-            shape = features.group_cost.shape
-            raise FileProblem(path, f"{shape} groups and devices, not those of {path.with_suffix('.json').name}.")
-        actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
-        policy = PlacerPolicy(index_space(), actions, lambda _: 0.0, features, described.architecture)
         policy.load_state_dict(tensors)
-    except (KeyError, RuntimeError) as error:
+    except RuntimeError as error:  # names or shapes of other weights
         raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
     return policy
-
-
-def _features(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> GraphFeatures:
-    fields = {
-        field.name: tensors[field.name].numpy() for field in dataclasses.fields(GraphFeatures) if field.name != "names"
-    }
-    return GraphFeatures(**fields, names=names)
 
 
 def _batch_size(obs: PyTorchObs) -> int:

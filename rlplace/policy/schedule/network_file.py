@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from rlplace.decode import decode_record
 from rlplace.env.list_schedules import ESTIMATES, FEATURES, GROUPINGS
 from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.errors import FileProblem
-from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
+from rlplace.policy.checkpoint import SCHEMA, check_weights, load_checkpoint, save_checkpoint
 from rlplace.policy.schedule.components import Components
 from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.schedule.group_features import GROUP_FEATURES
@@ -76,11 +77,26 @@ def load_network(path: str | os.PathLike[str]) -> ScheduleNetwork:
     for name in ("groupings", "features", "group_features", "summary", "estimates"):
         if getattr(described, name) != getattr(ours, name):
             raise FileProblem(path, f"its {name} are not those of this version: train it again.")
-    count = described.num_components
+    path, count = Path(path), described.num_components
+    sizes = {
+        "grouping": (count,),
+        "gate.0.weight": (described.hidden, len(SUMMARY)),
+        "gate.2.weight": (count, described.hidden),
+        "scenarios": (described.num_scenarios, count),
+    }
+    for name, shape in sizes.items():  # before anything of that size is made
+        found = tuple(tensors[name].shape) if name in tensors else "missing"
+        if found != shape:
+            expected = f"expected {shape} by {path.with_suffix('.json').name}"
+            raise FileProblem(path, f"weights of another network: {name} is {found}, {expected}.")
+    check_weights({name: tensor for name, tensor in tensors.items() if name != "grouping"}, path)
+    grouping = tensors["grouping"]
+    if grouping.dtype != torch.int64 or not bool(((grouping >= 0) & (grouping < len(GROUPINGS))).all()):
+        raise FileProblem(path, f"grouping holds what is no place among the {len(GROUPINGS)} groupings.")
     components = Components(np.zeros(count, dtype=np.int64), np.zeros((count, len(FEATURES))))
     network = ScheduleNetwork(components, described.hidden, num_scenarios=described.num_scenarios)
     try:
         network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise FileProblem(path, f"not the weights of {Path(path).with_suffix('.json').name}: {error}.") from error
+    except RuntimeError as error:  # names or shapes of other weights
+        raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
     return network

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import html
 
+from rlplace.say import clean
+
 MOST_CHARACTERS = 160
 """Of a name; longer ones are cut in the middle."""
-
-
-def clean(text: object) -> str:
-    """Text on one line, every control character, also those that turn the direction of writing, shown as `�`.
-
-    Example:
-        >>> clean("one" + chr(10) + "two" + chr(0x202E))
-        'one two�'
-    """
-    return "".join(char if char.isprintable() else " " if char in "\t\n\r" else "�" for char in str(text))
 
 
 def readable(text: object, most: int = MOST_CHARACTERS) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlplace.report.format import format_clock
-from rlplace.report.html.escape import clean, escaped, prose
+from rlplace.report.html.escape import escaped, prose
 from rlplace.report.html.run_data import RunData, Seconds
 from rlplace.report.html.tags import Raw, Section, details, table
+from rlplace.say import clean
 
 _MOST_SETTINGS, _MOST_DEPTH = 400, 8
 _LEAST_S = 0.5

@@ -162,6 +162,7 @@ class Agent:
         self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
         self._measured: dict[str, tuple[Plan, list[float]]] = {}
+        self._expected: dict[str, Plan] = {}
         self._history: list[BestSoFar] = []
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
@@ -230,7 +231,8 @@ class Agent:
         if size:
             evaluations, seconds = evaluations - size * config.draws / count, seconds * (1.0 - config.compared_share)
         num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
-        seen = [plan.devices for plan, _ in self._measured.values()]
+        taken = self._taken()
+        seen = [plan.devices for plan in taken.values()]
         firsts: dict[str, Plan] = {}
         others: dict[str, Plan] = {}
         for place in range(TRIES * count):
@@ -245,7 +247,7 @@ class Agent:
             found = self._proposer.next(simulator, budget, seen, is_first=place == 0)
             planner = simulator if isinstance(simulator, Simulator) and not size else mean
             plans = {plan.fingerprint: plan for plan in map(planner.plan, found[: max(size // (3 * count), 1)])}
-            new = [name for name in plans if name not in firsts and name not in others and name not in self._measured]
+            new = [name for name in plans if name not in firsts and name not in others and name not in taken]
             if new:
                 firsts[new[0]] = plans[new[0]]
                 seen.append(plans[new[0]].devices)
@@ -253,7 +255,7 @@ class Agent:
             if len(firsts) == count:
                 break
         if size and firsts:
-            others |= self._more(mean, next(iter(firsts.values())), size, {*firsts, *others, *self._measured}, seen)
+            others |= self._more(mean, next(iter(firsts.values())), size, {*firsts, *others, *taken}, seen)
         return [*firsts.values(), *others.values()]
 
     def _drawn(self, posterior: Posterior) -> Simulator:
@@ -263,12 +265,20 @@ class Agent:
         self, mean: Simulator, best: Plan, size: int, known: set[str], seen: list[NDArray[np.int32]]
     ) -> dict[str, Plan]:
         """Plans of placements that were found before, and of relabelled ones, so that there are about `size`."""
-        left = max(size - len(known) + len(self._measured), 0)
+        left = max(size - len(known) + len(self._taken()), 0)
         found = self._proposer.known(mean, left // 2 if self._config.is_permuted else left, seen)
         if self._config.is_permuted:
             found += self._proposer.relabelled(mean, best.devices, left - len(found))
         plans = {plan.fingerprint: plan for plan in map(mean.plan, found)}
         return {fingerprint: plan for fingerprint, plan in plans.items() if fingerprint not in known}
+
+    def expect(self, plans: Sequence[Plan]) -> None:
+        """Takes note that plans are being measured: they are proposed no more."""
+        self._expected |= {plan.fingerprint: plan for plan in plans}
+
+    def _taken(self) -> dict[str, Plan]:
+        """Plans that were measured, or are being measured, by fingerprint."""
+        return {name: plan for name, (plan, _) in self._measured.items()} | self._expected
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
         """Fits the host model to these measurements too.
@@ -281,6 +291,7 @@ class Agent:
         self._judge(plans, times_s)
         self.num_measured += len(plans)
         for plan, step_s in zip(plans, times_s, strict=True):
+            self._expected.pop(plan.fingerprint, None)
             self._measured.setdefault(plan.fingerprint, (plan, []))[1].append(step_s)
             if step_s < (self._history[-1].best_s if self._history else math.inf):
                 seconds = time.monotonic() - self._begin

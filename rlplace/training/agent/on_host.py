@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.host_model import HostKnowledge, Prior
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.config import LearnConfig
@@ -42,7 +43,8 @@ def solve(
     """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
 
     A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
-    long as the host is open. Without a host it is `portfolio`.
+    long as the host is open. Where a host measures some plans later than others, it learns from what has come. Without
+    a host it is `portfolio`.
 
     Args:
         task: scores, measures and counts.
@@ -76,14 +78,25 @@ def solve(
         idle = 0 if plans else idle + 1
         if not plans:
             continue
-        outcomes = task.measure_plans(plans)
-        if not outcomes:
+        agent.expect(plans)
+        came = task.measure_some(plans)
+        if not came:
             break
-        if math.isnan(scale_s):
-            scale_s = _reference_s(outcomes)
-        agent.learn(plans[: len(outcomes)], [_steadied(outcome, scale_s) for outcome in outcomes])
+        scale_s = _learn(agent, came, scale_s)
+        task.tell(agent.figures())
+    if late := task.measure_some([], is_all=True):
+        _learn(agent, late, scale_s)
         task.tell(agent.figures())
     return agent.result()
+
+
+def _learn(agent: Agent, came: Sequence[tuple[Plan, Measurement]], scale_s: float) -> float:
+    """Has the agent learn what has come; the reference's step time that all of it is scaled to."""
+    outcomes = [outcome for _, outcome in came]
+    if math.isnan(scale_s):
+        scale_s = _reference_s(outcomes)
+    agent.learn([plan for plan, _ in came], [_steadied(outcome, scale_s) for outcome in outcomes])
+    return scale_s
 
 
 def _guide(problem: Problem, config: LearnConfig | None, seed: int, learner_file: LearnerFile | None) -> Guide | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +57,9 @@ class ProblemSource:
 
     Args:
         config: which graphs there are.
+
+    Raises:
+        UserError: a graph file cannot be read.
     """
 
     def __init__(self, config: PretrainConfig) -> None:
@@ -65,7 +67,10 @@ class ProblemSource:
         self._real: list[Callable[[], OpGraph]] = []
         if config.captured:
             self._real += [_Captured(workload, count) for workload, count in CAPTURED]
-        self._real += [_Read(path) for path in config.graphs]
+        if config.graphs:
+            from rlplace.graphs.formats import load_graph
+
+            self._real += [_Given(load_graph(path)) for path in config.graphs]
 
     def problem(self, stage: int, number: int) -> Problem:
         """A graph on a random host, with estimated costs and the default grouping.
@@ -73,9 +78,6 @@ class ProblemSource:
         Args:
             stage: problems of different stages have nothing to do with each other.
             number: which of the stage.
-
-        Raises:
-            UserError: a graph file cannot be read.
         """
         draw = np.random.default_rng([self._config.seed, stage, number])
         host = random_host(draw)
@@ -107,14 +109,14 @@ class _Captured:
         return _capture(self._workload, self._count)
 
 
-class _Read:
-    """The graph in a file."""
+class _Given:
+    """A graph that was in a file: other machines, which may not have the file, are given the graph."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
 
     def __call__(self) -> OpGraph:
-        return _read(self._path)
+        return self._graph
 
 
 @lru_cache(maxsize=64)
@@ -124,13 +126,6 @@ def _capture(workload: str, count: int) -> OpGraph:
 
     built = build_for(parse_workload(workload), resolve_host(BUILT_FOR), 0)
     return replace(capture_workload(built, count), program=None)
-
-
-@lru_cache(maxsize=64)
-def _read(path: Path) -> OpGraph:
-    from rlplace.graphs.formats import load_graph
-
-    return load_graph(path)
 
 
 def _synthetic(draw: np.random.Generator) -> OpGraph:

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from rlplace.training.pretrain.held_out import held_out
 from rlplace.training.pretrain.problems import ProblemSource
 from rlplace.training.pretrain.tables import Table, Tables
 
+if TYPE_CHECKING:
+    from rlplace.cluster import Cluster
+
 DRAWN, VARIED, KNOWN = range(3)
 """Stages, whose problems have nothing to do with each other."""
 JUDGED = 5
@@ -33,7 +36,12 @@ CONFIG, FIGURES = "pretrain.json", "figures.json"
 
 @one_thread_here()
 def pretrain(
-    config: PretrainConfig, folder: Path, *, resume: bool = False, say: Callable[[str], None] = lambda text: None
+    config: PretrainConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
     """What was learned, as `--json` prints it; the weights are `schedule.safetensors` in `folder`.
 
@@ -49,15 +57,16 @@ def pretrain(
         folder: of the result.
         resume: go on with what is in `folder`.
         say: told how it goes.
+        cluster: whose workers simulate; what is learned is the same.
 
     Raises:
         FileProblem: `folder` holds a run, and `resume` is not asked for; or it holds another one.
         UserError: a graph file cannot be read.
+        RunnerError: the cluster is lost; `resume` goes on from what came.
     """
     begin = time.monotonic()
     _begin(config, folder, resume)
-    source = ProblemSource(config)
-    tables = Tables(folder / "tables", source.problem)
+    tables = Tables(folder / "tables", ProblemSource(config).problem, cluster)
     generator = np.random.default_rng(config.seed)
     weights = draw(generator, config.num_drawn)
     table = tables.simulate("drawn", DRAWN, config.drawn_problems, over_groupings(weights), say)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +17,18 @@ from rlplace.env.list_schedules import ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import write_bytes_atomic
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy.schedule.summary import problem_summary
+
+if TYPE_CHECKING:
+    from rlplace.cluster import Cluster
 
 WORST = 3.0
 """Ratio to a problem's best from which on placements are equally bad, those that do not fit among them."""
 _CHUNK = 64
+Row = dict[str, NDArray[Any]]
+"""One problem of a table, by the names of its fields."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +63,12 @@ class Tables:
     Args:
         folder: where they are.
         problem_of: the problem of a stage and a number.
+        cluster: whose workers simulate, a problem each; this process does where there is none.
     """
 
-    def __init__(self, folder: Path, problem_of: Callable[[int, int], Problem]) -> None:
+    def __init__(self, folder: Path, problem_of: Callable[[int, int], Problem], cluster: Cluster | None = None) -> None:
         self._folder, self._problem_of = folder, problem_of
+        self._map = _one_by_one if cluster is None else cluster.map
 
     def simulate(self, name: str, stage: int, count: int, pairs: Sequence[Pair], say: Callable[[str], None]) -> Table:
         """The table of `pairs` on the first `count` problems of a stage; what is in the folder is not done again.
@@ -72,19 +82,31 @@ class Tables:
 
         Raises:
             FileProblem: a file of the folder is malformed, or of other pairs.
+            RunnerError: the cluster is lost.
         """
-        rows = []
-        for number in range(count):
-            path = self._folder / f"{name}-{number:05d}.safetensors"
-            if not path.exists():
-                write_bytes_atomic(path, save(simulate_pairs(self._problem_of(stage, number), pairs)))
-            rows.append(_read(path, len(pairs)))
-            if (number + 1) % max(count // 10, 1) == 0:
-                say(f"{name}: {number + 1:,} of {count:,} problems")
-        return Table(*(np.stack([row[key] for row in rows]) for key in ("summary", "log_times", "estimates")))
+        paths = [self._folder / f"{name}-{number:05d}.safetensors" for number in range(count)]
+        rows = {number: _read(path, len(pairs)) for number, path in enumerate(paths) if path.exists()}
+        missing = [number for number in range(count) if number not in rows]
+        for index, row in self._map(partial(_simulated, self._problem_of, stage, pairs), missing):
+            write_bytes_atomic(paths[missing[index]], save(row))
+            rows[missing[index]] = row
+            if len(rows) % max(count // 10, 1) == 0:
+                say(f"{name}: {len(rows):,} of {count:,} problems")
+        keys = ("summary", "log_times", "estimates")
+        return Table(*(np.stack([rows[number][key] for number in range(count)]) for key in keys))
 
 
-def simulate_pairs(problem: Problem, pairs: Sequence[Pair]) -> dict[str, NDArray[np.generic]]:
+def _one_by_one(function: Callable[[int], Row], items: Sequence[int]) -> Iterator[tuple[int, Row]]:
+    for index, item in enumerate(items):
+        yield index, function(item)
+
+
+def _simulated(problem_of: Callable[[int, int], Problem], stage: int, pairs: Sequence[Pair], number: int) -> Row:
+    with one_thread_here():
+        return simulate_pairs(problem_of(stage, number), pairs)
+
+
+def simulate_pairs(problem: Problem, pairs: Sequence[Pair]) -> Row:
     """A problem's row of a `Table`, by the names of its fields; equal placements are simulated once."""
     schedules, simulator = ListSchedules(problem), Simulator(problem, threads=1)
     times, estimates = np.empty(len(pairs)), []
@@ -101,7 +123,7 @@ def simulate_pairs(problem: Problem, pairs: Sequence[Pair]) -> dict[str, NDArray
     }
 
 
-def _read(path: Path, count: int) -> dict[str, NDArray[np.generic]]:
+def _read(path: Path, count: int) -> Row:
     try:
         row = load(path.read_bytes())
     except (OSError, SafetensorError) as error:

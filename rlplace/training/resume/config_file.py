@@ -35,6 +35,7 @@ class Request:
         host_word: as the user named the host.
         gangs: whether the host has devices of several cores.
         asked: how the batch is to be cut.
+        placed_again: the run on another host that its costs and placement were carried over from; empty without one.
     """
 
     spec: WorkloadSpec
@@ -43,6 +44,7 @@ class Request:
     host_word: str
     gangs: bool = False
     asked: CutOptions = WHOLE
+    placed_again: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds: what was asked for, to the word, and what that comes to with nothing left open."""
@@ -56,6 +58,7 @@ class Request:
             "micro_batches": self.asked.to_dict(),
             "train": dataclasses.asdict(_resolved(self.config, self.host)),
             "asked": {"train": dataclasses.asdict(self.config), "micro_batches": self.asked.to_dict()},
+            "placed_again": self.placed_again,
             "versions": versions(),
         }
 
@@ -71,6 +74,7 @@ class KeptRequest:
     config: TrainConfig
     asked: CutOptions
     versions: dict[str, str]
+    placed_again: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class _Head:
     gangs: bool
     host_fingerprint: str
     versions: dict[str, str]
+    placed_again: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class _Plain:
     evaluations: int | None = None
     isolated: bool | None = None
     track: str = "disabled"
+    cluster: str = "off"
     store: str = "auto"
 
 
@@ -127,7 +133,9 @@ def read_request(run: RunFolder) -> KeptRequest:
     asked = _mapping(data["asked"], "asked", where)
     config = _config(_mapping(asked.get("train"), "asked.train", where), where)
     cut = _cut(_mapping(asked.get("micro_batches"), "asked.micro_batches", where), where)
-    return KeptRequest(head.workload, head.host, head.host_fingerprint, head.gangs, config, cut, head.versions)
+    return KeptRequest(
+        head.workload, head.host, head.host_fingerprint, head.gangs, config, cut, head.versions, head.placed_again
+    )
 
 
 def _config(data: Mapping[str, Any], where: str) -> TrainConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,17 @@ from rlplace.runs.folder import RunFolder
 from rlplace.search.task import Saveable
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.kept import (
+    KNOWN_HOSTS,
     LARGEST_BYTES,
     KeptOutcome,
     KeptProgress,
+    KeptRace,
     KeptRow,
     KeptTable,
     decode,
+    decode_hosts,
     encode,
+    encode_hosts,
 )
 from rlplace.training.resume.kept_state import PlanOf, arrays_of, kept_method, state_of
 from rlplace.training.resume.state import MethodState
@@ -39,7 +43,7 @@ EVERY_S = 5.0
 """So long at least between two writes that nothing presses for ..."""
 SHARE = 0.05
 """... and as long as keeps their share of the time below this."""
-IRRELEVANT = ("budget_s", "isolated", "track", "store")
+IRRELEVANT = ("budget_s", "isolated", "track", "cluster", "store")
 """Fields of `TrainConfig` that may be others when a run goes on."""
 
 
@@ -71,6 +75,7 @@ class Journal:
     ) -> None:
         self._run, self._problem, self._clock = run, problem, clock
         self._kept, self._states = KeptProgress(_signature(problem, config)), dict[str, MethodState]()
+        self._known: tuple[tuple[LearnedHost, ...], NDArray[np.generic]] | None = None
         self._next_s = clock() + EVERY_S
         if run is not None and is_resumed and run.has(FILE):
             self._load(run, plan_of)
@@ -83,23 +88,23 @@ class Journal:
     @property
     def known_hosts(self) -> tuple[LearnedHost, ...] | None:
         """What was known about the host when the run began; None where it had not come so far."""
-        return self._kept.known_hosts
+        return None if self._known is None else self._known[0]
 
     def keep_known_hosts(self, known: tuple[LearnedHost, ...]) -> None:
         """Keeps what is known about the host: it must be the same when the run goes on."""
-        self._kept = dataclasses.replace(self._kept, known_hosts=known)
+        self._known = known, encode_hosts(known)
         self._write()
 
     @property
-    def calibration(self) -> Mapping[str, Measurement] | None:
-        """What was measured to calibrate, by fingerprint of the plan; None where it was not."""
+    def calibration(self) -> Sequence[tuple[str, Measurement]]:
+        """What was measured to calibrate, in order, with the fingerprint of each plan; nothing where it was not."""
         kept = self._kept.calibration
-        return None if kept is None else {name: outcome.measurement for name, outcome in kept.items()}
+        return () if kept is None else [(name, one.measurement) for name, one in zip(kept.plans, kept.outcomes)]
 
     def keep_calibration(self, known: Known) -> None:
         """Keeps what was measured to calibrate."""
-        outcomes = zip(known.plans, known.outcomes, strict=True)
-        kept = {plan.fingerprint: KeptOutcome.of(outcome) for plan, outcome in outcomes}
+        plans = tuple(plan.fingerprint for plan in known.plans)
+        kept = KeptRace(plans, tuple(KeptOutcome.of(outcome) for outcome in known.outcomes))
         self._kept = dataclasses.replace(self._kept, calibration=kept)
         self._write()
 
@@ -154,7 +159,7 @@ class Journal:
         if self._run is None:
             return
         begin_s = self._clock()
-        arrays: dict[str, NDArray[np.generic]] = {}
+        arrays: dict[str, NDArray[np.generic]] = {} if self._known is None else {KNOWN_HOSTS: self._known[1]}
         for name, state in self._states.items():
             arrays |= arrays_of(name, state, self._problem.host.num_devices)
         write_bytes_atomic(self._run.path(FILE), encode(self._kept, arrays))
@@ -171,6 +176,8 @@ class Journal:
                 "the run again in another folder.",
             )
         self._kept = kept
+        if KNOWN_HOSTS in arrays:
+            self._known = decode_hosts(arrays[KNOWN_HOSTS], f"{path}"), arrays[KNOWN_HOSTS]
         for name, method in kept.methods.items():
             self._states[name] = state_of(name, method, arrays, self._problem, plan_of, f"{path}: {name}")
 

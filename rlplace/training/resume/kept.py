@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_list, decode_record, described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
@@ -22,6 +22,8 @@ from rlplace.search.failure import Failure
 SCHEMA = 1
 RECORDS = "records"
 """The tensor that holds the JSON, as bytes: one file is written whole or not at all, two are not."""
+KNOWN_HOSTS = "known_hosts"
+"""The tensor that holds what was known of the host when the run began."""
 LARGEST_BYTES = 1 << 30
 
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -145,10 +147,8 @@ class KeptProgress:
     """Fingerprint of the problem and of what was to be done with it."""
     schema: int = SCHEMA
     is_finished: bool = False
-    known_hosts: tuple[LearnedHost, ...] | None = None
-    """What earlier searches had learned about the host when the run began; None where it has not come so far."""
-    calibration: dict[str, KeptOutcome] | None = None
-    """What was measured to calibrate the simulator, by fingerprint of the plan."""
+    calibration: KeptRace | None = None
+    """What was measured to calibrate the simulator."""
     methods: dict[str, KeptMethod] = field(default_factory=dict)
     table: KeptTable | None = None
 
@@ -176,13 +176,34 @@ def decode(data: bytes, where: str) -> tuple[KeptProgress, dict[str, NDArray[np.
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise FileProblem(where, f"not the progress of a run: {error}.") from error
     records = arrays.pop(RECORDS, None)
-    if records is None or records.dtype != np.uint8 or records.ndim != 1:
+    if records is None:
         raise FileProblem(where, f"not the progress of a run: it has no {RECORDS}.")
+    return decode_record(KeptProgress, parse_json(_text(records, where), where), where), arrays
+
+
+def _text(data: NDArray[np.generic], where: str) -> str:
+    if data.dtype != np.uint8 or data.ndim != 1:
+        raise FileProblem(where, "not the progress of a run: its records are no text.")
     try:
-        text = records.tobytes().decode("utf-8")
+        return data.tobytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileProblem(where, f"not the progress of a run: its records are no text ({error.reason}).") from error
-    return decode_record(KeptProgress, parse_json(text, where), where), arrays
+
+
+def encode_hosts(known: Sequence[LearnedHost]) -> NDArray[np.uint8]:
+    """What was learned about hosts as bytes, made once: with many of them they are most of a file."""
+    text = json.dumps(jsonable([asdict(learned) for learned in known]), allow_nan=False, separators=(",", ":"))
+    return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+
+
+def decode_hosts(data: NDArray[np.generic], where: str) -> tuple[LearnedHost, ...]:
+    """What `encode_hosts` was given.
+
+    Raises:
+        FileProblem: it is no such text.
+        InvalidValue, UnknownName: a record in it is malformed; names the field.
+    """
+    return decode_list(LearnedHost, parse_json(_text(data, where), where), where, KNOWN_HOSTS)
 
 
 def whole_numbers(arrays: Arrays, name: str, bound: int, where: str) -> NDArray[np.int32]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.decode import described
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.costs import Costs, CostSource, read_workspaces
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.runs.folder import RunFolder
@@ -51,16 +51,14 @@ def read_prepared(run: RunFolder, steps: Steps, config: TrainConfig) -> Prepared
     host = host_from_dict(data.get("host"), where)
     if host.fingerprint != steps.host.fingerprint:
         raise FingerprintMismatch("host", host.fingerprint, steps.host.fingerprint)
-    if costs.get("source") != "profiled":
-        raise InvalidValue("costs.source", described(costs.get("source")), "profiled", where=where)
+    source = next((known for known in get_args(CostSource) if known == costs.get("source")), None)
+    if source is None:
+        raise InvalidValue("costs.source", described(costs.get("source")), "where costs come from", where=where)
     times_s = _array(costs.get("op_time_s"), "costs.op_time_s", (graph.num_ops, host.num_devices), where)
-    seen = costs.get("workspace_bytes")
-    if seen is not None:
-        seen = _array(seen, "costs.workspace_bytes", times_s.shape, where).astype(np.int64)
     problem = Problem.grouped(
         graph,
         host,
-        Costs(times_s, "profiled", seen),
+        Costs(times_s, source, read_workspaces(costs.get("workspace_bytes"), times_s.shape, where)),
         config.num_groups,
         config.grouping,
         acyclic=config.acyclic,

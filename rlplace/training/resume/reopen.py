@@ -46,7 +46,7 @@ def reopen(run: RunFolder, workload: str | None, budget_s: float | None) -> tupl
             "`--host`.",
         )
     config = _extended(kept.config, budget_s)
-    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked)
+    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked, kept.placed_again)
     return request, config.budget_s > kept.config.budget_s
 
 

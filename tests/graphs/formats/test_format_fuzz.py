@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,15 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from damaged import damaged, damaged_tree, mutation, share
 from graph_files import rich_graph
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs.formats import load_graph, save_graph
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.statistics import describe_graph
-
-JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2**31, 2**63, 10**400]),
-    st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5),
-    st.sampled_from(["", "0", "\ud800", "x" * 999]),
-    st.lists(st.integers(-3, 9), max_size=4), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-)  # fmt: skip
-
-
-def share(examples: int) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-    )
 
 
 @pytest.fixture(scope="module")
@@ -53,63 +40,6 @@ def loads_or_says_why(path: Path, content: bytes) -> None:
     assert str(path) in str(found)
     assert not isinstance(found, InvalidValue) or found.field
     assert len(str(found)) < 1000
-
-
-def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes changed, dropped, doubled or cut off."""
-    data = bytearray(content)
-    for _ in range(draw(st.integers(1, 3))):
-        place, length = draw(st.integers(0, len(data))), draw(st.integers(0, 20))
-        kind = draw(st.sampled_from(["change", "drop", "double", "cut", "insert"]))
-        if kind == "change" and place < len(data):
-            data[place] = draw(st.integers(0, 255))
-        elif kind == "drop":
-            del data[place : place + length]
-        elif kind == "double":
-            data[place:place] = data[place : place + length]
-        elif kind == "cut" and place:
-            del data[place:]
-        else:
-            data[place:place] = draw(st.binary(max_size=4))
-    return bytes(data)
-
-
-def places_in(tree: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) in a JSON tree."""
-    items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
-    return [(tree, key) for key, _ in items] + [place for _, child in items for place in places_in(child)]
-
-
-def damaged_tree(draw: st.DrawFn, tree: Any) -> Any:
-    """Values replaced, dropped, doubled or renamed."""
-    tree = copy.deepcopy(tree)
-    for _ in range(draw(st.integers(1, 3))):
-        places = places_in(tree)
-        if not places:
-            break
-        container, key = places[draw(st.integers(0, len(places) - 1))]
-        kind = draw(st.sampled_from(["replace", "replace", "drop", "double", "rename"]))
-        if kind == "drop":
-            del container[key]
-        elif kind == "double" and isinstance(container, list):
-            container.insert(key, container[key])
-        elif kind == "rename" and isinstance(container, dict):
-            container[draw(st.text(max_size=8))] = container.pop(key)
-        else:
-            container[key] = draw(JUNK)
-    return tree
-
-
-def mutation(content: bytes) -> st.SearchStrategy[bytes]:
-    """Damaged JSON: its bytes, or its tree."""
-
-    @st.composite
-    def mutated(draw: st.DrawFn) -> bytes:
-        if draw(st.booleans()):
-            return damaged(draw, content)
-        return json.dumps(damaged_tree(draw, json.loads(content))).encode()
-
-    return mutated()
 
 
 @cache

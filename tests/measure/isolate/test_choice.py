@@ -13,53 +13,13 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
+from main_scripts import MEASURES
 from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure import Costs, Problem, Simulator
 from rlplace.measure.isolate.choice import VARIABLE, is_isolated, make_runner
 from rlplace.measure.run.runner import HostRunner
-
-SCRIPT = """
-import numpy as np, torch
-from torch import nn
-from rlplace.graphs import capture
-from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
-from rlplace.measure.evaluator import Evaluator
-
-print("the main module runs", flush=True)
-
-@torch.library.custom_op("rlplace_tests_script::halve", mutates_args=())
-def halve(x: torch.Tensor) -> torch.Tensor:
-    import os
-    if os.getpid() == {main}:
-        raise RuntimeError("it runs in the main process")
-    return x / FACTOR
-
-@halve.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-FACTOR = 2
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-    def forward(self, x):
-        return halve(x) + self.weight.sum()
-
-graph = capture(Model(), torch.ones(4))
-host = Host.detect("cores")
-costs = Costs(np.ones((graph.num_ops, host.num_devices)), "profiled")
-problem = Problem.grouped(graph, host, costs, 2)
-simulator = Simulator(problem)
-placement = np.zeros(graph.num_ops, dtype=np.int32)
-evaluator = Evaluator(problem, simulator, placement)
-(outcome,) = evaluator.measure_plans([simulator.plan(placement)], RaceProtocol(1, 1, 1))
-evaluator.close()
-print(outcome.status, outcome.why)
-"""
 
 
 @pytest.mark.parametrize(
@@ -98,18 +58,24 @@ def test_where_no_process_can_be_started_it_is_measured_here_with_a_warning(monk
     runner.close()
 
 
-@pytest.mark.parametrize("how", ["script", "-c"])
+@pytest.mark.parametrize("how", ["script", "-c", "stdin"])
 def test_a_main_module_needs_no_guard_and_may_define_ops(how: str, tmp_path: Path) -> None:
     """The op of the main module runs in the worker, whose main module is another."""
-    text = SCRIPT.replace("{main}", "MAIN").replace(
-        "import numpy as np, torch", "import numpy as np, os, torch\nMAIN = os.getpid()"
-    )
+    text = f'print("the main module runs", flush=True)\n{MEASURES}'
     script = tmp_path / "script.py"
     script.write_text(text, encoding="utf-8")
-    command = [sys.executable, str(script)] if how == "script" else [sys.executable, "-c", text]
+    arguments = {"script": [str(script)], "-c": ["-c", text], "stdin": ["-"]}[how]
     path = os.pathsep.join([str(Path(np.__file__).parents[1]), *sys.path])
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=text if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["the main module runs", "ok "]
 

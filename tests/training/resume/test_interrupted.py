@@ -193,6 +193,9 @@ def test_a_run_that_has_ended_stays_as_it_is(graph_file: Path, tmp_path: Path) -
     before = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
     assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
     assert {entry.name: entry.read_bytes() for entry in folder.iterdir()} == before
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"workload": "no_such:function"}))
+    assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
 
 
 @pytest.mark.parametrize("method", ["portfolio", "anneal", "guided"])

@@ -1,0 +1,333 @@
+"""Whether a run survives being killed: python benchmarks/crash.py --kills 50 --json
+
+Runs of `rlplace train` are killed (SIGKILL, with all their processes) at moments drawn over the duration of a straight
+run, and gone on with by `rlplace train --resume`, which is killed again, several times. After each kill, and in the
+end, every file of the run folder is read by its own reader, and compared with what it held before:
+
+- lost: a measurement that is gone, or a best placement that is worse than the one before;
+- corrupt: a file that cannot be read;
+- different: a simulated run whose answer is not, to the bit, that of a straight run;
+- failed: a command that did not end as it should.
+
+The exit code is 1 if there is any. Simulated runs go two at a time, measured ones alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crash_folder import Found, answer, final_ratio, look, simulator_of
+from record import RESULTS, as_markdown, record
+
+from rlplace.files import write_json_atomic, write_text_atomic
+from rlplace.measure import Simulator
+
+KILLS_A_RUN = 4
+"""Then a run is left to come to its end."""
+MEASURED_SHARE = 0.2
+TOLERANCE = 1.25
+"""A measured placement is no worse than before within this: ratios of short races on two cores are so far apart."""
+LONGEST_S = 600.0
+"""A command that takes longer is stuck."""
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of run.
+
+    Attributes:
+        name: for people.
+        workload: what is placed.
+        host: where.
+        options: of `rlplace train`.
+        is_measured: whether steps are run.
+    """
+
+    name: str
+    workload: str
+    host: str
+    options: tuple[str, ...]
+    is_measured: bool = False
+
+    def command(self, folder: Path) -> list[str]:
+        """Starts a run in `folder`, over what a run left there that was killed before it began."""
+        words = ["train", self.workload, "--host", self.host, *self.options]
+        return [sys.executable, "-m", "rlplace", *words, "--run", str(folder), "--overwrite", "--store", "off"]
+
+
+SIMULATED = Case(
+    "simulated", "rnnlm@layers=2,units=1024,batch=64,steps=6,vocab=2000", "2xK80", ("--evaluations", "3000")
+)
+MEASURED = Case("measured", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50", "cores", ("--budget", "8s"), True)
+
+
+@dataclass
+class Tally:
+    """What went wrong, and how often everything was done; filled from several threads."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    runs: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, list[str]] = field(
+        default_factory=lambda: {kind: [] for kind in ("lost", "corrupt", "different", "failed")}
+    )
+    worst_ratio: float = 0.0
+    """Of a measured run's final best to the best that was known before."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, kind: str, words: str) -> None:
+        """Notes something wrong."""
+        with self.lock:
+            self.wrong[kind].append(words)
+        print(f"{kind}: {words}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Straight:
+    """A run that nobody killed: when it had its folder, when it ended, what it came to, and what simulates the like."""
+
+    begin_s: float
+    end_s: float
+    answer: dict[str, Any]
+    simulator: Simulator | None
+
+    def moment_s(self, generator: np.random.Generator) -> float:
+        """When to kill, in seconds after the start: from a little before there is anything to lose."""
+        return float(generator.uniform(0.9 * self.begin_s, self.end_s))
+
+    def notice(self, end_s: float) -> None:
+        """Takes note of another run that nobody killed: on a machine with other work, the quickest one counts."""
+        if end_s < self.end_s:
+            self.begin_s, self.end_s = self.begin_s * end_s / self.end_s, end_s
+
+
+def main() -> int:
+    asked = _asked()
+    begin_s, facts, tally = time.monotonic(), record(), Tally()
+    num_measured = round(MEASURED_SHARE * asked.kills) if asked.measured is None else asked.measured
+    with tempfile.TemporaryDirectory(prefix="rlplace-crash-") as name:
+        root = Path(name)
+        environment = os.environ | {"XDG_CACHE_HOME": str(root / "cache"), "OMP_NUM_THREADS": "1"}
+        straights = {}
+        for case, kills in ((SIMULATED, asked.kills - num_measured), (MEASURED, num_measured)):
+            if not kills:
+                continue
+            for name in ("first", "straight"):  # the first one compiles kernels
+                straight = run_straight(case, root / f"{case.name}-{name}", environment)
+            straights[case.name] = straight
+            shares = [min(KILLS_A_RUN, kills - done) for done in range(0, kills, KILLS_A_RUN)]
+            with ThreadPoolExecutor(1 if case.is_measured else 2) as pool:
+                waiting = [
+                    pool.submit(
+                        kill_often,
+                        case,
+                        straight,
+                        share,
+                        np.random.default_rng([asked.seed, case.is_measured, number]),
+                        root / f"{case.name}-{number}",
+                        environment,
+                        tally,
+                    )
+                    for number, share in enumerate(shares)
+                ]
+                for each in waiting:
+                    each.result()
+    result = {
+        "schema": 1,
+        "kills": tally.kills.total(),
+        **{kind: len(words) for kind, words in tally.wrong.items()},
+        "ok": not any(tally.wrong.values()) and tally.kills.total() == asked.kills,
+        "kills_by_kind": dict(tally.kills),
+        "runs_by_kind": dict(tally.runs),
+        "straight_s": {name: each.end_s for name, each in straights.items()},
+        "worst_ratio": tally.worst_ratio,
+        "what": {kind: words for kind, words in tally.wrong.items() if words},
+        "seconds": time.monotonic() - begin_s,
+        **facts,
+    }
+    if asked.name:
+        write_json_atomic(RESULTS / f"{asked.name}.json", result, indent=1)
+        write_text_atomic(RESULTS / f"{asked.name}.md", markdown(result))
+    print(json.dumps(result) if asked.json else markdown(result))
+    return 0 if result["ok"] else 1
+
+
+def run_straight(case: Case, folder: Path, environment: dict[str, str]) -> Straight:
+    """A run of `case` from its beginning to its end."""
+    begun_s = time.monotonic()
+    with _started(case.command(folder), folder, environment) as process:
+        while process.poll() is None and not (folder / "config.json").exists():
+            time.sleep(POLL_S)
+        begin_s = time.monotonic() - begun_s
+        if process.wait(LONGEST_S) != 0:
+            raise SystemExit(f"a run that nobody killed failed:\n{_said(folder)}")
+    end_s = time.monotonic() - begun_s
+    return Straight(begin_s, end_s, answer(folder), simulator_of(case.workload, case.host))
+
+
+def kill_often(
+    case: Case,
+    straight: Straight,
+    kills: int,
+    generator: np.random.Generator,
+    folder: Path,
+    environment: dict[str, str],
+    tally: Tally,
+) -> None:
+    """Kills runs of `case` so often, goes on with each to its end, and tallies what it finds.
+
+    A run that ends before its moment has come is judged, and another one is begun.
+    """
+    done = number = 0
+    while done < kills and not tally.wrong["failed"]:
+        done += kill_one(case, straight, kills - done, generator, folder / str(number), environment, tally)
+        number += 1
+
+
+def kill_one(
+    case: Case,
+    straight: Straight,
+    most_kills: int,
+    generator: np.random.Generator,
+    folder: Path,
+    environment: dict[str, str],
+    tally: Tally,
+) -> int:
+    """How often one run was killed before it ended."""
+    known, done, is_over = Found(), 0, False
+    while not is_over:
+        is_there = (folder / "config.json").exists()
+        resume = [sys.executable, "-m", "rlplace", "train", "--resume", str(folder)]
+        moment_s = straight.moment_s(generator) if done < most_kills else None
+        command, begun_s = resume if is_there else case.command(folder), time.monotonic()
+        with _started(command, folder, environment) as process:
+            try:
+                code = process.wait(LONGEST_S if moment_s is None else moment_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                code = None
+        where = f"{case.name} {folder.parent.name}/{folder.name} after {done + (code is None)} kills"
+        if (code is None and moment_s is None) or code not in (None, 0):
+            tally.add("failed", f"{where}: {'stuck' if code is None else f'exit code {code}'}: {_said(folder)[-400:]}")
+            is_over = True
+        elif code is None:
+            done += 1
+        else:
+            is_over = True
+            if not done:
+                straight.notice(time.monotonic() - begun_s)
+        after = look(folder, straight.simulator)
+        _compare(case, known, after, where, tally)
+        if code == 0:
+            _judge(case, straight, known, folder, where, tally)
+        known = Found(rows=known.rows | after.rows, best=min(known.best, after.best))
+    with tally.lock:
+        tally.kills[case.name] += done
+        tally.runs[case.name] += 1
+        print(f"{case.name}: {tally.kills[case.name]} kills, {tally.runs[case.name]} runs", file=sys.stderr, flush=True)
+    return done
+
+
+def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -> None:
+    """What a folder lost since it was last looked at."""
+    for words in after.corrupt:
+        tally.add("corrupt", f"{where}: {words}")
+    if lost := known.rows - after.rows:
+        tally.add("lost", f"{where}: {len(lost)} of {len(known.rows)} measurements")
+    if not case.is_measured and after.best > known.best:
+        tally.add("lost", f"{where}: the placement takes {after.best} s, {known.best} s before")
+
+
+def _judge(case: Case, straight: Straight, known: Found, folder: Path, where: str, tally: Tally) -> None:
+    """Whether a run that came to its end came to the right one."""
+    if not case.is_measured:
+        for name, found in answer(folder).items():
+            if found != straight.answer[name]:
+                tally.add("different", f"{where}: {name}")
+        return
+    ratio = final_ratio(folder) / known.best
+    with tally.lock:
+        tally.worst_ratio = max(tally.worst_ratio, ratio)
+    if ratio > TOLERANCE:
+        tally.add("lost", f"{where}: the final best is {ratio:.2f} times the best known before")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a page."""
+    kinds = ", ".join(
+        f"{count} of {name} runs ({result['runs_by_kind'][name]} of them, {result['straight_s'][name]:.0f} s each)"
+        for name, count in result["kills_by_kind"].items()
+    )
+    lines = [
+        "# Runs that were killed, and went on",
+        "",
+        as_markdown(result),
+        f"{result['kills']} times SIGKILL to a run with all its processes, at moments drawn over that of a straight",
+        "run, then `rlplace train --resume`, killed again up to three times:",
+        f"{kinds}; {result['seconds'] / 60:.0f} minutes.",
+        "",
+        "| measurements or best placements lost | corrupt files | simulated answers that differ | failed |",
+        "|---|---|---|---|",
+        f"| {result['lost']} | {result['corrupt']} | {result['different']} | {result['failed']} |",
+        "",
+    ]
+    if result["worst_ratio"]:
+        ratio = f"{result['worst_ratio']:.2f}"
+        lines += [
+            f"Over the best placement known before a kill, the final best of a measured run took {ratio} at most,",
+            "both as ratios to the best single device, measured in races of their own.",
+            "",
+        ]
+    lines += [f"- {kind}: {each}" for kind, words in result["what"].items() for each in words]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _started(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a group of its own; what it says goes into a file beside the run folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _log(folder).open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _log(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.log")
+
+
+def _said(folder: Path) -> str:
+    return _log(folder).read_text(encoding="utf-8", errors="replace")
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--measured", type=int, help="how many of them of measured runs; by default a fifth")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--name", help="of files in results/, .json and .md; by default none is written")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What a run folder holds, read file by file by its own reader: what `crash.py` compares before and after a kill."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from safetensors.numpy import load as load_tensors
+
+from rlplace.files import PARTIAL_ENDING, read_json
+from rlplace.measure import Problem, Simulator, load_placement, resolve_host
+from rlplace.measure.explain.explanation import load_explanation
+from rlplace.measure.host_model import load_learned_host
+from rlplace.runs.lock import LOCK_FILE
+from rlplace.runs.micro_batches import WHOLE
+from rlplace.runs.setup import Steps
+from rlplace.store import MeasurementStore
+from rlplace.workloads import parse_workload
+
+PLACEMENT, RESULT, DATABASE = "placement.json", "result.json", "measurements.db"
+FLEETING = ("durations", "time", "seconds")
+"""Fields of a result that no two runs share."""
+_PNG = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is in a folder.
+
+    Attributes:
+        corrupt: what a reader said of a file that it could not read.
+        rows: every measurement of its store, as text.
+        best: of its placement: the simulated step time, or where it was measured the ratio to the reference placement;
+            infinite where there is none.
+    """
+
+    corrupt: tuple[str, ...] = ()
+    rows: frozenset[str] = field(default_factory=frozenset)
+    best: float = math.inf
+
+
+def simulator_of(workload: str, host: str) -> Simulator | None:
+    """What says how long placements of a run take; None where they are measured."""
+    found = resolve_host(host)
+    if not found.is_simulated:
+        return None
+    return Simulator(Problem.estimate(Steps(parse_workload(workload), found, 0, WHOLE).graph(1), found), threads=1)
+
+
+def look(folder: Path, simulator: Simulator | None) -> Found:
+    """Reads everything in a run folder.
+
+    Args:
+        folder: of the run; it may not be there yet.
+        simulator: of its problem; None where it is measured.
+    """
+    corrupt, rows = [], []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name == LOCK_FILE or path.name.endswith((PARTIAL_ENDING, "-wal", "-shm", "-journal")):
+            continue
+        reader = READERS.get(path.name) or READERS.get(path.suffix)
+        try:
+            if reader is None:
+                raise ValueError("nobody reads this file")
+            found = reader(path)
+        except Exception as error:  # whatever it is, the file cannot be read
+            corrupt.append(f"{path.name}: {type(error).__name__}: {error}")
+            continue
+        if path.name == DATABASE:
+            rows = found
+    best = math.inf
+    if (folder / PLACEMENT).is_file() and not corrupt:
+        best = _best(folder / PLACEMENT, simulator, rows)
+    return Found(tuple(corrupt), frozenset(json.dumps(row, sort_keys=True) for row in rows), best)
+
+
+def answer(folder: Path) -> dict[str, Any]:
+    """What a run came to, without what no two runs share."""
+    return {PLACEMENT: read_json(folder / PLACEMENT), RESULT: _lasting(read_json(folder / RESULT))}
+
+
+def final_ratio(folder: Path) -> float:
+    """The step time of the best placement over that of the best single device, in the final table."""
+    result = read_json(folder / RESULT)
+    (single_s,) = (row["step_time_s"] for row in result["rows"] if row["method"] == "single")
+    return float(result["best"]["step_time_s"]) / float(single_s)
+
+
+def _lasting(data: Any) -> Any:
+    if isinstance(data, dict):
+        kept = {name: _lasting(value) for name, value in data.items() if name not in FLEETING}
+        if "history" in kept:  # evaluations, measurements, seconds, step time
+            kept["history"] = [[*row[:2], *row[3:]] for row in kept["history"]]
+        return kept
+    return [_lasting(item) for item in data] if isinstance(data, list) else data
+
+
+def _best(path: Path, simulator: Simulator | None, rows: list[dict[str, Any]]) -> float:
+    plan = load_placement(path).plan
+    if simulator is not None:
+        return simulator.retime(plan).step_time_s
+    return median([row["ratio"] for row in rows if row["plan"] == plan.fingerprint and row["ratio"]] or [math.inf])
+
+
+def _read_store(path: Path) -> list[dict[str, Any]]:
+    with MeasurementStore.read(path) as store:
+        rows = [row.to_dict() for row in store.measurements()]
+        for plan in {str(row["plan"]) for row in rows}:
+            store.plan(plan)
+            store.traces(plan)
+        store.learned_hosts()
+    return rows
+
+
+def _read_png(path: Path) -> None:
+    content = path.read_bytes()
+    if not (content.startswith(_PNG[0]) and content.endswith(_PNG[1])):
+        raise ValueError("not a whole picture")
+
+
+def _read_page(path: Path) -> None:
+    if not path.read_text(encoding="utf-8").rstrip().endswith("</html>"):
+        raise ValueError("not a whole page")
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    PLACEMENT: load_placement,
+    DATABASE: _read_store,
+    "explanation.json": load_explanation,
+    "host_model.json": load_learned_host,
+    ".json": read_json,
+    ".safetensors": lambda path: load_tensors(path.read_bytes()),
+    ".png": _read_png,
+    ".html": _read_page,
+    ".csv": lambda path: path.read_text(encoding="utf-8"),
+    ".py": lambda path: ast.parse(path.read_text(encoding="utf-8")),
+}
+"""What reads a file, by its name or its ending."""

@@ -1,0 +1,157 @@
+"""`MeasuringNode`: the actor on a node that measures plans there, with a runner of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.cluster.believed import Believed
+from rlplace.cluster.machine import Machine, refusal
+from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.program import Program
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
+from rlplace.measure.isolate.runner import without_model
+from rlplace.measure.isolate.settings import TorchSettings
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.runs.host_lock import measuring_alone
+
+FOREVER_S = 1e12
+"""Seconds that stand for no deadline."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """All that a node needs before it is asked anything; it travels packed, its tensors beside it.
+
+    Attributes:
+        problem: what is measured; its graph travels without its program.
+        program: of its graph, without the user's model.
+        reference: (N,) placement that every plan is timed beside.
+        seed: of random ops.
+        settings: of PyTorch in the process that asks.
+        is_isolated: whether plans run in a worker process on the node.
+        driver: the machine that asks.
+    """
+
+    problem: Problem
+    program: Program
+    reference: NDArray[np.int32]
+    seed: int
+    settings: TorchSettings
+    is_isolated: bool
+    driver: Machine
+
+
+def pack(
+    problem: Problem, reference: NDArray[np.int32], *, seed: int, is_isolated: bool, driver: Machine
+) -> tuple[bytes, Section]:
+    """What `MeasuringNode.prepare` takes: all bytes, and where their index is.
+
+    Raises:
+        RunnerError: a part of the captured step belongs to this process alone, or memory does not suffice.
+    """
+    program = require_program(problem.graph)
+    program = dataclasses.replace(program, origin=without_model(program.origin))
+    sent = Sent(problem, program, reference, seed, TorchSettings.here(), is_isolated, driver)
+    packed = Packed()
+    try:
+        packed.add(sent)
+        with mmap.mmap(packed.seal(), sum(packed.index), access=mmap.ACCESS_READ) as memory:
+            return bytes(memory), packed.index
+    except Exception as error:
+        raise RunnerError(f"the captured step cannot be sent to nodes: {type(error).__name__}: {error}") from error
+    finally:
+        packed.close()
+
+
+class MeasuringNode:
+    """Measures plans on the machine that it runs on, one race after the other; a Ray actor.
+
+    It holds the machine's lock (`measuring_alone`) until it ends, except on the machine that asks, which holds it.
+    """
+
+    def __init__(self) -> None:
+        self._evaluator: Evaluator | None = None
+        self._believed = Believed()
+        self._held = contextlib.ExitStack()
+
+    def prepare(self, data: bytes, index: Section, path: Sequence[str]) -> str:
+        """Makes the node ready for `measure`; returns why it cannot measure for whoever asks, empty where it can.
+
+        Args:
+            data: of `pack`.
+            index: likewise.
+            path: where whoever asks imports from; folders that are here too are searched last.
+        """
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
+        try:
+            sent: Sent = _unpacked(data, index)
+            if refused := refusal(sent.problem.host, sent.driver):
+                return refused
+            sent.settings.apply()
+            if Machine.here().name != sent.driver.name:
+                self._held.enter_context(measuring_alone(sent.problem.host, say=lambda line: None, is_waiting=False))
+            graph = dataclasses.replace(sent.problem.graph, program=sent.program)
+            problem = dataclasses.replace(sent.problem, graph=graph)
+            self._evaluator = Evaluator(
+                problem,
+                Simulator(problem, threads=1),
+                sent.reference,
+                seed=sent.seed,
+                log=self._believed,
+                isolated=sent.is_isolated,
+            )
+        except RlplaceError as error:
+            self._held.close()
+            return str(error)
+        return ""
+
+    def measure(self, plans: Sequence[Plan], protocol: RaceProtocol, left_s: float) -> list[Measurement]:
+        """A measurement for each plan, all in one race beside the reference; one that is not believed has no key.
+
+        Args:
+            plans: exactly what runs.
+            protocol: rounds of the race.
+            left_s: seconds after which it ends, with the round that is running then.
+
+        Raises:
+            RunnerError: the reference failed, or nothing can be measured here any more.
+        """
+        if self._evaluator is None:
+            raise RunnerError("the node is not prepared")
+        outcomes = self._evaluator.measure_plans(plans, protocol, deadline_s=time.monotonic() + left_s)
+        return self._believed.marked(plans, outcomes)
+
+
+def _unpacked(data: bytes, index: Section) -> Sent:
+    """What was packed; its tensors are private to this process.
+
+    Raises:
+        RunnerError: a module of the user cannot be imported here, or memory does not suffice.
+    """
+    try:
+        file = shared_file(len(data))
+        try:
+            with mmap.mmap(file, len(data)) as memory:
+                memory[:] = data
+            sent: Sent = Unpacked(file, index).get(0)
+        finally:
+            os.close(file)
+    except Exception as error:
+        raise RunnerError(f"the captured step cannot be read here: {type(error).__name__}: {error}") from error
+    return sent

@@ -1,0 +1,136 @@
+"""`resume_elsewhere`: `rlplace train --resume DIR --host NEW`, training on another host from what a run knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from rlplace.errors import UserError
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host_file import ENDINGS
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.policy.checks import checked_policy
+from rlplace.policy.config import LearnConfig
+from rlplace.report.progress import make_progress
+from rlplace.runs.folder import RunFolder
+from rlplace.runs.host_lock import measuring_alone
+from rlplace.runs.prepared import Prepared
+from rlplace.say import Say
+from rlplace.training.config import TrainConfig
+from rlplace.training.elastic.known import read_known
+from rlplace.training.elastic.offer import offering
+from rlplace.training.elastic.replace import replaced
+from rlplace.training.elastic.report import device_lines
+from rlplace.training.methods import POLICY, method_of
+from rlplace.training.resume.config_file import Request, read_request
+from rlplace.training.resume.prepared import describe_prepared
+from rlplace.training.session import check_request, going_on, run_request
+
+WEIGHTS = "policy.safetensors"
+
+
+@one_thread_here()
+def resume_elsewhere(
+    folder: Path,
+    host: Host,
+    new_folder: Path,
+    *,
+    host_word: str,
+    gangs: bool = False,
+    workload: str | None = None,
+    budget_s: float | None = None,
+    constraints: Constraints | None = None,
+    isolated: bool | None = None,
+    cluster: str | None = None,
+    overwrite: bool = False,
+    is_quiet: bool = False,
+    is_table: bool = True,
+    is_waiting: bool = True,
+) -> dict[str, Any]:
+    """Trains on another host, as a run was asked to, from what the run knows; returns what `--json` prints.
+
+    Op times and links that the run measured, factors that it learned, its best placement and the weights of its policy
+    are where the new run begins; see `rlplace.training.elastic`. What is learned on the new host counts from there.
+
+    Args:
+        folder: of the run, which is not changed.
+        host: where to train.
+        new_folder: of the new run.
+        host_word: what the user called the host.
+        gangs: whether it was to have gangs.
+        workload: the workload again, where it is a user's function.
+        budget_s: seconds of search; as of the run where None.
+        constraints: pins, exclusions and what stays together, instead of the run's.
+        isolated: whether placements are measured in a worker process; None: as the run was started.
+        cluster: machines that search; None: as the run was started.
+        overwrite: whether there may be a run in `new_folder` already.
+        is_quiet: no progress.
+        is_table: print the table.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+
+    Raises:
+        FileProblem: there is no run in `folder`, or one in `new_folder`; or a file cannot be read or written.
+        FingerprintMismatch: the workload's step is not the run's any more.
+        DeviceLost: a device was lost on the way.
+        UserError: the workload cannot be captured, or not be placed on this host.
+    """
+    RunFolder.check(new_folder, overwrite=overwrite)
+    old = RunFolder.open(folder)
+    known = read_known(old, workload)
+    progress = make_progress(is_quiet=is_quiet)
+    config = _config(read_request(old).config, host, budget_s, isolated, progress.say)
+    config = config if cluster is None else dataclasses.replace(config, cluster=cluster)
+    with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
+        made = replaced(known, host, say=progress.say, constraints=constraints, isolated=isolated)
+        for line in device_lines(made.match):
+            progress.say(line)
+        if constraints is not None:
+            config = dataclasses.replace(config, constraints=constraints)
+        problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
+        prepared = Prepared(problem, known.asked, 0, made.start)
+        config = dataclasses.replace(config, learn=_with_weights(config, problem, old, progress.say))
+        request = Request(known.spec, host, config, host_word, gangs, known.asked, str(folder))
+        check_request(request)
+        run = RunFolder.create(new_folder, overwrite=overwrite)
+        with offering(request, new_folder), going_on(run, known.spec, progress):
+            run.write_json("config.json", request.to_dict() | {"micro_batches": prepared.to_dict()})
+            run.write_json("problem.json", describe_prepared(prepared))
+            known_hosts = () if made.learned is None else (made.learned,)
+            return run_request(request, prepared, run, progress, is_table=is_table, known_hosts=known_hosts)
+
+
+def folder_for(folder: Path, host_word: str) -> Path:
+    """Where the new run goes if nobody says: beside the old one, with the host in its name.
+
+    >>> folder_for(Path("runs/nmt"), "cores:3").as_posix()
+    'runs/nmt-cores-3'
+    """
+    word = Path(host_word).stem if host_word.endswith(ENDINGS) else host_word
+    return folder.with_name(f"{folder.resolve().name}-{re.sub(r'[^A-Za-z0-9.+_]+', '-', word)}")
+
+
+def _config(config: TrainConfig, host: Host, budget_s: float | None, isolated: bool | None, say: Say) -> TrainConfig:
+    """The run's options, with those that are given now; a budget of evaluations holds where nothing is measured."""
+    if budget_s is not None:
+        config = dataclasses.replace(config, budget_s=budget_s, evaluations=None)
+    if config.evaluations is not None and not host.is_simulated:
+        say(f"placements are measured on {host.name}: a budget of {config.budget_s:g} s, not of evaluations")
+        config = dataclasses.replace(config, evaluations=None)
+    return config if isolated is None else dataclasses.replace(config, isolated=isolated)
+
+
+def _with_weights(config: TrainConfig, problem: Problem, old: RunFolder, say: Say) -> LearnConfig:
+    """How the policy learns: from the weights that the run kept, where they fit."""
+    if method_of(config, is_simulated=problem.host.is_simulated) != POLICY or not old.has(WEIGHTS):
+        return config.learn
+    learn = dataclasses.replace(config.learn, init=str(old.path(WEIGHTS)))
+    try:
+        checked_policy(problem, learn, config.seed)
+    except UserError as error:
+        say(f"the policy begins anew, the weights of {old.root} are of another size or kind: {error}")
+        return config.learn
+    return learn

@@ -1,0 +1,141 @@
+"""Small files that stand for much, and large ones that hold nothing: refused without their memory or their time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.files import MOST_JSON_VALUES, parse_json
+from rlplace.measure.hosts.host_file import host_from_dict, load_host
+from rlplace.measure.hosts.safe_yaml import parse_yaml
+
+DEVICE = {"name": "gpu", "kind": "gpu", "backend": "simulated", "memory_bytes": 1 << 30}
+
+
+def test_names_of_names_in_yaml_count_as_often_as_they_stand() -> None:
+    lines = ["a0: &a0 [1, 2, 3]"] + [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 9)]
+    with pytest.raises(FileProblem, match="stands for too many values, expected at most 1,000,000"):
+        parse_yaml("\n".join(lines), "host.yaml")
+    assert parse_yaml("\n".join(lines[:4]), "host.yaml")
+
+
+def test_merges_in_yaml_that_double_each_time_are_refused() -> None:
+    lines = ["a0: &a0 {x: 1}"] + [f"a{k}: &a{k} {{<<: [*a{k - 1}, *a{k - 1}]}}" for k in range(1, 40)]
+    with pytest.raises(FileProblem, match="it merges too many fields"):
+        parse_yaml("\n".join(lines), "host.yaml")
+    assert parse_yaml("\n".join(lines[:5]), "host.yaml") == {f"a{k}": {"x": 1} for k in range(5)}
+
+
+@pytest.mark.parametrize("text", ["&a [*a]", "a: &a {b: *a}", "&a [[[*a]]]"])
+def test_a_value_in_yaml_that_holds_itself_is_refused(text: str) -> None:
+    with pytest.raises(FileProblem, match="a value that holds itself"):
+        parse_yaml(text, "host.yaml")
+
+
+def test_devices_that_multiply_are_counted(tmp_path: Path) -> None:
+    host = {"name": "many", "devices": [DEVICE | {"name": f"d{k}", "count": 1000} for k in range(50)]}
+    with pytest.raises(InvalidValue, match="devices is '2000 or more', expected at most 1024"):
+        host_from_dict(host, "host.json")
+    topology = [{"name": f"t{k}", "ports": ["gpu:*"], "bandwidth_bytes_per_s": 1e9} for k in range(1000)]
+    host = {"name": "wired", "devices": [DEVICE | {"count": 1000}], "topology": topology}
+    with pytest.raises(InvalidValue, match="topology is 'of 1000 entries', expected at most 4 for 1000 devices"):
+        host_from_dict(host, "host.json")
+    (tmp_path / "host.yaml").write_text(f"name: {'x' * (1 << 20)}")
+    with pytest.raises(FileProblem, match="expected a host file of at most 1048576"):
+        load_host(tmp_path / "host.yaml")
+
+
+def test_json_of_many_values_or_keys_is_refused_at_once() -> None:
+    with pytest.raises(FileProblem, match="too many values, expected at most 20,000,000"):
+        parse_json("[" + "[]," * (MOST_JSON_VALUES // 2) + "[]]", "a.json")
+    keys = [f'"{key}": 0' for key in range(300_000)]
+    with pytest.raises(FileProblem, match="the key '299999' is given twice"):
+        parse_json("{" + ", ".join([*keys, keys[-1]]) + "}", "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_good"), [(r'"\ud83d\ude00"', True), (r'"\ud800"', False), (r'{"\udc00": 1}', False)]
+)
+def test_half_a_character_in_json_is_refused(text: str, is_good: bool) -> None:
+    if is_good:
+        assert parse_json(text, "a.json") == "\U0001f600"
+        return
+    with pytest.raises(FileProblem, match="a text in it is no Unicode"):
+        parse_json(text, "a.json")
+
+
+def test_what_a_message_repeats_of_a_file_is_cut() -> None:
+    for change in ({"x" * 10**6: 1}, {"name": "x" * 10**6}, {"devices": [DEVICE | {"name": "y" * 900}] * 1000}):
+        host = {"name": "h", "devices": [DEVICE]} | change
+        with pytest.raises((InvalidValue, UnknownName)) as caught:
+            host_from_dict(host, "host.json")
+        assert len(str(caught.value)) < 2000
+
+
+LIMITED = """
+import contextlib, io, sys
+import rlplace.export.session, rlplace.graphs.formats.onnx_file, rlplace.policy, rlplace.report.html, rlplace.store
+from rlplace.cli.main import main
+from rlplace.measure.isolate.memory_watch import limit_data
+
+limit_data(512 << 20)
+for line in sys.stdin:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(line.split())
+    print(code, said.getvalue().replace("\\n", " "), flush=True)
+"""
+GIANT = 1 << 36
+
+
+@pytest.mark.slow
+def test_sparse_files_of_gigabytes_are_refused_unread(tmp_path: Path) -> None:
+    def giant(name: str, begin: bytes = b"") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            file.write(begin)
+            file.truncate(GIANT)
+        return path
+
+    tensors = json.dumps({"w": {"dtype": "F32", "shape": [1 << 33], "data_offsets": [0, 1 << 35]}}).encode()
+    weights = giant("policy.safetensors", len(tensors).to_bytes(8, "little") + tensors)
+    (tmp_path / "policy.json").write_text('{"schema": 1, "kind": "placer"}')
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text('{"workload": "nmt"}')
+    lines = {
+        f"report {giant('a/config.json').parent}": "config.json: ",
+        f"export {giant('b/placement.json').parent}": "placement.json: ",
+        f"measurements list --store {giant('m.db')}": "m.db: ",
+        f"hosts {giant('h.json')}": "h.json: ",
+        f"hosts {giant('h.yaml')}": "h.yaml: ",
+        f"graph {giant('g.json')}": "g.json: ",
+        f"graph {giant('g.graphml')}": "g.graphml: ",
+        f"graph {giant('g.onnx')}": "g.onnx: ",
+        f"graph {giant('g.txt', b'node1 -- Input -- ')}": "g.txt: ",
+        f"fit-priors {giant('host_model.json')}": "host_model.json: ",
+        f"simulate nmt --host 2xK80 --placement {giant('p.json')}": "p.json: ",
+        f"train nmt --host 2xK80 --policy placer --init {weights} --run {tmp_path / 'r'}": "policy.safetensors: ",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.splitlines()
+    assert len(answers) == len(lines)
+    for answer, (line, words) in zip(answers, lines.items(), strict=True):
+        assert answer.startswith("2 "), answer
+        assert " error: " in answer, answer
+        assert words in answer, line

@@ -1,0 +1,80 @@
+"""Links, pipes and odd paths in a stranger's run folder lead nowhere, and overwrite nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from run_files import write_run
+
+from rlplace.errors import FileProblem, UserError
+from rlplace.measure import load_placement
+from rlplace.measure.host_model import load_learned_host
+from rlplace.measure.hosts.host_file import load_host
+from rlplace.policy import load_policy
+from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.runs.lock import LOCK_FILE
+from rlplace.store import MeasurementStore
+
+
+@pytest.mark.parametrize("name", [*RUN_FILES, LOCK_FILE])
+def test_a_link_in_a_run_folder_is_refused_wherever_it_leads(name: str, tmp_path: Path) -> None:
+    run, secret = write_run(tmp_path / "run"), tmp_path / "secret.json"
+    secret.write_text('{"password": 1}')
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(secret)
+    with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
+        RunFolder.open(run)
+    if name != "config.json":
+        (run / name).unlink()
+        (run / name).symlink_to("../../nowhere")
+        with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
+            RunFolder.open(run)
+    assert secret.read_text() == '{"password": 1}'
+
+
+def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path: Path) -> None:
+    run, own = write_run(tmp_path / "run"), tmp_path / "own"
+    own.write_text("mine")
+    (run / LOCK_FILE).symlink_to(own)
+    with pytest.raises(FileProblem, match="cannot be made a run folder"):
+        RunFolder.create(run, overwrite=True)
+    assert own.read_text() == "mine"
+
+
+def test_a_link_as_what_was_learned_in_a_run_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "host_model.json").rename(tmp_path / "elsewhere.json")
+    (run / "host_model.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(FileProblem, match=r"host_model\.json: a symbolic link"):
+        load_learned_host(run)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "placement.json": load_placement,
+    "host.json": load_host,
+    "host.yaml": load_host,
+    "policy.safetensors": load_policy,
+    "host_model.json": load_learned_host,
+    "measurements.db": MeasurementStore.read,
+    "run": RunFolder.open,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_is_told_instead_of_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    if name.startswith("policy"):
+        (tmp_path / "policy.json").write_text("{}")
+    with pytest.raises(FileProblem, match=name):
+        READERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("path", ["a\0b", "a" * 5000, "nowhere/../../x", "/proc/self/mem"])
+def test_a_path_that_is_none_is_told(name: str, path: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        READERS[name](tmp_path / f"{path}{Path(name).suffix}")
+    assert len(str(caught.value)) < 20_000

@@ -1,0 +1,127 @@
+"""Files of a stranger's run, damaged in every way: each command does its work, or says in one line what is wrong."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asking import asked
+from damaged import HOSTILE, mutation, share
+from host_models import learnable_problem, paired_host
+from hypothesis import given
+from hypothesis import strategies as st
+from micrographs import fork_join
+from run_files import change, write_run
+from run_folders import placed_run
+
+from rlplace.errors import InvalidValue
+from rlplace.files import write_json_atomic
+from rlplace.graphs.formats import save_graph
+from rlplace.measure.host_model import Posterior, Prior, Scales, save_posterior
+from rlplace.measure.hosts.host_file import save_host
+from rlplace.measure.hosts.resolve import resolve_host
+
+COMMANDS = {
+    "config.json": (["report", "RUN"], ["export", "RUN"], ["export", "RUN", "--check"]),
+    "problem.json": (["report", "RUN"], ["export", "RUN", "--format", "csv"]),
+    "result.json": (["report", "RUN"],),
+    "timeline.json": (["report", "RUN"],),
+    "search.json": (["report", "RUN"],),
+    "host_model.json": (["report", "RUN"], ["fit-priors", "RUN", "--out", "OUT"]),
+    "explanation.json": (["explain", "RUN"], ["explain", "RUN", "--json"], ["report", "RUN"]),
+    "placement.json": (
+        ["export", "RUN"],
+        ["export", "RUN", "--format", "csv"],
+        ["simulate", "GRAPH", "--host", "HOST", "--placement", "RUN/placement.json"],
+    ),
+}
+"""Who reads which file of a run."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a file of each kind, its graph and its host."""
+    root = tmp_path_factory.mktemp("strangers")
+    graph, host = fork_join(2, 3, 100), resolve_host("2xK80")
+    devices = (np.arange(graph.num_ops) % host.num_devices).astype(np.int32)
+    run = placed_run(root / "run", "nmt@small", graph, host, devices)
+    for name in ("result.json", "timeline.json", "search.json", "explanation.json"):
+        shutil.copy(write_run(root / "other") / name, run.path(name))
+    scales = Scales(learnable_problem(paired_host(2)), Prior())
+    save_posterior(Posterior(scales, np.zeros(len(scales)), np.diag(scales.deviation / 2)), run.root)
+    save_graph(graph, root / "graph.json")
+    save_host(host, root / "host.json")
+    return root
+
+
+def commands(name: str, folder: Path) -> list[list[str]]:
+    """The commands that read a file of the run."""
+    words = {"RUN": folder / "run", "GRAPH": folder / "graph.json", "HOST": folder / "host.json", "OUT": folder / "out"}
+    return [
+        [str(words.get(word, word)).replace("RUN/", f"{folder}/run/") for word in command] for command in COMMANDS[name]
+    ]
+
+
+def test_the_files_that_are_damaged_are_read(folder: Path) -> None:
+    for name in COMMANDS:
+        for command in commands(name, folder):
+            code, said = asked(*command)
+            assert code == 0 or "--check" in command, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+@share(60)
+@given(data=st.data())
+def test_a_damaged_file_is_read_all_the_same_or_told(data: st.DataObject, name: str, folder: Path) -> None:
+    path = folder / "run" / name
+    before = path.read_bytes()
+    path.write_bytes(data.draw(mutation(before)))
+    try:
+        for command in commands(name, folder):
+            code, said = asked(*command)
+            assert code in (0, 2), said
+            assert code == 0 or said.startswith("rlplace: error: "), said
+            assert "\x1b" not in said
+            assert len(said) < 20_000
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("field", ["default_size", "seed", "batch_dims", "loss"])
+def test_nothing_of_a_run_gets_into_its_program_unread(field: str, tmp_path: Path) -> None:
+    """`step.py` is run by whoever exported it."""
+    graph, host = fork_join(2, 1, 8), resolve_host("2xK80")
+    run = placed_run(tmp_path / "run", "nmt@small", graph, host, np.zeros(graph.num_ops, dtype=np.int32)).root
+    hostile = f'small{HOSTILE}"); raise SystemExit #'
+    cut = {"count": 2, "batch_dims": [0], "loss": "separate"}
+    changes: dict[str, dict[str, object]] = {
+        "default_size": {"default_size": hostile},
+        "seed": {"train": {"seed": hostile}},
+        "batch_dims": {"micro_batches": cut | {"batch_dims": [hostile]}},
+        "loss": {"micro_batches": cut | {"loss": hostile}},
+    }
+    change(run, "config.json", **changes[field])
+    code, said = asked("export", str(run))
+    assert code == 2
+    assert field in said or "unknown loss" in said
+    assert not (run / "step.py").exists()
+    change(run, "config.json", default_size="small", train={"seed": 7}, micro_batches=cut)
+    assert asked("export", str(run))[0] == 0
+    calls = [node for node in ast.walk(ast.parse((run / "step.py").read_text())) if isinstance(node, ast.Raise)]
+    assert not calls
+
+
+def test_a_name_that_a_terminal_would_act_on_is_no_name_of_a_host(tmp_path: Path) -> None:
+    host = resolve_host("2xK80").to_dict()
+    for name in ("\x1b]0;title\x07", "two\nlines", "\u202ebackwards", "a" * 5000):
+        write_json_atomic(tmp_path / "host.json", host | {"name": name})
+        code, said = asked("hosts", str(tmp_path / "host.json"))
+        assert code == 2
+        assert "host.json: name is" in said
+        assert "\x1b" not in said
+    with pytest.raises(InvalidValue, match="printable"):
+        resolve_host(str(tmp_path / "host.json"))

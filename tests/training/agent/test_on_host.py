@@ -1,0 +1,96 @@
+"""The method `learned` on a host that measures some plans later than others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from host_models import learnable_problem
+from numpy.typing import NDArray
+from random_problems import plain_host
+
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.truth import TrueTimer, Truth, true_problem
+from rlplace.search.task import Budget, LateHost, Task
+from rlplace.training.agent import AgentConfig
+from rlplace.training.agent.on_host import solve
+
+FEW = AgentConfig(batch=3, evaluations=60, later_evaluations=40)
+PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 12)
+
+
+class PromptHost:
+    """Measures on a hidden truth, always in time.
+
+    Attributes:
+        asked: fingerprints of the plans of every batch.
+    """
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self._timer = TrueTimer(true_problem(PROBLEM, Truth("hard", 1)), 1)
+
+    @property
+    def problem(self) -> Problem:
+        return PROBLEM
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        return np.zeros((0, PROBLEM.graph.num_ops), dtype=np.int32)
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        raise AssertionError("the agent measures plans")
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        self.asked.append([plan.fingerprint for plan in plans])
+        return self._timer.measure_plans(plans)
+
+
+class SlowHost(PromptHost):
+    """The same, but the last plan of a batch comes with the next one.
+
+    Attributes:
+        told: fingerprints of what was given back, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self._late: list[tuple[Plan, Measurement]] = []
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        came = [*self._late, *zip(plans, self.measure_plans(plans) if plans else [], strict=True)]
+        self._late = [] if is_all else came[-1:]
+        came = came if is_all else came[:-1]
+        self.told += [plan.fingerprint for plan, _ in came]
+        return came
+
+
+def task_on(host: PromptHost) -> Task:
+    return Task(PROBLEM, Simulator(PROBLEM, threads=1), Budget(600, measurements=12), seed=1, host=host)
+
+
+def test_it_learns_from_what_has_come_and_leaves_nothing_behind() -> None:
+    host = SlowHost()
+    assert isinstance(host, LateHost)
+    task = task_on(host)
+    result = solve(task, FEW)
+    assert result is not None
+    asked = [name for batch in host.asked for name in batch]
+    assert len(asked) == task.measurements == 12
+    assert sorted(host.told) == sorted(asked)
+    assert len(set(asked)) == 12  # nothing is proposed again while it is being measured
+    assert result.plan is not None
+    assert len(result.history) == len({best.best_s for best in result.history})
+    assert result.history[-1].measurements <= 12
+
+
+def test_a_host_that_is_always_in_time_is_no_late_one_and_is_asked_in_batches() -> None:
+    host = PromptHost()
+    assert not isinstance(host, LateHost)
+    assert solve(task_on(host), FEW) is not None
+    assert [len(batch) for batch in host.asked] == [3, 3, 3, 3]

@@ -1,0 +1,90 @@
+"""What a run that lost a device offers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from core_hosts import core_device, core_host
+from elastic_hosts import simulated_host
+
+from rlplace.errors import DeviceLost, RunnerError
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.run.threads import usable_cores
+from rlplace.training import TrainConfig
+from rlplace.training.elastic import offer
+from rlplace.training.elastic.offer import offering, what_is_left
+from rlplace.training.resume.config_file import Request
+from rlplace.workloads import parse_workload
+
+
+def asked(host: Host, workload: str = "nmt@small", **options: bool) -> Request:
+    return Request(parse_workload(workload), host, TrainConfig(), "cores", **options)
+
+
+def wide(count: int, width: int) -> Host:
+    """So many devices of so many cores each."""
+    host = core_host(count)
+    devices = tuple(
+        dataclasses.replace(device, cores=tuple(range(k * width, (k + 1) * width)))
+        for k, device in enumerate(host.devices)
+    )
+    return dataclasses.replace(host, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("host", "left", "word"),
+    [
+        (wide(4, 1), (0, 1, 3), "cores:3"),
+        (wide(2, 2), (0, 1, 2), "cores:1x2"),
+        (wide(2, 2), (0,), "cores"),
+        (core_host(2), (0, 1, 2, 3), "cores:2"),
+    ],
+)
+def test_cores_that_are_left_are_offered(
+    host: Host, left: tuple[int, ...], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer, "usable_cores", lambda: left)
+    assert what_is_left(host, "cores") == word
+
+
+def test_gpus_are_whichever_are_left() -> None:
+    host = simulated_host("fast")
+    host = dataclasses.replace(host, devices=(dataclasses.replace(host.devices[0], backend="cuda"),))
+    assert what_is_left(host, "cuda/2+cpu") == "cuda/2+cpu"
+    assert what_is_left(host, "mine.json") == "auto"
+
+
+def test_a_lost_device_comes_with_two_ways_to_go_on() -> None:
+    host = wide(2, 1)
+    with pytest.raises(DeviceLost) as told, offering(asked(host, gangs=True), Path("runs/my nmt")):
+        raise DeviceLost(("cpu:1",), "this process may not use core 1 any more")
+    said = str(told.value)
+    assert said.startswith("cpu:1 was lost: this process may not use core 1 any more. ")
+    word = what_is_left(host, "cores") + " --gangs"
+    assert f"`rlplace train --resume 'runs/my nmt' --host {word}`" in said
+    assert f"`rlplace place 'runs/my nmt' --host {word}`" in said
+    assert told.value.devices == ("cpu:1",)
+
+
+def test_a_users_function_is_named_again() -> None:
+    with pytest.raises(DeviceLost) as told, offering(asked(core_host(2), "mine:work"), Path("r")):
+        raise DeviceLost(("cpu:1",), "gone")
+    assert "`rlplace train mine:work --resume r --host cores" in str(told.value)
+    assert "--workload mine:work`" in str(told.value)
+
+
+def test_whatever_fails_while_a_core_is_gone_comes_of_that() -> None:
+    missing = max(usable_cores()) + 1
+    host = Host("cores", (core_device("cpu:0", cores=(missing,)),))
+    with pytest.raises(DeviceLost, match=f"core {missing} any more") as told, offering(asked(host), Path("x")):
+        raise RunnerError("OSError: [Errno 22] Invalid argument")
+    assert isinstance(told.value.__cause__, RunnerError)
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RunnerError, match=r"^boom$"), offering(asked(core_host(2)), Path("x")):
+        raise RunnerError("boom")
+    with pytest.raises(RunnerError, match=r"^boom$"), offering(asked(simulated_host("fast")), Path("x")):
+        raise RunnerError("boom")
