@@ -125,14 +125,16 @@ def test_both_machines_measure_and_what_they_say_is_a_ratio_to_their_own_referen
         assert names(came) == [plan.fingerprint for plan in plans]
         assert sorted(started) == sorted([(other, [plans[0].fingerprint]), (HERE, [plans[1].fingerprint])])
         assert len({outcome.reference_s for _, outcome in came}) == 1  # as if all had been measured beside one
-        for (plan, outcome), (kept_plan, kept, reference, is_whole) in zip(came, log.kept, strict=True):
+        for plan, outcome in came:
             assert outcome.ok
             assert len(outcome.samples_s) == 3
             assert outcome.key is not None
-            assert outcome.key.plan == plan.fingerprint == kept_plan.fingerprint
+            assert outcome.key.plan == plan.fingerprint
+        ratios = {plan.fingerprint: outcome.ratio for plan, outcome in came}
+        for plan, kept, reference, is_whole in log.kept:  # on a disturbed machine some are not believed, nor kept
             assert (reference, is_whole) == (evaluator._reference_name, True)
             assert kept.reference_s > 0  # as it was measured there
-            assert kept.ratio == pytest.approx(outcome.ratio)
+            assert kept.ratio == pytest.approx(ratios[plan.fingerprint])
     finally:
         evaluator.close()
 
