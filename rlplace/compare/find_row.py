@@ -13,7 +13,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Objective, Simulator
 from rlplace.search.failure import Failure
-from rlplace.search.registry import SearchResult, find
+from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.task import Budget
 from rlplace.training.methods import LEARNED, METHODS
 
@@ -41,10 +41,14 @@ def spread_rows(
     Raises:
         RunnerError: the cluster is lost.
     """
-    return cluster.map(partial(_search, simulator.problem, simulator.objective, budget, is_count_chosen), runs)
+    methods = [METHODS[name] for name in dict(runs)]
+    return cluster.map(partial(_search, methods, simulator.problem, simulator.objective, budget, is_count_chosen), runs)
 
 
-def _search(problem: Problem, objective: Objective, budget: Budget, is_count_chosen: bool, run: Run) -> Row:
+def _search(
+    methods: Sequence[Method], problem: Problem, objective: Objective, budget: Budget, is_count_chosen: bool, run: Run
+) -> Row:
+    adopt_methods(methods)
     with one_thread_here():
         simulator = Simulator(problem, objective=objective, threads=1)
         return find_row(problem, simulator, *run, budget, is_count_chosen=is_count_chosen)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -211,6 +212,20 @@ def register_method(method: Method) -> None:
         InvalidValue: the name is malformed or taken.
     """
     METHODS.register(method.name, method)
+
+
+def adopt_methods(methods: Iterable[Method]) -> None:
+    """Makes methods of another process known to this one, in place of others of their names.
+
+    A worker of a cluster knows the methods that are built in or installed, and is sent those that `register_method`
+    added where the command runs.
+    """
+    for method in methods:
+        if METHODS.get(method.name) == method:
+            continue
+        with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
+            METHODS.unregister(method.name)
+        register_method(method)
 
 
 @dataclass(frozen=True, eq=False)

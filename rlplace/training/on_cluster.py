@@ -6,7 +6,7 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.tracking import NoTracker, Tracker
+from rlplace.search.registry import Method, adopt_methods
 from rlplace.search.task import Budget
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.heuristics import compile_kernels
@@ -120,7 +121,7 @@ def search_on_cluster(
         placements = sum(result.num_scored for result in found.values())
         progress.update(placements=placements, best_s=best_s, single_s=single_s, left_s=left_s, budget_s=budget.seconds)
 
-    task = partial(_searched, options, problem, budget, seed, single_s)
+    task = partial(_searched, [METHODS[name] for name in names], options, problem, budget, seed, single_s)
     for index, result in cluster.map(task, names, on_wait=tell if math.isfinite(budget.seconds) else _nothing):
         name = names[index]
         found[name] = result
@@ -166,12 +167,19 @@ def _sent(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _searched(
-    methods: Mapping[str, Mapping[str, Any]], problem: Problem, budget: Budget, seed: int, single_s: float, name: str
+    methods: Sequence[Method],
+    options: Mapping[str, Mapping[str, Any]],
+    problem: Problem,
+    budget: Budget,
+    seed: int,
+    single_s: float,
+    name: str,
 ) -> LoopResult:
     """What one method comes to, on a worker."""
+    adopt_methods(methods)
     compile_kernels(problem, Simulator(problem, threads=1))
     found = search_side_by_side(
-        {name: methods[name]},
+        {name: options[name]},
         problem,
         budget,
         seed=seed,

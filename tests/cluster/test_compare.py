@@ -18,6 +18,9 @@ from rlplace.compare.run import CompareConfig, compare
 from rlplace.compare.true import TrueConfig, compare_true
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import Truth
+from rlplace.search.registry import METHODS as REGISTRY
+from rlplace.search.registry import Method, register_method
+from rlplace.search.task import Task
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
 METHODS = ("single", "heft", "learned", "hybrid", "random", "anneal", "portfolio", "op-order")
@@ -62,6 +65,18 @@ def test_what_comes_back_can_be_used_as_what_was_found_here(cluster: Cluster) ->
     assert row.devices is not None
     assert simulator.retime(row.plan).step_time_s == row.value_s
     assert simulator.step_times(row.devices)[0] == row.value_s
+
+
+def test_a_method_of_this_process_is_sent_to_the_workers(cluster: Cluster) -> None:
+    def first_draw(task: Task) -> None:
+        task.score_groups(task.problem.draw_groups(task.generator, 1))
+
+    register_method(Method("first-draw", first_draw, "search", "of a notebook"))
+    try:
+        problem, config = tight_problem(12, 3), CompareConfig(("first-draw",), evaluations=5)
+        assert_same(compare(problem, config), compare(problem, config, cluster=cluster))
+    finally:
+        REGISTRY.unregister("first-draw")
 
 
 def test_a_hidden_truth_gives_the_same_rows(cluster: Cluster) -> None:
