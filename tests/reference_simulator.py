@@ -318,7 +318,7 @@ class Reference:
             d, item = self.devices[op], ("op", op)
             if op in self.sources:
                 continue
-            found.append((d, self.start_s[item], self.end_s[item], int(self.graph.workspace_bytes[op])))
+            found.append((d, self.start_s[item], self.end_s[item], int(self.problem.workspace_bytes[op, d])))
             for t in self.outputs[op]:
                 users = [self.end_s["op", r] for r in self.readers[t] if self.in_place(t, self.devices[r])]
                 users += [self.end_s["send", t, e] for e in self.destinations(t) if not self.in_place(t, e)]

@@ -10,7 +10,7 @@ from rlplace.errors import InvalidValue
 from rlplace.export.registry import ExportRequest
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.costs import Costs, read_workspaces
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import Problem
@@ -58,7 +58,12 @@ class CapturedRun:
         """
         kept = self.request.problem()["costs"]
         try:
-            costs = Costs(np.array(kept["op_time_s"], dtype=np.float64), kept["source"])
+            times_s = np.array(kept["op_time_s"], dtype=np.float64)
+            costs = Costs(
+                times_s,
+                kept["source"],
+                read_workspaces(kept.get("workspace_bytes"), times_s.shape, "problem.json"),
+            )
         except (KeyError, TypeError, ValueError) as error:
             hint = f"It cannot be read as numbers: {error}."
             raise InvalidValue(

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Link
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -133,7 +132,7 @@ def apply(problem: Problem, figures: Figures) -> Problem:
         dispatch_s=figures.dispatch_s,
         copy_dispatch_s=figures.dispatch_s,
     )
-    return dataclasses.replace(problem, host=fitted_host, costs=Costs(op_time_s, problem.costs.source))
+    return dataclasses.replace(problem, host=fitted_host, costs=dataclasses.replace(problem.costs, op_time_s=op_time_s))
 
 
 def _fit(ratios_of: object, problem: Problem) -> Figures:

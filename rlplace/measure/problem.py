@@ -70,6 +70,13 @@ class Problem:
         of, on = counted(self.grouping.num_groups, "group"), counted(self.host.num_devices, "device")
         return f"Problem({self.graph!r}, {of} on {self.host.name} ({on}), {self.costs.source} costs)"
 
+    @property
+    def workspace_bytes(self) -> NDArray[np.int64]:
+        """(N, D) int64: scratch of each op on each device, as it was seen to take, else as the graph says."""
+        if self.costs.workspace_bytes is not None:
+            return self.costs.workspace_bytes
+        return np.repeat(self.graph.workspace_bytes[:, None], self.host.num_devices, axis=1)
+
     @cached_property
     def group_allowed(self) -> NDArray[np.bool_]:
         """(G, D) bool: devices where all the ops of a group may run; every group has at least one."""

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -167,7 +166,7 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
         op_time_s = given.op_time_s * of_targets * devices * of_signatures
         op_time_s = np.where(is_run[:, None], op_time_s + overhead_s, given.op_time_s)
         true = dataclasses.replace(host, links=links)
-        found.append(dataclasses.replace(problem, host=true, costs=Costs(op_time_s, given.source)))
+        found.append(dataclasses.replace(problem, host=true, costs=dataclasses.replace(given, op_time_s=op_time_s)))
     return found
 
 

@@ -218,7 +218,7 @@ def given_costs(spec: WorkloadSpec | None, host: Host, count: int = 1) -> Costs 
 
 def describe_problem(problem: Problem) -> dict[str, Any]:
     """What a run keeps of its problem: host, figures, groups and costs."""
-    graph = problem.graph
+    graph, seen = problem.graph, problem.costs.workspace_bytes
     return {
         "schema": 1,
         "graph": {
@@ -232,7 +232,11 @@ def describe_problem(problem: Problem) -> dict[str, Any]:
         "op_order": problem.op_order,
         "host_fingerprint": problem.host.fingerprint,
         "host": problem.host.to_dict(),
-        "costs": {"source": problem.costs.source, "op_time_s": problem.costs.op_time_s.tolist()},
+        "costs": {
+            "source": problem.costs.source,
+            "op_time_s": problem.costs.op_time_s.tolist(),
+            "workspace_bytes": None if seen is None else seen.tolist(),
+        },
         "grouping": {
             "rule": problem.grouping.rule,
             "dropped": list(problem.grouping.dropped),

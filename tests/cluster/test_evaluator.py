@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,9 @@ from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.plan import Plan
 
 FEW = RaceProtocol(warmup=0, min_rounds=3, max_rounds=3, hopeless=float("inf"))
-MANY = RaceProtocol(warmup=0, min_rounds=1000, max_rounds=1000, hopeless=float("inf"))
+ENDLESS = RaceProtocol(warmup=0, min_rounds=10**9, max_rounds=10**9, hopeless=float("inf"))
+KILLED_WITHIN_S = 12.0
+"""Seconds for a node to be killed; its race would go on until they are over."""
 IN_STEP = Staleness(bound=0)
 Started = list[tuple[str, list[str]]]
 
@@ -125,14 +128,16 @@ def test_both_machines_measure_and_what_they_say_is_a_ratio_to_their_own_referen
         assert names(came) == [plan.fingerprint for plan in plans]
         assert sorted(started) == sorted([(other, [plans[0].fingerprint]), (HERE, [plans[1].fingerprint])])
         assert len({outcome.reference_s for _, outcome in came}) == 1  # as if all had been measured beside one
-        for (plan, outcome), (kept_plan, kept, reference, is_whole) in zip(came, log.kept, strict=True):
+        for plan, outcome in came:
             assert outcome.ok
             assert len(outcome.samples_s) == 3
             assert outcome.key is not None
-            assert outcome.key.plan == plan.fingerprint == kept_plan.fingerprint
+            assert outcome.key.plan == plan.fingerprint
+        ratios = {plan.fingerprint: outcome.ratio for plan, outcome in came}
+        for plan, kept, reference, is_whole in log.kept:  # on a disturbed machine some are not believed, nor kept
             assert (reference, is_whole) == (evaluator._reference_name, True)
             assert kept.reference_s > 0  # as it was measured there
-            assert kept.ratio == pytest.approx(outcome.ratio)
+            assert kept.ratio == pytest.approx(ratios[plan.fingerprint])
     finally:
         evaluator.close()
 
@@ -205,7 +210,9 @@ def test_a_node_that_is_killed_amid_a_batch_costs_no_plan(
                 nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
 
         monkeypatch.setattr(NodePool, "start", kill)
-        came = evaluator.measure_some(two(evaluator), MANY, is_all=True)
+        came = evaluator.measure_some(
+            two(evaluator), ENDLESS, deadline_s=time.monotonic() + KILLED_WITHIN_S, is_all=True
+        )
         assert names(came) == [plan.fingerprint for plan in two(evaluator)]
         assert all(outcome.ok for _, outcome in came)
         assert [worker for worker, _ in started] == [other, HERE, HERE]

@@ -15,6 +15,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.isolated import isolated_s
 from rlplace.measure.costs.layouts import layouts
 from rlplace.measure.costs.single_device import capacity_bytes, single_device_peak_bytes, single_device_plan
+from rlplace.measure.costs.workspaces import seen_workspaces
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.clocks import cycles_to_launch
 from rlplace.measure.run.memory_limits import limited_memory
@@ -45,8 +46,8 @@ def profile_costs(
     """Seconds of every op on every device, traced in place from real steps with everything on one device.
 
     An op's figure is its median over the steps; ops of one signature share the mean of theirs, which keeps their total.
-    Devices of one kind share figures. On a GPU, launches run ahead of it, so that what the host takes for them is in no
-    op's figure.
+    Devices of one kind share figures. On a CPU device, one more step tells what scratch each op takes. On a GPU,
+    launches run ahead of it, so that what the host takes for them is in no op's figure.
 
     Where no device of a kind holds the whole step (by its simulated peak, or as it ran out of memory), each signature
     is timed alone there, scaled by what the others take in a step over what they take alone: on a traced device of the
@@ -74,7 +75,8 @@ def profile_costs(
             by_kind = profiler.run()
     finally:
         crew.stop()
-    return Costs(np.stack([by_kind[device.kind] for device in host.devices], axis=1), "profiled")
+    seconds = np.stack([by_kind[device.kind] for device in host.devices], axis=1)
+    return Costs(seconds, "profiled", profiler.workspaces())
 
 
 class _Profiler:
@@ -87,6 +89,7 @@ class _Profiler:
         self._num_steps, self._warmup = num_steps, warmup
         self._residents = Residents(graph, host)
         self._traced: dict[int, NDArray[np.float64]] = {}  # by device
+        self._workspaces: dict[str, NDArray[np.int64]] = {}  # by kind
 
     def run(self) -> dict[str, NDArray[np.float64]]:
         """(N,) seconds by kind."""
@@ -102,6 +105,17 @@ class _Profiler:
         for device, why in too_small:
             by_kind[self._host.devices[device].kind] = self._isolated(device, why)
         return by_kind
+
+    def workspaces(self) -> NDArray[np.int64] | None:
+        """(N, D) bytes; of a device that could not tell, those of another CPU device, or else as the graph says."""
+        if not self._workspaces:
+            return None
+        other, told = next(iter(self._workspaces.values())), self._graph.workspace_bytes
+        columns = [
+            self._workspaces.get(device.kind, other if device.backend == "cpu" else told)
+            for device in self._host.devices
+        ]
+        return np.stack(columns, axis=1)
 
     def _device_of(self, kind: str) -> tuple[int, str]:
         """The first device of a kind that holds the step, else the first and why it does not."""
@@ -128,6 +142,10 @@ class _Profiler:
                 warmup=self._warmup,
                 watch=self._watch,
             )
+            if described.backend == "cpu":
+                self._workspaces[described.kind] = seen_workspaces(
+                    self._graph, self._host, device, self._residents, self._crew
+                )
         except RunnerError as error:
             if not cuda.is_out_of_memory(error):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.granularity import allocated
@@ -17,9 +18,19 @@ def single_device_plan(graph: OpGraph, device: int) -> Plan:
     return Plan(np.full(n, device, dtype=np.int32), none, none, np.arange(n, dtype=np.int32))
 
 
-def single_device_peak_bytes(graph: OpGraph, host: Host, device: int) -> int:
-    """Peak bytes of `single_device_plan`, context included, as the simulator counts (docs/step-time-model.md)."""
+def single_device_peak_bytes(
+    graph: OpGraph, host: Host, device: int, workspace_bytes: NDArray[np.int64] | None = None
+) -> int:
+    """Peak bytes of `single_device_plan`, context included, as the simulator counts (docs/step-time-model.md).
+
+    Args:
+        graph: whose step it is.
+        host: of the device.
+        device: where everything is.
+        workspace_bytes: (N,) scratch of each op there; by default as the graph says.
+    """
     described = host.devices[device]
+    scratch = graph.workspace_bytes if workspace_bytes is None else workspace_bytes
     sizes = allocated(graph.tensor_bytes, described.memory_granularity_bytes)
     is_resident = graph.is_source[graph.tensor_op]
     held = described.context_bytes + int(sizes[is_resident].sum())
@@ -30,7 +41,7 @@ def single_device_peak_bytes(graph: OpGraph, host: Host, device: int) -> int:
     changes = np.zeros(graph.num_ops + 2, dtype=np.int64)
     np.add.at(changes, graph.tensor_op[~is_resident], sizes[~is_resident])
     np.subtract.at(changes, last[~is_resident] + 1, sizes[~is_resident])
-    levels = np.cumsum(changes)[: graph.num_ops] + allocated(graph.workspace_bytes, described.memory_granularity_bytes)
+    levels = np.cumsum(changes)[: graph.num_ops] + allocated(scratch, described.memory_granularity_bytes)
     return held + int(levels.max(initial=0))
 
 

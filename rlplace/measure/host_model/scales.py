@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model.knowledge import Factor, HostKnowledge, Kind
 from rlplace.measure.host_model.prior import Prior
 from rlplace.measure.hosts.host import Host, Link
@@ -146,7 +145,9 @@ class Scales:
             for index, link in enumerate(host.links)
         )
         host = dataclasses.replace(host, **changed)  # type: ignore[arg-type]
-        return dataclasses.replace(self.problem, host=host, costs=Costs(seconds, self.problem.costs.source))
+        return dataclasses.replace(
+            self.problem, host=host, costs=dataclasses.replace(self.problem.costs, op_time_s=seconds)
+        )
 
     def _known(self, items: list[Scale], knowledge: HostKnowledge) -> list[Scale]:
         """The factors as other workloads taught them; how they depend on each other is kept as the root."""

@@ -124,7 +124,7 @@ class Done:
     """The answer to what was asked."""
 
     result: Any
-    """Measurements, timelines, or seconds: of a step, or (N, D) of every op on every device."""
+    """Measurements, timelines, seconds of a step, or `Costs`."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         packed.close()
     if isinstance(answer, Fault):
         raise RunnerError(answer.why)
-    return Costs(answer.result, "profiled")
+    costs: Costs = answer.result
+    return costs
 
 
 def _pack(packed: Packed, problem: Problem) -> None:

@@ -18,6 +18,7 @@ from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
@@ -169,8 +170,8 @@ class _Worker:
         self._plans.learn([request.plan], [request.peaks])
         return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
 
-    def _profile(self, request: Profile) -> NDArray[np.float64]:
-        costs = profile_costs(
+    def _profile(self, request: Profile) -> Costs:
+        return profile_costs(
             self._problem.graph,
             self._problem.host,
             num_steps=request.num_steps,
@@ -178,7 +179,6 @@ class _Worker:
             on_progress=lambda line: self._connection.send(Said(line)),
             watch=self._board,
         )
-        return costs.op_time_s
 
     def _is_fatal(self, error: Exception) -> bool:
         """Whether others cannot be measured here after it: the GPU is lost, or memory that the op may still hold."""

@@ -191,6 +191,7 @@ class _Generator:
         releases: list[tuple[int, int]] = []
         received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
         resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
+        lines += self._forgotten_results(device)
         lines += self._source_lines(items, views_of, is_second=False)
         owners += [-1] * len(lines)
         is_first, made = self.is_split, set[int]()
@@ -247,6 +248,14 @@ class _Generator:
         owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
         return source, tuple(owners), tuple(allocations), tuple(releases)
 
+    def _forgotten_results(self, device: int) -> list[str]:
+        """Lets go of what the last step returned; of a step in two parts, who runs it took that out."""
+        own = [index for index, (ref, _) in enumerate(self.results) if self._makes(ref, device)]
+        return [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self.is_split else []
+
+    def _makes(self, ref: Ref, device: int) -> bool:
+        return int(self.plan.devices[self.graph.tensor_op[self.program.base(ref)]]) == device
+
     def _source_lines(self, items: list[int], views_of: dict[int, list[int]], *, is_second: bool) -> list[str]:
         """Sends source tensors to where they are read; the second part has the gradients of outputs, as targets."""
         lines: list[str] = []
@@ -286,8 +295,7 @@ class _Generator:
     def _result_lines(self, device: int, views_of: dict[int, list[int]], *, is_second: bool) -> list[str]:
         lines: list[str] = []
         for index, (ref, is_of_second) in enumerate(self.results):
-            tensor = self.program.base(ref)
-            if is_of_second == is_second and self.plan.devices[self.graph.tensor_op[tensor]] == device:
+            if is_of_second == is_second and self._makes(ref, device):
                 lines += [*self._view_lines([ref], views_of), f"O[{index}] = {self._name(ref)}"]
         return lines
 

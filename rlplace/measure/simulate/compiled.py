@@ -86,7 +86,7 @@ class Compiled(NamedTuple):
     # memory: sizes rounded up by class of granularity; accounts are devices, then pools of several devices
     size_class: Ints  # (D,)
     tensor_size: Longs  # (C * T,)
-    workspace_size: Longs  # (C * N,)
+    workspace_size: Longs  # (N * D,)
     state_size: Longs  # (C * N,)
     is_kept: Bytes  # (T,) never freed where it was made: of a source, or returned by the step
     has_pools: bool
@@ -171,7 +171,7 @@ def compile_problem(problem: Problem) -> Compiled:
         run_ahead=min(host.run_ahead, 2 * (graph.num_ops + int(fanout.sum())) + 1),
         size_class=np.array([granularities.index(d.memory_granularity_bytes) for d in host.devices], np.int32),
         tensor_size=_rounded(graph.tensor_bytes, granularities),
-        workspace_size=_rounded(graph.workspace_bytes, granularities),
+        workspace_size=_workspaces(problem),
         state_size=_rounded(graph.state_bytes, granularities),
         is_kept=is_kept,
         has_pools=bool(np.any(pool >= 0)),
@@ -262,6 +262,11 @@ def _accounts(host: Host) -> tuple[Ints, Longs]:
     capacity = [device.memory_bytes for device in host.devices]
     capacity += [min(d.memory_bytes for d in host.devices if d.memory_pool == name) for name in shared]
     return np.array(pool, dtype=np.int32), np.array(capacity, dtype=np.int64)
+
+
+def _workspaces(problem: Problem) -> Longs:
+    granularity = np.array([device.memory_granularity_bytes for device in problem.host.devices], dtype=np.int64)
+    return allocated(problem.workspace_bytes, granularity).ravel()
 
 
 def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:

@@ -34,8 +34,8 @@ def evaluate(
     """Fill places `first` up to `last` of `step_s` (B,) and `peak_bytes` (B, accounts).
 
     Placements that come without a plan are planned. The step time is infinite where memory does not suffice, and may be
-    where it is above `cutoff_s` (B,), whose peaks are then 0. What is left in the scratch (the plan, times, memory
-    events) is that of the last one, if it was not given up.
+    where it is above `cutoff_s` (B,), whose peaks are then 0. Peaks count what each op takes for itself on its device.
+    What is left in the scratch (the plan, times, memory events) is that of the last one, if it was not given up.
     """
     by_event = p.has_corun or p.by_request
     for b in range(first, last):

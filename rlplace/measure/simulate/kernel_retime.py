@@ -101,7 +101,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 if has_updates and updates.concerned[item]:
                     note_updates(updates, updated_s, placement, item, end)
             step_s = max(step_s, end)
-            freed = workspace_size[size_class[device] * n + item]
+            freed = workspace_size[item * num_devices + device]
             allocated = freed
             for t in range(output_offsets[item], output_offsets[item + 1]):
                 place = t * num_devices + device

@@ -152,7 +152,7 @@ def _simulated(found: list[_Found]) -> Figures:
         bound=bound,
         single_s=_finite(single_s),
         single_device=problem.host.devices[device].name,
-        single_bytes=single_device_peak_bytes(problem.graph, problem.host, device),
+        single_bytes=single_device_peak_bytes(problem.graph, problem.host, device, problem.workspace_bytes[:, device]),
         single_capacity_bytes=capacity_bytes(problem.host, device),
         placed_s=_finite(min((one.step_s for one in whole), default=math.inf)),
         num_placements=sum(one.evaluations for one in found),

@@ -16,7 +16,7 @@ from rlplace.search.guide import GuidedMoves
 from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.improve.coarsening import split
 from rlplace.search.improve.moves import Neighbourhood
-from rlplace.search.improve.warm_starts import fullness, held_bytes, room_bytes
+from rlplace.search.improve.warm_starts import fullness, kept_bytes, room_bytes
 from rlplace.search.task import Budget, Task
 
 
@@ -117,7 +117,7 @@ def anneal_groups(
     settings = settings or AnnealSettings()
     generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
     guided = None if settings.guide is None else GuidedMoves(settings.guide, task.problem, grouping)
-    held, room = held_bytes(task.problem, grouping), room_bytes(task.problem)
+    kept, room = kept_bytes(task.problem, grouping), room_bytes(task.problem)
     choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
     moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
     hot, cold = settings.temperatures(grouping.num_groups, moves_each)
@@ -141,7 +141,7 @@ def anneal_groups(
         elif np.isfinite(moved_s).any():
             accepted = np.isfinite(moved_s)
         else:
-            full = fullness(held, room, np.concatenate((current[None], moved)))
+            full = fullness(kept, room, np.concatenate((current[None], moved)))
             accepted = full[1:] <= full[0] * (1.0 + 0.05 * draws)
         if accepted.any():
             first = int(np.argmax(accepted))

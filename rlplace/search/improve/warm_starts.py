@@ -124,8 +124,22 @@ def _kinds(problem: Problem) -> list[int]:
     return first
 
 
-def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+def kept_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
     """(G,) float64: bytes that a group keeps where it is: parameters, gradients, optimizer state, forward outputs."""
+    graph = problem.graph
+    outputs = np.where(graph.phases == FORWARD, graph.output_bytes, 0)
+    kept = np.where(graph.is_source, np.maximum(graph.parameter_bytes, outputs), graph.parameter_bytes + outputs)
+    kept = kept + graph.gradient_bytes + graph.state_bytes
+    table = np.zeros(grouping.num_groups)
+    np.add.at(table, grouping.op_group, kept)
+    return table
+
+
+def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+    """(G,) float64: parameters, gradients, optimizer state and forward outputs, in which parameters weigh twice.
+
+    Features and orders of list schedulers are made of it, and learned weights know no other.
+    """
     graph = problem.graph
     held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
     held = held + np.where(graph.phases == FORWARD, graph.output_bytes, 0)
@@ -167,7 +181,7 @@ def losses(
     problem: Problem, grouping: Grouping, placements: NDArray[np.int32], step_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """(B,) float64: log step times of `placements` (B, G); those that do not fit lose to all others, by fullness."""
-    full = INFEASIBLE + fullness(held_bytes(problem, grouping), room_bytes(problem), placements)
+    full = INFEASIBLE + fullness(kept_bytes(problem, grouping), room_bytes(problem), placements)
     return np.where(np.isfinite(step_s), np.log(np.maximum(step_s, 1e-300)), full)
 
 

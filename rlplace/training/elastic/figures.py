@@ -72,7 +72,16 @@ def carried_costs(graph: OpGraph, old: Host, costs: Costs, new: Host) -> Carried
         by_kind |= {kind: _estimated_s(graph, kind, new) * factors for kind in unknown}
     source: CostSource = "estimated" if unknown else "profiled"
     seconds = np.stack([by_kind[device.kind] for device in new.devices], axis=1)
-    return CarriedCosts(Costs(seconds, source), tuple(kind for kind in kinds if kind not in unknown), unknown)
+    carried = Costs(seconds, source, _carried_workspaces(graph, old, costs, new))
+    return CarriedCosts(carried, tuple(kind for kind in kinds if kind not in unknown), unknown)
+
+
+def _carried_workspaces(graph: OpGraph, old: Host, costs: Costs, new: Host) -> NDArray[np.int64] | None:
+    """(N, D) scratch as it was seen on devices of the same kind; of other kinds as the graph says."""
+    if costs.workspace_bytes is None:
+        return None
+    by_kind = {device.kind: costs.workspace_bytes[:, place] for place, device in enumerate(old.devices)}
+    return np.stack([by_kind.get(device.kind, graph.workspace_bytes) for device in new.devices], axis=1)
 
 
 def carried_host(match: DeviceMatch) -> Host:

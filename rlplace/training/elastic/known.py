@@ -13,7 +13,7 @@ from rlplace.decode import decode_record, described
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs, CostSource
+from rlplace.measure.costs.costs import Costs, CostSource, read_workspaces
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.host_model.learned_host import LearnedHost, load_learned_host
 from rlplace.measure.hosts.host import Host
@@ -186,7 +186,9 @@ def _read_problem(problem: Mapping[str, Any], where: str) -> tuple[str, str, Hos
     source = given.get("source")
     for known in get_args(CostSource):
         if source == known:
-            return fingerprint, str(order), host, Costs(_seconds(given.get("op_time_s"), host, where), known)
+            times_s = _seconds(given.get("op_time_s"), host, where)
+            seen = read_workspaces(given.get("workspace_bytes"), times_s.shape, where)
+            return fingerprint, str(order), host, Costs(times_s, known, seen)
     raise UnknownName(f"costs.source in {where}", str(described(source)), get_args(CostSource))
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlplace.decode import described
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
-from rlplace.measure.costs.costs import Costs, CostSource
+from rlplace.measure.costs.costs import Costs, CostSource, read_workspaces
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.runs.folder import RunFolder
@@ -58,7 +58,7 @@ def read_prepared(run: RunFolder, steps: Steps, config: TrainConfig) -> Prepared
     problem = Problem.grouped(
         graph,
         host,
-        Costs(times_s, source),
+        Costs(times_s, source, read_workspaces(costs.get("workspace_bytes"), times_s.shape, where)),
         config.num_groups,
         config.grouping,
         acyclic=config.acyclic,

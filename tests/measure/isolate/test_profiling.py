@@ -38,6 +38,8 @@ def test_a_worker_profiles_every_op_on_every_device() -> None:
     assert costs.source == "profiled"
     assert costs.op_time_s.shape == (graph.num_ops, 2)
     assert np.array_equal(costs.op_time_s > 0, np.repeat(~graph.is_source[:, None], 2, axis=1))
+    assert costs.workspace_bytes is not None
+    assert np.all(costs.workspace_bytes >= graph.workspace_bytes[:, None])
     assert said == [
         f"profiling {graph.num_ops} ops on cpu:0 (cpu-core)",
         f"profiling {graph.num_ops} ops on cpu:1 (other)",

@@ -42,6 +42,7 @@ def test_everything_on_one_device_needs_no_channel() -> None:
     code = code_of([0] * 12)
     assert lines_of(code, 0) == [
         "def run(step):",
+        "O[0] = None",
         "v0 = g0(t0)",
         "t3 = f3(t1, t2, v0)",
         "t4 = f4(t3)",
@@ -81,6 +82,7 @@ def test_a_step_over_two_devices() -> None:
     code = code_of(SPLIT)
     assert lines_of(code, 1) == [
         "def run(step):",
+        "O[0] = None",
         "k2_send(t2)",
         "k0_wait()",
         "t0 = k0_take()",

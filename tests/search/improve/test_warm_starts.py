@@ -14,6 +14,7 @@ from rlplace.search.improve.warm_starts import (
     best_start,
     fullness,
     held_bytes,
+    kept_bytes,
     room_bytes,
     score_starts,
 )
@@ -23,11 +24,12 @@ from rlplace.search.task import Budget, Task
 def test_bytes_held_are_parameters_and_forward_outputs_and_fill_the_room_of_a_device() -> None:
     problem = tight_problem(2, 2)
     sizes = problem.graph.parameter_bytes[:2]
-    held = held_bytes(problem, problem.grouping)
-    assert held.tolist() == (2 * sizes + 1).tolist()  # as a parameter, as its output, and one byte of its reader
+    kept = kept_bytes(problem, problem.grouping)
+    assert kept.tolist() == (sizes + 1).tolist()  # one byte of its reader
+    assert held_bytes(problem, problem.grouping).tolist() == (2 * sizes + 1).tolist()  # parameters weigh twice there
     room = room_bytes(problem)
     rows = np.array([[0, 1], [1, 1]], dtype=np.int32)
-    assert fullness(held, room, rows).tolist() == [max(held) / room[0], held.sum() / room[1]]
+    assert fullness(kept, room, rows).tolist() == [max(kept) / room[0], kept.sum() / room[1]]
 
 
 def test_balanced_puts_the_largest_on_the_emptiest_allowed_device() -> None:

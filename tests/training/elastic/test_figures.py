@@ -72,6 +72,15 @@ def test_estimates_are_made_anew_and_given_times_hold_everywhere() -> None:
     assert (given.costs.op_time_s == times_s[:, None]).all()
 
 
+def test_scratch_goes_with_its_kind_of_devices() -> None:
+    old, new = core_host(1), core_host(2)
+    seen = np.arange(GRAPH.num_ops, dtype=np.int64)[:, None]
+    carried = carried_costs(GRAPH, old, Costs(np.ones((GRAPH.num_ops, 1)), "profiled", seen), new)
+    assert carried is not None
+    assert carried.costs.workspace_bytes is not None
+    assert carried.costs.workspace_bytes.tolist() == seen.repeat(2, axis=1).tolist()
+
+
 def test_a_simulated_kind_without_figures_is_refused() -> None:
     bare = simulated_host("slow")
     bare = dataclasses.replace(
