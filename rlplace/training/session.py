@@ -31,7 +31,7 @@ from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.offer import offering
 from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
 from rlplace.training.outcome import TrainResult
-from rlplace.training.resume.config_file import Request
+from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.journal import is_finished, mark_finished
 from rlplace.training.resume.prepared import describe_prepared, read_prepared
 from rlplace.training.resume.reopen import reopen
@@ -153,7 +153,11 @@ def resume_training(
 
 def _answer(run: RunFolder, progress: Progress) -> dict[str, Any]:
     """What a run came to that has ended, of which nothing changes."""
-    progress.say(f"the run in {run.root} has come to its end; to go on, give it a larger --budget")
+    count = read_request(run).config.evaluations
+    more = "to go on, give it a larger --budget"
+    if count is not None:  # a larger budget is refused
+        more = f"its {count:,} evaluations are spent: for more, start another run with a larger --evaluations"
+    progress.say(f"the run in {run.root} has come to its end; {more}")
     result = run.read_json("result.json")
     return {name: result[name] for name in ANSWER if name in result}
 

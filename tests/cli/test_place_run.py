@@ -160,3 +160,46 @@ def test_training_goes_on_elsewhere(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert "--groups" in capsys.readouterr().err
     assert main(["train", "--resume", str(old), "--run", str(tmp_path / "x")]) == 2
     assert "name that with `--host` too" in capsys.readouterr().err
+
+
+def test_training_goes_on_from_a_placement_that_was_kept(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, three, old, new = (
+        str(run.parent / "graph.json"),
+        str(run.parent / "three.json"),
+        tmp_path / "old",
+        tmp_path / "n",
+    )
+    save_host(FOUR, tmp_path / "four.json")
+    started = ["train", graph, "--host", str(tmp_path / "four.json"), "--evaluations", "40", "--run", str(old)]
+    assert main([*started, "--quiet", "--json"]) == 0
+    placed = ["place", str(old), "--host", three, "--evaluations", "200", "--run", str(new), "--pin", "*0=gpu:1"]
+    assert main([*placed, "--quiet", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(new), "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+    assert load_placement(new / "placement.json").device_names == ("gpu:0", "gpu:1", "gpu:2")
+    asked = json.loads((new / "config.json").read_text())["asked"]["train"]
+    assert asked["constraints"]["pins"] == [["*0", "gpu:1"]], "as it was placed"
+
+
+def test_more_evaluations_are_not_offered_as_a_budget_that_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "train",
+        str(run.parent / "graph.json"),
+        "--host",
+        "2xK80",
+        "--evaluations",
+        "20",
+        "--run",
+        str(tmp_path / "a"),
+    ]
+    assert main([*words, "--quiet", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().err
+    assert "has come to its end; its 20 evaluations are spent" in said
+    assert "--budget" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
-from rlplace.runs.setup import describe_problem, versions
+from rlplace.runs.prepared import Prepared
+from rlplace.runs.setup import versions
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
@@ -24,6 +26,8 @@ from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.replace import PORTFOLIO, Replaced, replaced, search
 from rlplace.training.elastic.report import describe_costs, describe_devices, device_lines, move_lines, moves
 from rlplace.training.methods import METHODS
+from rlplace.training.resume.config_file import Request, read_request
+from rlplace.training.resume.prepared import describe_prepared
 
 SECONDS = 5.0
 """Of search, where nobody says otherwise."""
@@ -96,7 +100,16 @@ def replace_run(
         if path is not None:
             save_placement(placement, path)
         if run is not None:
-            _keep(made, placement, run, host_word, gangs=gangs, overwrite=overwrite)
+            _keep(
+                made,
+                placement,
+                run,
+                host,
+                host_word,
+                gangs=gangs,
+                constraints=constraints,
+                overwrite=overwrite,
+            )
         told: dict[str, Any] = {
             "schema": 1,
             "run": str(folder),
@@ -131,13 +144,42 @@ def _carried_s(made: Replaced, simulator: Simulator) -> float:
     return math.nan if made.start is None else float(simulator.step_times(np.stack([made.start]))[0])
 
 
-def _keep(made: Replaced, placement: Placement, root: Path, host_word: str, *, gangs: bool, overwrite: bool) -> None:
+def _keep(
+    made: Replaced,
+    placement: Placement,
+    root: Path,
+    host: Host,
+    host_word: str,
+    *,
+    gangs: bool,
+    constraints: Constraints | None,
+    overwrite: bool,
+) -> None:
     """Writes the placement as a run: its options are those of the old one, its host is another."""
+    config = _config(made, host, host_word, gangs=gangs, constraints=constraints)
     run = RunFolder.create(root, overwrite=overwrite)
     try:
-        changed = {"workload": str(made.known.spec), "host": host_word, "gangs": gangs, "versions": versions()}
-        run.write_json("config.json", {**made.known.config, **changed})
-        run.write_json("problem.json", describe_problem(made.problem))
+        run.write_json("config.json", config)
+        run.write_json(
+            "problem.json", describe_prepared(Prepared(made.problem, made.known.asked, 0, placement.devices))
+        )
         save_placement(placement, run.path("placement.json"))
     finally:
         run.close()
+
+
+def _config(
+    made: Replaced, host: Host, host_word: str, *, gangs: bool, constraints: Constraints | None
+) -> dict[str, Any]:
+    """What `config.json` holds, so that training can go on from the placement on its new host."""
+    known = made.known
+    if "asked" not in known.config:  # of a version that could not go on with a run
+        changed = {"workload": str(known.spec), "host": host_word, "gangs": gangs, "versions": versions()}
+        return {**known.config, **changed}
+    config = read_request(RunFolder.open(known.folder)).config
+    if constraints is not None:
+        config = dataclasses.replace(config, constraints=constraints)
+    if not host.is_simulated:  # what is measured has a budget of time
+        config = dataclasses.replace(config, evaluations=None)
+    request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder))
+    return request.to_dict() | {"micro_batches": known.config.get("micro_batches")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from pathlib import Path
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.hosts.resolve import resolve_host
@@ -54,10 +56,12 @@ def _spec(kept: KeptRequest, workload: str | None, where: str) -> WorkloadSpec:
     """The workload of the run; a user's function is imported only if they name it."""
     spec = parse_workload(kept.workload)
     if workload is not None and workload != kept.workload and str(parse_workload(workload)) != str(spec):
-        hint = "Leave it out, or start a run of its own."
+        own = "Name that one" if spec.is_function else "Leave it out"
+        hint = f"{own}, or start a run of its own."
         raise InvalidValue("workload", workload, f"{kept.workload!r}, the run's", where="train --resume", hint=hint)
     if spec.is_function and workload is None:
-        hint = f"It is code, which is imported only if you name it: rlplace train {kept.workload} --resume DIR."
+        command = shlex.join(["rlplace", "train", kept.workload, "--resume", str(Path(where).parent)])
+        hint = f"It is code, which is imported only if you name it: {command}"
         raise InvalidValue("workload", None, f"{kept.workload!r}, as it was started", where=where, hint=hint)
     return spec
 
@@ -70,5 +74,6 @@ def _extended(config: TrainConfig, budget_s: float | None) -> TrainConfig:
         raise InvalidValue("budget", budget_s, "none for a run of `--evaluations`", where="train --resume", hint=hint)
     if budget_s < config.budget_s:
         expected = f"at least {config.budget_s:g} s, which the run was given"
-        raise InvalidValue("budget", budget_s, expected, where="train --resume", hint="It is the sum of both parts.")
+        hint = "It is the budget of the whole run, with what was spent of it before."
+        raise InvalidValue("budget", budget_s, expected, where="train --resume", hint=hint)
     return dataclasses.replace(config, budget_s=budget_s)
