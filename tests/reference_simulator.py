@@ -29,6 +29,7 @@ class Reference:
 
     def __init__(self, problem: Problem, devices: list[int], priorities: list[float]) -> None:
         self.graph, self.host, self.costs = problem.graph, problem.host, problem.costs
+        self.workspace_bytes = problem.workspace_bytes
         self.devices = [int(device) for device in devices]
         order = sorted(range(self.graph.num_ops), key=lambda op: (-priorities[op], op))
         self.rank = {op: place for place, op in enumerate(order)}
@@ -318,7 +319,7 @@ class Reference:
             d, item = self.devices[op], ("op", op)
             if op in self.sources:
                 continue
-            found.append((d, self.start_s[item], self.end_s[item], int(self.problem.workspace_bytes[op, d])))
+            found.append((d, self.start_s[item], self.end_s[item], int(self.workspace_bytes[op, d])))
             for t in self.outputs[op]:
                 users = [self.end_s["op", r] for r in self.readers[t] if self.in_place(t, self.devices[r])]
                 users += [self.end_s["send", t, e] for e in self.destinations(t) if not self.in_place(t, e)]
