@@ -33,7 +33,7 @@ def ray_nodes(count: int = 2) -> Iterator[Any]:
         assert ended(session), f"still running: {processes_of(session)}"
 
 
-def ended(word: str, within_s: float = 20.0) -> bool:
+def ended(word: str, within_s: float = 60.0) -> bool:
     """Whether no process has `word` in its command line any more, soon."""
     deadline_s = time.monotonic() + within_s
     while processes_of(word):

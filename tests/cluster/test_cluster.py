@@ -144,7 +144,7 @@ def test_a_lost_node_costs_no_item(nodes: Any, cluster: Cluster, tmp_path: Path)
             nodes.remove_node(other, allow_graceful=False)
         found.append((index, result))
     assert sorted(found) == [(k, k) for k in range(8)]
-    nodes.wait_for_nodes()
+    nodes.wait_for_nodes(timeout=120)
     assert cluster.num_workers == 1
     nodes.add_node(num_cpus=1)
     assert cluster.num_workers == 2

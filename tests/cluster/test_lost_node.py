@@ -22,6 +22,7 @@ def test_rows_of_a_node_that_is_lost_are_done_again() -> None:
             told.append(row)
 
         spread = compare(problem, config, cluster=cluster, on_row=lose)
+        nodes.wait_for_nodes(timeout=120)  # until it is known that one is gone
         assert cluster.num_workers == 1
     local = compare(problem, config)
     assert len(told) == len(local.rows) == 6
