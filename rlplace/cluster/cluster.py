@@ -18,6 +18,9 @@ Result = TypeVar("Result")
 
 LOOKS_EVERY_S = 0.5
 """How often it is looked for items that take too long."""
+AHEAD = 1
+"""Items for each worker that wait besides the one at work: a worker whose item ends goes on with one of them. One that
+is sent only then may be sent to a node that is busy, and wait there until Ray looks for another."""
 RETRIES = 3
 """Times that Ray runs an item again whose worker or node was lost."""
 BACKUP_FACTOR = 3.0
@@ -142,7 +145,9 @@ class Cluster:
 
         try:
             while True:
-                room = self._room(len(running)) if not is_drained or running else 0
+                count = self._count() if not is_drained or running else 0
+                free = count - len(running)
+                room = free + count * AHEAD
                 while room > 0 and not is_drained:
                     if (following := next(queue, None)) is None:
                         is_drained = True
@@ -154,7 +159,7 @@ class Cluster:
                     return
                 if is_drained and longest_s:
                     limit_s = max(backup_least_s, BACKUP_FACTOR * longest_s)
-                    for index in _late(running.values(), limit_s)[: max(room, 0)]:
+                    for index in _late(running.values(), limit_s)[: max(free, 0)]:
                         start(index)
                 ended, _ = self.ray.wait(list(running), num_returns=1, timeout=LOOKS_EVERY_S)
                 if not ended:
@@ -183,12 +188,12 @@ class Cluster:
     ) -> None:
         self.close()
 
-    def _room(self, num_running: int) -> int:
-        """Items that may be started now."""
+    def _count(self) -> int:
+        """Items that can be at work, of which there must be some."""
         count = self.num_workers
         if not count:
             raise RunnerError("no node of the Ray cluster has a CPU: start one with `ray start --address=ADDRESS`")
-        return count - num_running
+        return count
 
     def _result(self, ref: Any, index: int) -> Any:
         errors = self.ray.exceptions
