@@ -66,7 +66,7 @@ class Side:
 def rows(workload: str, host: Host) -> str:
     """On one device, and the best of the placements over several."""
     fused, other = (Side(captured(workload, is_fused=is_fused), host) for is_fused in (True, False))
-    timers = [other.runner._timer(plan) for plan in other.plans]  # of another runner: no plans of this one
+    timers = [other.runner.timer(plan) for plan in other.plans]  # of another runner: no plans of this one
     outcomes = fused.runner.measure_plans(fused.plans, others=timers, protocol=ROUNDS)
     times_s = [np.array(outcome.samples_s) for outcome in outcomes]
     here, there = times_s[: len(fused.plans)], times_s[len(fused.plans) :]

@@ -20,7 +20,7 @@ from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host, Plan, Problem, Simulator
 from rlplace.measure.run.eager import EagerStep
 from rlplace.measure.run.race import RaceProtocol, Timer
-from rlplace.measure.run.runner import HostRunner, _First, idle_share
+from rlplace.measure.run.runner import HostRunner, idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated
@@ -76,7 +76,7 @@ class Side:
 
     def timer(self) -> Timer:
         """Runs one step of the plan."""
-        return self.runner._timer(self.plan, _First())
+        return self.runner.timer(self.plan)
 
     def facts(self) -> dict[str, Any]:
         """What the table says of it besides its time."""
