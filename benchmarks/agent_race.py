@@ -25,8 +25,8 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.host_model import prior_of
 from rlplace.measure.plan import Plan
+from rlplace.measure.run.idle import idle_share
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.progress import make_progress
@@ -36,9 +36,9 @@ from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
 from rlplace.search.groups import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.training.loop import LoopBudget
 from rlplace.training.methods import LEARNED
-from rlplace.training.search_loop import search_and_measure
+from rlplace.training.searches.budget import LoopBudget
+from rlplace.training.searches.search_loop import search_and_measure
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "gpt2@small", "clip@small")

@@ -11,8 +11,8 @@ from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
-from rlplace.measure.run.eager import EagerStep
-from rlplace.measure.run.runner import idle_share
+from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.run.idle import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.calibration import calibrated
 from rlplace.search import Budget, anneal_from, eft

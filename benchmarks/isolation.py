@@ -1,15 +1,17 @@
-"""Step times in a worker process against those in the process that asks: python benchmarks/isolation.py OUT.json.
+"""Step times in a worker process against those in the process that asks: python benchmarks/isolation.py.
 
 Both run the same plans, round by round in one race: the worker times its own step, then has this process time one.
+Writes `results/isolation.json`; the machine should be idle.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import record
+from record import RESULTS, record
 
 from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
@@ -17,7 +19,7 @@ from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
 from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.run.runner import idle_share
+from rlplace.measure.run.idle import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.search import eft
 from rlplace.search.rules import baselines
@@ -28,7 +30,10 @@ ROUNDS = RaceProtocol(warmup=5, min_rounds=60, max_rounds=60, hopeless=float("in
 
 
 @one_thread_here()
-def main(out: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, default=RESULTS / "isolation.json", help="the file to write")
+    out = parser.parse_args().out
     idle = idle_share()
     rows = [row for workload in WORKLOADS for row in compared(workload)]
     ratios = [row["ratio"] for row in rows]
@@ -97,4 +102,4 @@ def _row(workload: str, name: str, isolated: Measurement, own: Measurement) -> d
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -18,9 +18,10 @@ from record import RESULTS, as_markdown, record
 
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.run.idle import idle_share
 from rlplace.measure.run.race import RaceProtocol, Timer
-from rlplace.measure.run.runner import HostRunner, idle_share
+from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.progress import make_progress
 from rlplace.runs.calibration import calibrated

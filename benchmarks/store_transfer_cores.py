@@ -17,8 +17,8 @@ from rlplace.measure import Host, Plan, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.run.idle import idle_share
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.progress import make_progress
 from rlplace.runs.host_lock import measuring_alone
@@ -26,7 +26,7 @@ from rlplace.runs.setup import graph_for, make_problem
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.agent import AgentResult, learn_host
-from rlplace.training.search_loop import ROUND
+from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload
 
 PAIR = ("clip@small", "gpt2@small,layers=2")

@@ -21,8 +21,8 @@ from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run import workers
-from rlplace.measure.run.streams import Streams, torch_device
+from rlplace.measure.run.crew import workers
+from rlplace.measure.run.crew.streams import Streams, torch_device
 
 NUM_PLANS = 6
 
