@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -29,6 +31,12 @@ def kernel(function: Function) -> Function:
 def inlined(function: Function) -> Function:
     """The function, compiled into every kernel that calls it: calls would count references to every array passed."""
     return cast(Function, njit(cache=True, nogil=True, forceinline=True)(function))
+
+
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Whether the code of a kernel is on disk already: an earlier process has compiled it."""
+    folder, name = Path(cast(Any, function).stats.cache_path), glob.escape(function.__qualname__)
+    return any(folder.glob(f"*.{name}-*.nbi"))
 
 
 if TYPE_CHECKING:

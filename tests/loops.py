@@ -1,4 +1,4 @@
-"""A small classifier, its batches, and placed steps of it on two core devices: for tests of training loops."""
+"""A small classifier, its batches, placed steps and modules of it on two core devices: for tests of training loops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from placed_steps import alternating
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.export import PlacedModel
+from rlplace.export import PlacedModel, PlacedModule, to_module
 from rlplace.graphs import OpGraph, capture
-from rlplace.measure import Plan
+from rlplace.measure import Placement, Plan
 
 HOST = core_host(2)
 Batch = tuple[Tensor, Tensor]
@@ -66,6 +66,16 @@ def apart(graph: OpGraph) -> Plan:
 
 def placed(graph: OpGraph, **options: Any) -> PlacedModel:
     return PlacedModel(graph, HOST, apart(graph), **options)
+
+
+def placement_of(graph: OpGraph) -> Placement:
+    names = tuple(device.name for device in HOST.devices)
+    return Placement(apart(graph), graph.fingerprint, HOST.fingerprint, names)
+
+
+def module_of(model: nn.Module, graph: OpGraph | None = None) -> PlacedModule:
+    graph = captured(model, "adam") if graph is None else graph
+    return to_module(model, graph, placement_of(graph), host=HOST)
 
 
 def twin(model: nn.Module) -> nn.Module:

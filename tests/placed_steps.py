@@ -19,9 +19,9 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.workers import Crew
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.placed.placed_step import PlacedStep
+from rlplace.measure.run.placed.residents import Residents
 
 NUM_STEPS = 3
 HOST = core_host(2)

@@ -14,7 +14,8 @@ import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.run import placed_step, residents, streams
+from rlplace.measure.run.crew import streams
+from rlplace.measure.run.placed import binding, placed_step, residents, step_timeline
 
 
 @dataclass
@@ -54,7 +55,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def give_back() -> None:
         calls.num_given_back += 1
 
-    for module in (placed_step, residents, streams):
+    for module in (binding, placed_step, residents, step_timeline, streams):
         monkeypatch.setattr(module, "torch_device", lambda device: torch.device("cpu"))
     monkeypatch.setattr(cuda, "num_gpus", lambda: 8)
     monkeypatch.setattr(cuda, "stream", lambda place, **_: object())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.export.optimizer import OPTIONS
+from rlplace.export.placed.optimizer import OPTIONS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "training-loops.md"
 

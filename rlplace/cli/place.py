@@ -10,6 +10,7 @@ import tyro
 
 from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json, say
 from rlplace.errors import FileProblem, InvalidValue
+from rlplace.report.format import format_ms
 
 EVALUATIONS = 16
 """Placements of a workload that are simulated, where nobody says otherwise."""
@@ -169,15 +170,15 @@ def _free(path: Path, overwrite: bool) -> Path:
 
 def _show(result: dict[str, Any]) -> None:
     count, single_s = result["evaluations"], result["single_s"]
-    single = f"best single device {single_s * 1e3:.2f} ms" if math.isfinite(single_s) else "no single device holds it"
+    single = f"best single device {format_ms(single_s)} ms" if math.isfinite(single_s) else "no single device holds it"
     carried = ""
     if math.isfinite(result.get("before_s", math.nan)):
-        carried = f"it was {result['before_s'] * 1e3:.2f} ms on {result['host']['from']}, "
+        carried = f"it was {format_ms(result['before_s'])} ms on {result['host']['from']}, "
         carried += _carried_words(result["carried_s"])
     say(
-        f"{result['placement'] or result['new_run']}: {result['step_time_s'] * 1e3:.2f} ms simulated after "
+        f"{result['placement'] or result['new_run']}: {format_ms(result['step_time_s'])} ms simulated after "
         f"{count} placement{'s' * (count != 1)} in {result['plan_s']:.2f} s; {carried}{single}, "
-        f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
+        f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
     )
     if result["step_time_s"] > single_s:
         say(
@@ -187,5 +188,5 @@ def _show(result: dict[str, Any]) -> None:
 
 def _carried_words(carried_s: float) -> str:
     if math.isfinite(carried_s):
-        return f"carried over {carried_s * 1e3:.2f} ms; "
+        return f"carried over {format_ms(carried_s)} ms; "
     return "carried over it does not fit into memory; "

@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json, say
+from rlplace.report.format import format_ms
 
 
 def simulate(
@@ -53,10 +54,10 @@ def show_step_time(result: dict[str, Any], json: bool) -> None:
     if json:
         print_json(result)
     elif result["status"] == "ok":
-        spread = f" ± {result['spread_s'] * 1e3:.2f}" if result["kind"] == "measured" else ""
+        spread = f" ± {format_ms(result['spread_s'])}" if result["kind"] == "measured" else ""
         say(
-            f"{result['placement']}, {result['kind']}: {result['step_time_s'] * 1e3:.2f} ms{spread}, "
-            f"bound {result['lower_bound_s'] * 1e3:.2f} ms ({result['lower_bound']})"
+            f"{result['placement']}, {result['kind']}: {format_ms(result['step_time_s'])} ms{spread}, "
+            f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
         )
     else:
         say(f"{result['placement']}, {result['kind']}: {result['status']}: {result['why']}")

@@ -54,15 +54,17 @@ def load_ray() -> Any:
 
     Raises:
         MissingExtra: it is not installed.
+        RunnerError: it is, but cannot be imported.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # tasks without GPUs do not change what is seen
     try:
         return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise MissingExtra("ray", EXTRA) from error
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "ray":
+            raise MissingExtra("ray", EXTRA) from error
+        broken = f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
+        raise RunnerError(broken) from error
 
 
 def check_cluster(word: str) -> None:

@@ -174,7 +174,7 @@ def _replica(
 
     from rlplace import cuda
     from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
-    from rlplace.measure.run.streams import torch_device
+    from rlplace.measure.run.crew.streams import torch_device
 
     is_cuda = device.backend == "cuda"
     try:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
-from rlplace.export.placed_model import PlacedModel
+from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.export.seeded_draws import SeededDraws, random_ops
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
@@ -22,8 +22,8 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.eager import EagerStep
-from rlplace.measure.run.streams import torch_device
+from rlplace.measure.run.crew.streams import torch_device
+from rlplace.measure.run.eager.eager_step import EagerStep
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 SMALLEST_SCALE = 1e-3

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from rlplace.export.placed_model import PlacedModel
+from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.grouping.constraints import Constraints

@@ -8,7 +8,8 @@ from torch import nn
 
 from rlplace import cuda
 from rlplace.errors import FingerprintMismatch
-from rlplace.export.placed_model import OtherShapes, PlacedModel
+from rlplace.export.placed.graphs_by_shape import OtherShapes
+from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.gpus import MOST_PARTS

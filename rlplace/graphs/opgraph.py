@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.graphs.columns import DTYPES, check_columns, edge_readers
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ PHASES = ("forward", "backward", "update")
 FORWARD, BACKWARD, UPDATE = range(3)
 RESIDENT_TARGETS = ("parameter", "buffer", "state")
 SOURCE_TARGETS = (*RESIDENT_TARGETS, "input", "constant")
-LARGEST_TOTAL = 2.0**60
-"""FLOPs or bytes of a whole graph beyond this would leave what sums of int64 hold."""
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -96,14 +93,14 @@ class OpGraph:
     name: str = ""
 
     def __post_init__(self) -> None:
-        for name, dtype in _ARRAY_DTYPES.items():
+        for name, dtype in DTYPES.items():
             array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if len(self.micro_batch) == 0:
             object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
             self.micro_batch.flags.writeable = False
-        self._validate()
+        check_columns(vars(self), num_phases=len(PHASES))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: without its program, which runs in this process alone."""
@@ -153,7 +150,7 @@ class OpGraph:
     @cached_property
     def edge_op(self) -> IntArray:
         """(E,) int32: the reading op of each edge, aligned with `input_tensors`."""
-        return np.repeat(np.arange(self.num_ops, dtype=np.int32), np.diff(self.input_offsets))
+        return edge_readers(self.input_offsets)
 
     @cached_property
     def readers(self) -> tuple[IntArray, IntArray]:
@@ -215,109 +212,3 @@ class OpGraph:
         from rlplace.graphs.formats.networkx_graph import from_networkx
 
         return from_networkx(graph)
-
-    def _validate(self) -> None:
-        n, t = self.num_ops, self.num_tensors
-        for name, length in (
-            ("targets", n),
-            ("modules", n),
-            ("signatures", n),
-            ("phases", n),
-            ("flops", n),
-            ("bytes_moved", n),
-            ("parameter_bytes", n),
-            ("gradient_bytes", n),
-            ("state_bytes", n),
-            ("workspace_bytes", n),
-            ("colocation", n),
-            ("micro_batch", n),
-            ("tensor_output", t),
-            ("tensor_bytes", t),
-            ("tensor_shapes", t),
-            ("tensor_dtypes", t),
-            ("input_offsets", n + 1),
-            ("mutation_tensor", len(self.mutation_op)),
-        ):
-            if len(getattr(self, name)) != length:
-                raise InvalidValue(name, len(getattr(self, name)), f"{length} entries", where="graph")
-        if len(set(self.names)) != n:
-            repeated = next(name for name, count in Counter(self.names).items() if count > 1)
-            raise InvalidValue("names", f"{repeated[:60]!r} more than once", "unique op names", where="graph")
-        for name, low, high in (
-            ("phases", 0, len(PHASES) - 1),
-            ("colocation", -1, n - 1),
-            ("micro_batch", -1, n - 1),
-            ("tensor_output", 0, np.iinfo(np.int32).max),
-        ):
-            array = getattr(self, name)
-            if len(array) and (array.min() < low or array.max() > high):
-                raise InvalidValue(name, f"{array.min()}..{array.max()}", f"entries in {low}..{high}", where="graph")
-        for name, bound in (
-            ("tensor_op", n),
-            ("input_tensors", t),
-            ("mutation_op", n),
-            ("mutation_tensor", t),
-            ("output_tensors", t),
-        ):
-            array = getattr(self, name)
-            if len(array) and (array.min() < 0 or array.max() >= bound):
-                raise InvalidValue(name, f"{array.min()}..{array.max()}", f"indices in 0..{bound - 1}", where="graph")
-        for name in (
-            "flops",
-            "bytes_moved",
-            "parameter_bytes",
-            "gradient_bytes",
-            "state_bytes",
-            "workspace_bytes",
-            "tensor_bytes",
-        ):
-            array = getattr(self, name)
-            if not np.all(np.isfinite(array)) or np.any(array < 0):
-                raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
-            if float(np.sum(array, dtype=np.float64)) > LARGEST_TOTAL:
-                raise InvalidValue(name, "more altogether", f"at most {LARGEST_TOTAL:.1e} in sum", where="graph")
-        if np.any(np.diff(self.tensor_op) < 0):
-            raise InvalidValue("tensor_op", "out of order", "tensors sorted by producer", where="graph")
-        offsets = self.input_offsets
-        if offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != self.num_edges:
-            raise InvalidValue("input_offsets", "not a CSR", "offsets from 0 up to the number of edges", where="graph")
-        late = self.tensor_op[self.input_tensors] >= self.edge_op
-        if np.any(late):
-            edge = int(np.argmax(late))
-            reader, producer = int(self.edge_op[edge]), int(self.tensor_op[self.input_tensors[edge]])
-            raise InvalidValue(
-                "input_tensors",
-                f"op {reader} reads op {producer}",
-                "op indices in topological order (the graph is cyclic, or out of order)",
-                where="graph",
-            )
-        unsorted = (np.diff(self.input_tensors) <= 0) & (np.diff(self.edge_op) == 0)
-        if np.any(unsorted):
-            reader = int(self.edge_op[int(np.argmax(unsorted))])
-            raise InvalidValue(
-                "input_tensors",
-                f"not ascending at op {reader}",
-                "each tensor once, ascending within an op",
-                where="graph",
-            )
-
-
-_ARRAY_DTYPES: dict[str, type[np.generic]] = {
-    "phases": np.int8,
-    "flops": np.float64,
-    "bytes_moved": np.float64,
-    "parameter_bytes": np.int64,
-    "gradient_bytes": np.int64,
-    "state_bytes": np.int64,
-    "workspace_bytes": np.int64,
-    "colocation": np.int32,
-    "tensor_op": np.int32,
-    "tensor_output": np.int32,
-    "tensor_bytes": np.int64,
-    "input_offsets": np.int32,
-    "input_tensors": np.int32,
-    "mutation_op": np.int32,
-    "mutation_tensor": np.int32,
-    "output_tensors": np.int32,
-    "micro_batch": np.int32,
-}

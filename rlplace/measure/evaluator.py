@@ -17,7 +17,7 @@ from rlplace.measure.measurement_log import MeasurementLog, placement_fingerprin
 from rlplace.measure.plan import Plan
 from rlplace.measure.plausible import Plausibility
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.eager.eager_recipe import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timeline import Timeline

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE, Grouping, group_ops
+from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.graphs.grouping.module_classes import tied_as_modules
 from rlplace.graphs.grouping.rule import DEVICE_MAP, GroupingRule
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
+from rlplace.measure.hosts.route_figures import mean_transfer, route_latency_s, route_s_per_byte
+from rlplace.measure.placement_checks import check_allowed, check_range, check_together
 from rlplace.say import Say, counted, sayer
 
 OP_ORDERS = ("rank", "tilt", "backward-first")
@@ -186,7 +188,7 @@ class Problem:
         """
         _check_host(host)
         resolved = constraints.resolve(graph, *_names(host)) if constraints else None
-        latency_s, s_per_byte = _mean_transfer(host)
+        latency_s, s_per_byte = mean_transfer(host)
         if resolved is not None:  # what is together is a co-location class: everybody keeps those
             graph = dataclasses.replace(graph, colocation=resolved.colocation)
         allowed = None if resolved is None else resolved.allowed
@@ -214,13 +216,12 @@ class Problem:
     @cached_property
     def transfer_latency_s(self) -> NDArray[np.float64]:
         """(D, D) float64: latency of each route; 0 on the diagonal and for hand-overs."""
-        return self._over_routes("latency_s", max, 0.0)
+        return route_latency_s(self.host)
 
     @cached_property
     def transfer_s_per_byte(self) -> NDArray[np.float64]:
         """(D, D) float64: seconds per byte of each route; 0 on the diagonal and for hand-overs."""
-        rates = self._over_routes("bandwidth_bytes_per_s", min, np.inf)
-        return 1.0 / rates
+        return route_s_per_byte(self.host)
 
     @cached_property
     def _together(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -243,7 +244,8 @@ class Problem:
         Raises:
             InvalidValue: wrong length, no integers, or a device out of range.
         """
-        return self._in_range(group_devices, self.grouping.num_groups, "group", where).astype(np.int32, copy=False)
+        checked = check_range(group_devices, self.grouping.num_groups, self.host.num_devices, one="group", where=where)
+        return checked.astype(np.int32, copy=False)
 
     def check_placement(self, devices: NDArray[np.int32]) -> NDArray[np.int32]:
         """`devices` (..., N) as int32, checked.
@@ -251,44 +253,11 @@ class Problem:
         Raises:
             InvalidValue: wrong length, no integers, a device out of range, or a co-location rule broken.
         """
-        devices = self._in_range(devices, self.graph.num_ops, "op", "placement")
-        members, leaders = self._together
-        wrong = devices[..., members] != devices[..., leaders]
-        if np.any(wrong):
-            place = int(np.argmax(wrong.reshape(-1, len(members)).any(axis=0)))
-            op, partner = int(members[place]), int(leaders[place])
-            raise InvalidValue(
-                "device",
-                f"op {self.graph.names[op]!r} away from {self.graph.names[partner]!r}",
-                "one device for ops that live together (a parameter, its gradient and its update)",
-                where="placement",
-            )
+        devices = check_range(devices, self.graph.num_ops, self.host.num_devices, one="op", where="placement")
+        check_together(devices, self.graph, *self._together)
         if self.allowed is not None:
-            barred = ~self.allowed[np.arange(self.graph.num_ops), devices]
-            if np.any(barred):
-                op = int(np.argmax(barred.reshape(-1, self.graph.num_ops).any(axis=0)))
-                found = int(
-                    devices.reshape(-1, self.graph.num_ops)[:, op][barred.reshape(-1, self.graph.num_ops)[:, op]][0]
-                )
-                raise InvalidValue(
-                    "device",
-                    f"op {self.graph.names[op]!r} on {self.host.devices[found].name!r}",
-                    f"one where it may run: {', '.join(self._devices_allowed(self.allowed[op]))}",
-                    where="placement",
-                )
+            check_allowed(devices, self.graph, self.host, self.allowed)
         return np.ascontiguousarray(devices, dtype=np.int32)
-
-    def _in_range(self, devices: NDArray[Any], length: int, one: str, where: str) -> NDArray[Any]:
-        """`devices` (..., length) as an array of integers that name devices of the host."""
-        devices = np.asarray(devices)
-        if devices.shape[-1:] != (length,):
-            raise InvalidValue("length", devices.shape, f"{length} devices, one for each {one}", where=where)
-        if not np.issubdtype(devices.dtype, np.integer):
-            raise InvalidValue("dtype", str(devices.dtype), "integers, indices of devices", where=where)
-        if devices.size and (devices.min() < 0 or devices.max() >= self.host.num_devices):
-            bad = int(devices.min()) if devices.min() < 0 else int(devices.max())
-            raise InvalidValue("device", bad, f"0..{self.host.num_devices - 1}", where=where)
-        return devices
 
     def _check_allowed(self, allowed: NDArray[np.bool_], shape: tuple[int, int]) -> None:
         table = np.ascontiguousarray(allowed, dtype=np.bool_)
@@ -307,18 +276,6 @@ class Problem:
                 where="problem",
                 hint="Pins and exclusions contradict each other, or tie together ops that no device can hold.",
             )
-
-    def _devices_allowed(self, row: NDArray[np.bool_]) -> list[str]:
-        return [device.name for device, is_allowed in zip(self.host.devices, row, strict=True) if is_allowed]
-
-    def _over_routes(self, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:
-        links = {link.name: float(getattr(link, field)) for link in self.host.links}
-        table = np.full((self.host.num_devices, self.host.num_devices), neutral)
-        for route in self.host.routes:
-            if route.links:
-                source, destination = self.host.device_index[route.source], self.host.device_index[route.destination]
-                table[source, destination] = reduce(links[name] for name in route.links)  # type: ignore[operator]
-        return table
 
 
 def _shared(allowed: NDArray[np.bool_], colocation: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -340,14 +297,3 @@ def _check_host(host: object) -> None:
 def _names(host: Host) -> tuple[list[str], list[str]]:
     """Names and kinds of the devices."""
     return [device.name for device in host.devices], [device.kind for device in host.devices]
-
-
-def _mean_transfer(host: Host) -> tuple[float, float]:
-    """Mean latency, and seconds per byte, of the routes that copy; those of two GPUs where no route does."""
-    links = {link.name: link for link in host.links}
-    routes = [[links[name] for name in route.links] for route in host.routes if route.links]
-    if not routes:
-        return LATENCY_S, S_PER_BYTE
-    latency_s = [max(link.latency_s for link in route) for route in routes]
-    s_per_byte = [1.0 / min(link.bandwidth_bytes_per_s for link in route) for route in routes]
-    return float(np.mean(latency_s)), float(np.mean(s_per_byte))

@@ -18,7 +18,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.runner import idle_share
+from rlplace.measure.run.idle import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlplace.errors import UnknownName, UserError
 from rlplace.files import jsonable
+from rlplace.report.format import format_ms
 
 if TYPE_CHECKING:
     import wandb
@@ -206,7 +207,7 @@ class WandbTracker:
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         with _files_under(self._folder):
             if timeline_png is not None:
-                image = self._wandb.Image(str(timeline_png), caption=f"step {step_time_s * 1e3:.2f} ms")
+                image = self._wandb.Image(str(timeline_png), caption=f"step {format_ms(step_time_s)} ms")
                 with self._lock:
                     self._run.log({"place/timeline": image})
             artifact = self._wandb.Artifact(

@@ -1,5 +1,10 @@
 """Search: whatever finds placements of a `Problem`.
 
+A method works on a `task`, which scores placements and keeps the account; `registry` knows all methods by name. They
+stand by what they do: `rules` place by hand, `schedule` op by op where each ends first, `parallel` by layouts of
+micro-batches, `exact` proves what it finds, and `improve` searches until a budget ends. `order` moves no op but
+changes when it runs.
+
 `registry.find` runs a method by name. Exported here are simple placements of ops, (N,) int32 devices (`single`,
 `round_robin`, `random`, `blocks`, `eft`), and `anneal_from`, which improves devices of groups, (G,) int32.
 """

@@ -17,7 +17,8 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
 from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.task import Budget, Saveable, Task
+from rlplace.search.task import Budget, Task
+from rlplace.search.task_protocols import Saveable
 
 Kind = Literal["baseline", "scheduler", "exact", "search"]
 

@@ -6,17 +6,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, PlanTimer, StepTimer
+from rlplace.measure.measurement import CutoffTimer, Measurement, PlanTimer, StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task_protocols import LateHost, Observer, OpenHost
 
 
 @dataclass(frozen=True)
@@ -37,52 +36,6 @@ class Budget:
             raise InvalidValue("seconds", self.seconds, "more than 0", where="budget")
         if self.measurements < 0:
             raise InvalidValue("measurements", self.measurements, "at least 0", where="budget")
-
-
-class Saveable(Protocol):
-    """What a method learned, as a file."""
-
-    def save(self, path: Path) -> None:
-        """Writes it to `path`, and what belongs to it beside it."""
-        ...
-
-
-class OpenHost(Measurer, PlanMeasurer, Protocol):
-    """A host that runs placements and plans for as long as there is time."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it would still run one."""
-        ...
-
-    def promising(self, count: int) -> NDArray[np.int32]:
-        """(<= count, N): the best placements scored so far that were never run, unlike each other if possible."""
-        ...
-
-
-@runtime_checkable
-class LateHost(OpenHost, Protocol):
-    """A host that gives measurements as they come: those of some plans later than those of others."""
-
-    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
-        """Takes plans to be measured, and gives the measurements that have come of these and of earlier ones.
-
-        Every plan is given back once, with its measurement. With `is_all` it waits for all that were ever taken; then
-        those of `plans` come last, in their order.
-        """
-        ...
-
-
-class Observer(Protocol):
-    """Watches a task; what it does must not change what is found."""
-
-    def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
-        """Placements (B, N) were scored: (B,) seconds, infinite where infeasible."""
-        ...
-
-    def learned(self, figures: Mapping[str, float]) -> None:
-        """The method has learned something; figures by name."""
-        ...
 
 
 class Task:

@@ -1,9 +1,9 @@
 """Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
-`config` says how, `run` does it, `search_loop` gives one method its budget, `agent` is the method that learns the host,
-`policy_search` the one whose policy learns, `guide` lets a policy guide a search, `methods` registers all three,
-`candidates` and `table` keep what was tried and found, `outcome` is what a run leaves behind, `session` is what
-`rlplace train` runs.
+`session` is what `rlplace train` runs, `config` says how, `run` does it: `searches` gives every method its budget,
+`table` is what all are judged by, `outcome` what a run leaves behind, and with `resume` an interrupted one goes on.
+`agent` is the method that learns the host, `policy_search` the one whose policy learns, `schedule_search` the one whose
+policy schedules, `guide` lets a policy guide a search; `methods` registers all four.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlplace.errors import RlplaceError
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.eager import EagerStep
+from rlplace.measure.run.eager.eager_step import EagerStep
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.report.format import format_clock
 from rlplace.runs.calibration import LEAST
@@ -19,13 +19,22 @@ CALIBRATION_STEPS = 6
 LOAD_S_PER_OP = 0.05e-3
 """Seconds that it takes to make code of a plan, for each of its ops."""
 HEURISTICS_S = 3.0
-"""What the heuristics take, and reading the kernels of searches from disk; compiling them takes most of a minute."""
+"""What the heuristics take, and reading the kernels of searches from disk."""
+COMPILING_S = 60.0
+"""What compiling the kernels takes instead, the first time."""
 LONG_STEP_S = 5.0
 """An eager step of this length is not run a second time to know it better."""
 
 
 def forecast(
-    graph: OpGraph, host: Host, config: TrainConfig, step_s: float, *, num_rows: int, is_profiled: bool = True
+    graph: OpGraph,
+    host: Host,
+    config: TrainConfig,
+    step_s: float,
+    *,
+    num_rows: int,
+    is_profiled: bool = True,
+    is_compiled: bool = True,
 ) -> Durations:
     """Seconds that the parts of a run are expected to take; a search of so many evaluations counts as none.
 
@@ -36,9 +45,11 @@ def forecast(
         step_s: seconds of one step, with everything on one device.
         num_rows: of the final table.
         is_profiled: whether the ops have been profiled already.
+        is_compiled: whether the kernels have been compiled already.
     """
+    heuristics_s = HEURISTICS_S if is_compiled else COMPILING_S
     if host.is_simulated:
-        return Durations(heuristics_s=HEURISTICS_S, search_s=0.0 if config.evaluations else config.budget_s)
+        return Durations(heuristics_s=heuristics_s, search_s=0.0 if config.evaluations else config.budget_s)
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
     num_calibrated = max(config.search.num_calibrated, LEAST) if config.search.num_calibrated else 0
@@ -46,7 +57,7 @@ def forecast(
     return Durations(
         profiling_s=num_kinds * (PROFILED_STEPS * step_s + load_s),
         calibration_s=num_calibrated * (CALIBRATION_STEPS * step_s + load_s),
-        heuristics_s=HEURISTICS_S,
+        heuristics_s=heuristics_s,
         search_s=config.budget_s,
         table_s=num_rows * (num_rounds * step_s + load_s),
     )
@@ -71,6 +82,7 @@ def ahead(
     is_simulated: bool,
     whole: str,
     evaluations: int | None = None,
+    is_compiled: bool = True,
 ) -> str:
     """What people are told before a run.
 
@@ -80,12 +92,14 @@ def ahead(
         is_simulated: whether they do so side by side.
         whole: what the sum of the parts is: `in all`, or `from here`.
         evaluations: placements that each method scores, where that ends the search and not the time.
+        is_compiled: whether the kernels have been compiled already.
     """
+    once = "" if is_compiled else "; kernels are compiled first, once"
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
     if evaluations is not None:
-        return f"{evaluations:,} placements for each method; {who}"
-    return f"about {format_clock(expected.total_s)} {whole}: {expected}; {who}"
+        return f"{evaluations:,} placements for each method; {who}{once}"
+    return f"about {format_clock(expected.total_s)} {whole}: {expected}; {who}{once}"
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:

@@ -39,3 +39,8 @@ def compile_kernels(problem: Problem, simulator: Simulator) -> None:
     """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
     with contextlib.suppress(Exception):  # its own row will say so
         find(problem, WARM_UP, simulator, Budget(WARM_UP_EVALUATIONS))
+
+
+def num_rows(methods: tuple[str, ...]) -> int:
+    """Rows of the final table with these methods, the reference of the race and plain PyTorch among them."""
+    return len({*HEURISTICS, *methods}) + 2

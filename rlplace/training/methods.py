@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from rlplace.measure.hosts.host import Host
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.training.config import TrainConfig
 
 LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"
+PORTFOLIO = "portfolio"
+"""What searches beside the method that is asked for."""
 
 for _method in (
     Method(LEARNED, "rlplace.training.agent.on_host:solve", "search", "learns the host from measured steps"),
@@ -16,7 +19,7 @@ for _method in (
     if _method.name not in METHODS:
         register_method(_method)
 
-__all__ = ["GUIDED", "LEARNED", "METHODS", "POLICY", "SCHEDULE", "method_of"]
+__all__ = ["GUIDED", "LEARNED", "METHODS", "POLICY", "PORTFOLIO", "SCHEDULE", "method_of", "methods_of"]
 
 
 def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
@@ -33,3 +36,8 @@ def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
     if is_simulated and method == LEARNED:
         return POLICY if config.guide is None else GUIDED
     return method
+
+
+def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:
+    """The methods that search, the one that is asked for first."""
+    return tuple(dict.fromkeys((method_of(config, is_simulated=host.is_simulated), PORTFOLIO)))

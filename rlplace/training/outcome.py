@@ -23,9 +23,9 @@ from rlplace.runs.durations import Durations
 from rlplace.runs.explained import explain_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
-from rlplace.search.task import Saveable
+from rlplace.search.task_protocols import Saveable
 from rlplace.training.agent.agent import AgentResult
-from rlplace.training.loop import LoopResult
+from rlplace.training.searches.result import LoopResult
 from rlplace.training.table import Table
 
 

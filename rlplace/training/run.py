@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,40 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster, reach
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of, prior_of
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
-from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import check_has_values
-from rlplace.measure.run.eager_recipe import EagerRecipe, Other
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.progress import Progress, progress_of
 from rlplace.runs.calibration import calibrated
-from rlplace.runs.durations import Durations, Stopwatch, cut_words, limit_s
+from rlplace.runs.durations import Durations, Stopwatch, limit_s
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
+from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.store.log import StoreLog
 from rlplace.training.checks import check_names, completed
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
-from rlplace.training.heuristics import HEURISTICS, compile_kernels, place_quickly
-from rlplace.training.loop import LoopResult
-from rlplace.training.methods import GUIDED, LEARNED, POLICY, method_of
-from rlplace.training.on_cluster import agent_for, make_evaluator
+from rlplace.training.heuristics import HEURISTICS, compile_kernels, num_rows, place_quickly
+from rlplace.training.methods import LEARNED, method_of, methods_of
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
 from rlplace.training.resume.journal import Journal
-from rlplace.training.searches import resumed_options, search_all
-from rlplace.training.table import Entry, Table, fill_table
-
-PORTFOLIO = "portfolio"
+from rlplace.training.searches.on_cluster import make_evaluator
+from rlplace.training.searches.options import options_of, resumed_options
+from rlplace.training.searches.result import LoopResult
+from rlplace.training.searches.search_all import search_all
+from rlplace.training.table import Entry, Table, measure_table
 
 
 @one_thread_here()
@@ -121,21 +114,16 @@ def _train(
 ) -> TrainResult:
     """As `train`, with everything given."""
     methods = methods_of(config, problem.host)
-    method, is_simulated = methods[0], problem.host.is_simulated
     journal = Journal(
         run, problem, config, is_resumed=is_resumed, plan_of=(lambda _: None) if log is None else log.plan
     )
-    if method != method_of(config, is_simulated=False):
-        progress.say(f"the host is simulated, nothing can be measured: `{method}` takes the place of `{LEARNED}`")
-    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
-    expected = forecast(problem.graph, problem.host, config, step_s, num_rows=num_rows(methods))
-    progress.say(ahead(expected, methods, is_simulated=is_simulated, whole="from here", evaluations=config.evaluations))
+    expected = _said_ahead(problem, config, methods, progress)
     watch = Stopwatch()
-    known, prior = None, prior_of(problem, config.search.priors)
-    knowledge = _knowledge(problem, log, journal, known_hosts)
+    prior, knowledge = prior_of(problem, config.search.priors), _knowledge(problem, log, journal, known_hosts)
     if knowledge is not None:
         progress.say(_known_words(knowledge.num_runs))
-    if config.search.num_calibrated and not is_simulated:
+    known = None
+    if config.search.num_calibrated and not problem.host.is_simulated:
         problem, known = calibrated(
             problem,
             config.search.num_calibrated,
@@ -167,40 +155,17 @@ def _train(
         best = journal.best()
         if run is not None:
             keep_placement(run, problem, *((simulator.plan(reference), "single") if best is None else best[:2]))
-        entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != method]
+        entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]]
         compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
-        own: dict[str, dict[str, Any]] = {
-            LEARNED: {
-                "config": agent_for(config.agent, evaluator),
-                "known": known,
-                "prior": prior,
-                "guide": config.guide,
-                "start": start,
-                "knowledge": knowledge,
-            },
-            POLICY: {"config": config.learn, "start": start},
-            GUIDED: {"config": config.guide or config.learn, "start": start},
-            PORTFOLIO: {"start": start},
-        }
-        options = {name: own.get(name, {}) for name in methods}
+        options = options_of(methods, config, evaluator, start, known, prior, knowledge)
         options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
         keeper = Keeper(run, evaluator, tracker, progress.say, math.inf if best is None else best[2])
         found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log, cluster)
         search_s = watch.lap_s()
+        _say_repeats(evaluator, progress)
         entries += [_entry(method, found[method]) for method in methods]
-        if evaluator.num_recalled:
-            progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
-        if evaluator.num_repeated:
-            progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
-        table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
-        if table is None:
-            progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
-            table = _table(problem, evaluator, entries, config, progress)
-            if table.best and evaluator.is_measured:
-                journal.keep_table(table)
-        if not table.best:
-            raise RunnerError(f"no placement could be run to its end: {_reasons(table)}")
+        table = _judged(problem, evaluator, entries, config, journal, progress)
         plan = table.plans[table.best]
         timeline = timeline_of(evaluator, plan, progress.say)
         placement = Placement.of(problem, plan, table.best)
@@ -219,6 +184,28 @@ def _train(
         evaluator.close()
 
 
+def _said_ahead(problem: Problem, config: TrainConfig, methods: tuple[str, ...], progress: Progress) -> Durations:
+    """How long the run is expected to take from here, which is said."""
+    is_simulated, is_compiled = problem.host.is_simulated, are_kernels_kept()
+    if methods[0] != method_of(config, is_simulated=False):
+        progress.say(f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`")
+    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
+    expected = forecast(
+        problem.graph, problem.host, config, step_s, num_rows=num_rows(methods), is_compiled=is_compiled
+    )
+    progress.say(
+        ahead(
+            expected,
+            methods,
+            is_simulated=is_simulated,
+            whole="from here",
+            evaluations=config.evaluations,
+            is_compiled=is_compiled,
+        )
+    )
+    return expected
+
+
 def _knowledge(
     problem: Problem, log: StoreLog | None, journal: Journal, known_hosts: Sequence[LearnedHost]
 ) -> HostKnowledge | None:
@@ -232,41 +219,35 @@ def _knowledge(
     return knowledge_of(known, problem.costs.source)
 
 
-def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:
-    """The methods that search, the one that is asked for first."""
-    return tuple(dict.fromkeys((method_of(config, is_simulated=host.is_simulated), PORTFOLIO)))
-
-
-def num_rows(methods: tuple[str, ...]) -> int:
-    """Rows of the final table, the reference of the race and plain PyTorch among them."""
-    return len({*HEURISTICS, *methods}) + 2
-
-
-def _table(
-    problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig, progress: Progress
+def _judged(
+    problem: Problem,
+    evaluator: Evaluator,
+    entries: list[Entry],
+    config: TrainConfig,
+    journal: Journal,
+    progress: Progress,
 ) -> Table:
-    rounds, deadline_s = config.search.table_rounds, time.monotonic() + limit_s(config.budget_s)
-    protocol = RaceProtocol(max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
-    eager, why = _eager(problem, evaluator)
+    """The final table: as it was measured before an interruption, or measured now.
 
-    def measure(plans: list[Plan], others: list[Other]) -> list[Measurement]:
-        outcomes = evaluator.measure_plans(plans, protocol, others=others, deadline_s=deadline_s)
-        ran = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=rounds)
-        if evaluator.is_measured and ran < rounds:
-            progress.say(cut_words("the final table", ran, rounds))
-        return outcomes
+    Raises:
+        RunnerError: nothing in it ran to its end.
+    """
+    table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
+    if table is None:
+        progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
+        table = measure_table(problem, evaluator, entries, config, progress.say)
+        if table.best and evaluator.is_measured:
+            journal.keep_table(table)
+    if not table.best:
+        raise RunnerError(f"no placement could be run to its end: {_reasons(table)}")
+    return table
 
-    return fill_table(entries, eager, why, measure)
 
-
-def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
-    if not evaluator.is_measured:
-        return None, "the host is simulated"
-    try:
-        check_has_values(problem.graph)
-    except InvalidValue as error:
-        return None, str(error)
-    return EagerRecipe(), ""
+def _say_repeats(evaluator: Evaluator, progress: Progress) -> None:
+    if evaluator.num_recalled:
+        progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
+    if evaluator.num_repeated:
+        progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
 
 
 def _entry(method: str, found: LoopResult) -> Entry:

@@ -5,42 +5,29 @@ from __future__ import annotations
 import dataclasses
 import errno
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.cluster import check_cluster
 from rlplace.errors import FileProblem, RlplaceError
-from rlplace.files import read_json
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
-from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.durations import Durations, Stopwatch
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import Prepared, prepare
-from rlplace.runs.setup import Steps, default_size
-from rlplace.store.log import check_store
-from rlplace.training.checks import check_names
+from rlplace.runs.setup import Steps
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.offer import offering
-from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
-from rlplace.training.outcome import TrainResult
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.journal import is_finished, mark_finished
-from rlplace.training.resume.prepared import describe_prepared, read_prepared
 from rlplace.training.resume.reopen import reopen
-from rlplace.training.run import methods_of, num_rows, train
+from rlplace.training.run_request import check_request, run_request
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:
     from rlplace.report.progress import Progress
-    from rlplace.runs.tracking import Tracker
 
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
 """What `--json` prints of `result.json`."""
@@ -162,17 +149,6 @@ def _answer(run: RunFolder, progress: Progress) -> dict[str, Any]:
     return {name: result[name] for name in ANSWER if name in result}
 
 
-def check_request(request: Request) -> None:
-    """Refuses what can be refused before anything is captured."""
-    host = request.host
-    constraints = request.config.constraints or Constraints()
-    constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
-    check_names(request.config, is_simulated=host.is_simulated)
-    check_cluster(request.config.cluster)
-    if not host.is_simulated:
-        check_store(request.config.store)
-
-
 def _steps(request: Request) -> Steps:
     """The workload's steps; a pattern that matches nothing is refused before there is a run folder."""
     host, asked = request.host, request.asked
@@ -206,153 +182,3 @@ def going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator
         raise full from error
     finally:
         run.close()
-
-
-def run_request(
-    request: Request,
-    steps: Steps | Prepared,
-    run: RunFolder,
-    progress: Progress,
-    *,
-    is_table: bool,
-    is_resumed: bool = False,
-    known_hosts: Sequence[LearnedHost] = (),
-) -> dict[str, Any]:
-    """As `run_training`, where nobody else measures, in a folder that is this process's.
-
-    Args:
-        request: what the run is asked to do.
-        steps: of its workload; or its problem, where that is known.
-        run: its folder, with a `config.json`.
-        progress: told how it goes.
-        is_table: print the table.
-        is_resumed: go on from what the folder holds.
-        known_hosts: what is known of the host, besides what is in the store.
-    """
-    from rlplace.runs.tracking import make_tracker
-
-    spec, host, config = request.spec, request.host, request.config
-    resolved = request.to_dict()
-    tracker = make_tracker(config.track, run.root, resolved)
-    is_complete = False
-    try:
-        progress.say(f"devices: {_devices(host)}")
-        expected = None if is_resumed or isinstance(steps, Prepared) else _said_ahead(steps, request, progress)
-        watch = Stopwatch()
-        prepared = steps
-        if isinstance(prepared, Steps):
-            prepared = _prepared(request, prepared, run, progress, is_resumed=is_resumed)
-        problem, profiling_s = prepared.problem, watch.lap_s()
-        run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
-        run.write_json("problem.json", describe_prepared(prepared))
-        result = train(
-            problem,
-            config,
-            start=prepared.start,
-            run=run,
-            progress=progress,
-            tracker=tracker,
-            workload=str(spec),
-            resume=is_resumed,
-            known_hosts=known_hosts,
-        )
-        from rlplace.export.script import script
-
-        if not (spec.is_function or spec.is_file):
-            text = script(
-                str(spec),
-                default_size=default_size(host),
-                seed=config.seed,
-                cut=prepared.to_dict(),
-                host=request.host_word,
-                is_simulated=host.is_simulated,
-            )
-            run.write_text("step.py", text)
-        taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
-        expected = result.expected if expected is None else expected
-        durations = {"expected": expected.to_dict(), "taken": taken.to_dict()}
-        told = {"micro_batches": prepared.to_dict(), "durations": durations}
-        run.write_json("result.json", read_json(run.path("result.json")) | told)
-        _track(tracker, run, result)
-        is_complete = True
-        progress.say(afterwards(taken, expected, config.evaluations))
-        report = _report(run, progress)
-        mark_finished(run)
-        progress.close()
-        if is_table:
-            _show(result, run.root, report)
-        return result.table.to_dict() | told
-    finally:
-        progress.close()
-        tracker.finish(is_complete=is_complete)
-        if tracker.how_to_sync:
-            progress.say(tracker.how_to_sync)
-
-
-def _prepared(request: Request, steps: Steps, run: RunFolder, progress: Progress, *, is_resumed: bool) -> Prepared:
-    """The problem: as it was profiled, where it was; estimates come out the same again."""
-    config = request.config
-    is_kept = bool(request.placed_again) or not request.host.is_simulated
-    if is_resumed and is_kept and run.has("problem.json"):
-        prepared = read_prepared(run, steps, config)
-        progress.say(f"{steps.spec}: {prepared.problem.graph.num_ops} ops, {prepared.problem.costs.source} before")
-        return prepared
-    return prepare(
-        steps,
-        progress,
-        seed=config.seed,
-        num_groups=config.num_groups,
-        grouping=config.grouping,
-        acyclic=config.acyclic,
-        constraints=config.constraints,
-        isolated=config.isolated,
-    )
-
-
-def _said_ahead(steps: Steps, request: Request, progress: Progress) -> Durations | None:
-    """How long all of the run is expected to take, which is said; None where that is not known before profiling."""
-    host, config, count = request.host, request.config, request.asked.count
-    graph: OpGraph = steps.graph(1 if count == "auto" else count)
-    step_s = None if host.is_simulated else one_device_step_s(graph, host)
-    if step_s is None:
-        return None
-    methods = methods_of(config, host)
-    expected = forecast(graph, host, config, step_s, num_rows=num_rows(methods), is_profiled=False)
-    progress.say(ahead(expected, methods, is_simulated=False, whole="in all"))
-    return expected
-
-
-def _track(tracker: Tracker, run: RunFolder, result: TrainResult) -> None:
-    """Shows the tracker the final table and the files that a run is known by."""
-    tracker.log_table(result.table.rows)
-    tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
-    learned = [run.path(name) for name in ("policy.safetensors", "policy.json", HOST_MODEL) if run.has(name)]
-    if learned:
-        tracker.log_files("policy", learned)
-
-
-def _devices(host: Host) -> str:
-    return ", ".join(f"{device.name} ({device.kind})" for device in host.devices)
-
-
-def _report(run: RunFolder, progress: Progress) -> Path | None:
-    """Writes the run's report; one that fails costs the run nothing but a line."""
-    from rlplace.runs.report import write_report
-
-    try:
-        return write_report(run)
-    except Exception as error:  # whatever it is: the run itself is complete
-        progress.say(f"no report.html: {error}")
-        return None
-
-
-def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
-    from rich.console import Console
-
-    from rlplace.report import results_table
-
-    console = Console(stderr=True, emoji=False)
-    console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
-    console.print(
-        f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""), markup=False
-    )

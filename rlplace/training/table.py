@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlplace.errors import InvalidValue
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other
+from rlplace.measure.run.eager.eager_step import check_has_values
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.report.printed import as_html, as_text
 from rlplace.report.table import results_table
+from rlplace.runs.durations import cut_words, limit_s
+from rlplace.say import Say
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.failure import Failure
+from rlplace.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,41 @@ def fill_table(
     placed = [row for row in rows if row["placement"] and row["status"] == "ok"]
     best = min(placed, key=lambda row: row["step_time_s"])["method"] if placed else ""
     return Table(tuple(rows), best, {entry.method: entry.plan for entry in entries if entry.plan is not None})
+
+
+def measure_table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig, say: Say) -> Table:
+    """The table of `entries`, every plan measured in one race, or simulated where the host is.
+
+    Args:
+        problem: that is placed.
+        evaluator: runs plans.
+        entries: one a method.
+        config: of the run.
+        say: told if time cuts the race short.
+    """
+    rounds, deadline_s = config.search.table_rounds, time.monotonic() + limit_s(config.budget_s)
+    protocol = RaceProtocol(max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
+    eager, why = _eager(problem, evaluator)
+
+    def measure(plans: list[Plan], others: list[Other]) -> list[Measurement]:
+        outcomes = evaluator.measure_plans(plans, protocol, others=others, deadline_s=deadline_s)
+        ran = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=rounds)
+        if evaluator.is_measured and ran < rounds:
+            say(cut_words("the final table", ran, rounds))
+        return outcomes
+
+    return fill_table(entries, eager, why, measure)
+
+
+def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
+    """Plain PyTorch as something to race against, and why not where it cannot."""
+    if not evaluator.is_measured:
+        return None, "the host is simulated"
+    try:
+        check_has_values(problem.graph)
+    except InvalidValue as error:
+        return None, str(error)
+    return EagerRecipe(), ""
 
 
 def _row(entry: Entry, outcome: Measurement | None) -> dict[str, Any]:

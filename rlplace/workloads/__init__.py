@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlplace.workloads.build import build, without_memory
 from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, register_workload
+from rlplace.workloads.configs.inception_v3 import InceptionV3Config
+from rlplace.workloads.configs.nmt import NMTConfig
 from rlplace.workloads.counts import describe_workloads
-from rlplace.workloads.inception_v3 import InceptionV3Config
-from rlplace.workloads.nmt import NMTConfig
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
-from rlplace.workloads.registry import build, parse_workload, without_memory
+from rlplace.workloads.parse import parse_workload
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Parts, Workload
 

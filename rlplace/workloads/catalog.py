@@ -15,7 +15,7 @@ from typing import Any
 
 from rlplace.errors import InvalidValue
 from rlplace.registry import Registry
-from rlplace.workloads import (
+from rlplace.workloads.configs import (
     bert,
     clip,
     dlrm,

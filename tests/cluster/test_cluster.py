@@ -203,6 +203,14 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_cluster("auto")
 
 
+def test_a_broken_ray_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError('libray.so: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunnerError, match=r"cannot be imported \(libray.so: .*\): install it anew"):
+        check_cluster("auto")
+
+
 def test_importing_the_room_imports_neither_ray_nor_torch() -> None:
     code = "import sys, rlplace.cluster; print({'ray', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -13,8 +13,8 @@ from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator
 

@@ -17,8 +17,8 @@ import rlplace
 
 ELSEWHERE = {
     "rlplace.cuda": "which has them",
-    "rlplace.measure.run.eager": "waits for all of the GPU, for its own times alone",
-    "rlplace.measure.run.eager_recipe": "likewise",
+    "rlplace.measure.run.eager.eager_step": "waits for all of the GPU, for its own times alone",
+    "rlplace.measure.run.eager.eager_recipe": "likewise",
     "rlplace.measure.costs.links": "sends by the same channels what is there for long; waits for what it times",
     "rlplace.measure.costs.isolated": "waits for what it times, on one stream",
     "rlplace.compare.replicas": "likewise, in processes with one GPU each",

@@ -12,7 +12,7 @@ from fake_gpus.gpu_plans import MODELS, gpu_host, input_elsewhere, random_settin
 from fake_gpus.plan_runs import crew_of, judged, machine_installed, placed_steps, trained
 from fake_gpus.scenarios import failed_and_run_again, gang, placed_model, timed_out_and_run_again
 
-from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.placed.residents import Residents
 
 NUM_PLANS, AT_ONCE = 100, 10
 

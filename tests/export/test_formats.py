@@ -69,6 +69,12 @@ def ended_with(program: Path) -> str:
     return str(ended.value.code)
 
 
+def test_the_script_is_short_and_valid() -> None:
+    text = script("nmt@small", default_size="small", seed=3)
+    compile(text, "step.py", "exec")
+    assert len(text.splitlines()) <= 28
+
+
 def test_a_script_that_cannot_run_here_says_so_in_a_line(run: RunFolder) -> None:
     export_run(run.root, workload=None, is_check=False)
     said = ended_with(run.path("step.py"))

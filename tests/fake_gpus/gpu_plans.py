@@ -22,7 +22,7 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.wiring import Wiring, lay_routes
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.workers import Crew
+from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.simulate.simulator import Simulator
 
 MODELS = {

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from rlplace.export import module_graph, placed_graph
-from rlplace.measure.run import channels, clocks, codegen, placed_step, residents, streams, workers
+from rlplace.export.placed import module_graph, placed_graph
+from rlplace.measure.run.codegen import generate
+from rlplace.measure.run.crew import channels, clocks, streams, workers
+from rlplace.measure.run.placed import placed_step, residents
 
 MODULES: tuple[ModuleType, ...] = (
     channels,
@@ -60,7 +62,7 @@ class Mutant:
 def find_mutants() -> list[Mutant]:
     """All of them, in order of module and line."""
     found = [mutant for module in MODULES for mutant in _calls(module)]
-    return found + _emitted(codegen)
+    return found + _emitted(generate)
 
 
 def _calls(module: ModuleType) -> Iterator[Mutant]:

@@ -20,18 +20,18 @@ from fake_gpus.gpu_plans import Setting, expected_run, gpu_host
 from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
 from rlplace.errors import RunnerError
-from rlplace.export.carried import carried_plan
-from rlplace.export.module_graph import ModuleGraph, backward_ops
-from rlplace.export.placed_model import PlacedModel
+from rlplace.export.placed.carried import carried_plan
+from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
+from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.capturing.module import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.run.channels import CudaChannel
-from rlplace.measure.run.clocks import CudaClock
-from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.workers import Crew
+from rlplace.measure.run.crew.channels import CudaChannel
+from rlplace.measure.run.crew.clocks import CudaClock
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.placed.placed_step import PlacedStep
+from rlplace.measure.run.placed.residents import Residents
 
 FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)
 

@@ -35,7 +35,8 @@ from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
-from rlplace.training.search_loop import LoopBudget, search_and_measure
+from rlplace.training.searches.budget import LoopBudget
+from rlplace.training.searches.search_loop import search_and_measure
 
 FAULTS: dict[int, tuple[Status, str]] = {
     1: ("error", "the worker died: SIGABRT"),

@@ -21,8 +21,8 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import draw_mix
-from rlplace.measure.hosts.host import Host, Route
-from rlplace.measure.problem import Problem, _mean_transfer
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import Problem
 
 
 def barred_problem() -> Problem:
@@ -100,13 +100,6 @@ def test_the_mix_that_calibration_draws_is_allowed() -> None:
     problem = barred_problem()
     drawn, _ = draw_mix(problem, np.array([0, 1, 2], dtype=np.int32), 40, np.random.default_rng(0))
     assert problem.group_allowed[np.arange(3), drawn].all()
-
-
-def test_a_transfer_takes_what_the_routes_take_on_average() -> None:
-    host = plain_host(2, bandwidth_bytes_per_s=50.0, latency_s=0.5)
-    assert _mean_transfer(host) == (0.5, 0.02)
-    handed_over = replace(host, routes=tuple(Route(r.source, r.destination, ()) for r in host.routes))
-    assert _mean_transfer(handed_over)[0] > 0
 
 
 def test_constraints_bar_devices_and_tie_ops() -> None:

@@ -13,7 +13,15 @@ from rlplace.graphs import capture
 from rlplace.measure import Host
 from rlplace.runs.durations import Durations
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.forecast import HEURISTICS_S, LOAD_S_PER_OP, afterwards, ahead, forecast, one_device_step_s
+from rlplace.training.forecast import (
+    COMPILING_S,
+    HEURISTICS_S,
+    LOAD_S_PER_OP,
+    afterwards,
+    ahead,
+    forecast,
+    one_device_step_s,
+)
 
 PROBLEM = chain_problem(5, 2)
 HERE = dataclasses.replace(
@@ -25,6 +33,8 @@ CONFIG = TrainConfig(budget_s=60.0, search=SearchConfig(num_calibrated=12, table
 def test_a_simulated_run_is_its_search() -> None:
     expected = forecast(PROBLEM.graph, PROBLEM.host, CONFIG, 2.0, num_rows=9)
     assert expected == Durations(heuristics_s=HEURISTICS_S, search_s=60.0)
+    first = forecast(PROBLEM.graph, PROBLEM.host, CONFIG, 2.0, num_rows=9, is_compiled=False)
+    assert first == Durations(heuristics_s=COMPILING_S, search_s=60.0)
 
 
 def test_each_part_is_the_steps_that_it_runs() -> None:
@@ -51,6 +61,8 @@ def test_people_are_told_before_and_after() -> None:
         "learned and portfolio search in turn"
     )
     search = Durations(search_s=60.0)
+    first = ahead(expected, ("learned",), is_simulated=False, whole="in all", is_compiled=False)
+    assert first.endswith("; learned searches; kernels are compiled first, once")
     both = ahead(search, ("policy", "portfolio"), is_simulated=True, whole="from here")
     assert both.endswith(" search side by side")
     assert ahead(search, ("portfolio",), is_simulated=True, whole="from here").endswith(

@@ -23,7 +23,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.format import format_bytes
+from rlplace.report.format import format_bytes, format_ms
 
 LEARN_MODULES = "`rlplace train --granularity module` searches placements that a device map can say"
 
@@ -129,7 +129,7 @@ def _projected(ops: Measurement, modules: Measurement, projection: Projection, r
 
 
 def _step(measurement: Measurement) -> str:
-    return f"{measurement.step_time_s * 1e3:.2f} ms" if measurement.ok else measurement.status
+    return f"{format_ms(measurement.step_time_s)} ms" if measurement.ok else measurement.status
 
 
 def _held(memory: DeviceMemory) -> str:

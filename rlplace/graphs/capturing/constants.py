@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.failures import line_of_user
 from rlplace.graphs.capturing.origins import module_of
 from rlplace.graphs.capturing.references import forwards, referenced
-from rlplace.graphs.capturing.refusals import line_of_user
 
 aten = torch.ops.aten
 

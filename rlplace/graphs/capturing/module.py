@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.backward_ends import AsModule
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.micro.outputs import fake_output, tensors_in
-from rlplace.graphs.capturing.trace import AsModule, trace_step
+from rlplace.graphs.capturing.trace import trace_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Origin

@@ -18,7 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.backward_ends import AsModule, AsSlice, backward_ends
 from rlplace.graphs.capturing.constants import ConstantCheck
+from rlplace.graphs.capturing.failures import explained
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.micro.norms import Statistics, statistics_handed_out
 from rlplace.graphs.capturing.origins import annotated, spread_origins
@@ -28,10 +30,9 @@ from rlplace.graphs.capturing.refusals import (
     check_dense,
     check_devices,
     check_model,
-    explained,
     no_numbers_drawn,
 )
-from rlplace.graphs.program import Autocast, loss_of
+from rlplace.graphs.program import Autocast
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -66,34 +67,6 @@ class Trace:
     autocast: Autocast | None
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class AsModule:
-    """How the step of a module differs from one with a loss: the gradients of its outputs are given, as targets.
-
-    Attributes:
-        outputs: positions, among the tensors that the model returns, of those whose gradients are given.
-        inputs: positions, among the input tensors, of those whose gradients are wanted.
-    """
-
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class AsSlice:
-    """How the step of one micro-batch differs from a whole one; its batch norms hand out their statistics.
-
-    Attributes:
-        weight: the gradient of its loss: a constant, so that no backward waits for a loss. None where it has no loss
-            of its own.
-        outputs: the tensors among the model's outputs that have a gradient, which is given in place of targets; of a
-            training step without a loss of its own.
-    """
-
-    weight: float | None = None
-    outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,7 +134,7 @@ def trace_step(
         captured["replaced"] = [names.index(name) for name in replaced]
         if not is_training:
             return [*_flatten_result(result, captured), *_statistics(handed_out, captured), *replaced.values()]
-        ends, seeds = _ends(result, list(inputs), part)
+        ends, seeds = backward_ends(result, list(inputs), part)
         for end in ends:
             constants.check_gradients(end)
         setup_stacktrace_preservation_hooks([end.grad_fn for end in ends if end.grad_fn is not None])
@@ -244,52 +217,6 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
             )
     captured["result"], captured["num_results"] = pytree.tree_unflatten(leaves, spec), len(tensors)
     return tensors
-
-
-def _ends(
-    result: Any, given: list[torch.Tensor], part: AsSlice | AsModule | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Where the backward begins, and with which gradients."""
-    if part is None:
-        loss = _check_loss(loss_of(result))
-        with fx_traceback.annotate({"seed": True}):
-            return [loss], [torch.ones_like(loss, memory_format=torch.preserve_format)]
-    if isinstance(part, AsSlice) and part.weight is not None:
-        loss = _check_loss(check_alone(result))
-        with fx_traceback.annotate({"seed": True}):
-            return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return [tensors[position] for position in part.outputs], given
-
-
-def check_alone(returned: Any) -> Any:
-    """What a loss function returned for micro-batches, if it is not more than the loss.
-
-    Raises:
-        CaptureError: it is.
-    """
-    if isinstance(returned, (list, tuple)):
-        raise CaptureError(
-            f"the loss function returned a {type(returned).__name__}, expected the loss alone: what else it returns "
-            f"belongs to the whole batch, which micro-batches do not see. Return the loss alone, or capture with "
-            f"micro_batches=1."
-        )
-    return returned
-
-
-def _check_loss(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise CaptureError(
-            f"the loss is {shape}, expected a scalar tensor, or a tuple that begins with one; reduce it (`.mean()`) in "
-            f"`loss_fn`."
-        )
-    if loss.grad_fn is None:
-        raise CaptureError(
-            "the loss does not depend on any parameter that requires a gradient; unfreeze one, or capture inference "
-            "(leave `loss_fn` out)."
-        )
-    return loss
 
 
 def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:

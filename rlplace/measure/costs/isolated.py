@@ -18,11 +18,11 @@ from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.layouts import Layout, maker
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.clocks import cycles_to_launch
+from rlplace.measure.run.crew.clocks import cycles_to_launch
+from rlplace.measure.run.crew.streams import torch_device
+from rlplace.measure.run.crew.workers import Crew, Job
 from rlplace.measure.run.failures import is_lost
-from rlplace.measure.run.random_ops import seeded
-from rlplace.measure.run.streams import torch_device
-from rlplace.measure.run.workers import Crew, Job
+from rlplace.measure.run.placed.random_ops import seeded
 
 WARMUP = 2
 ENOUGH_S = 0.05

@@ -12,10 +12,10 @@ import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Device, Host, Link
-from rlplace.measure.run.channels import make_channel
-from rlplace.measure.run.streams import torch_device
+from rlplace.measure.run.crew.channels import make_channel
+from rlplace.measure.run.crew.streams import torch_device
+from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.run.threads import keep_freed_memory
-from rlplace.measure.run.workers import Crew
 
 SIZES_BYTES = (4096, 256 << 10, 4 << 20)
 """Between cores."""

@@ -17,13 +17,13 @@ from rlplace.measure.costs.layouts import layouts
 from rlplace.measure.costs.single_device import capacity_bytes, single_device_peak_bytes, single_device_plan
 from rlplace.measure.costs.workspaces import seen_workspaces
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.clocks import cycles_to_launch
+from rlplace.measure.run.crew.clocks import cycles_to_launch
+from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.run.memory_limits import limited_memory
-from rlplace.measure.run.placed_step import PlacedStep
+from rlplace.measure.run.placed.placed_step import PlacedStep
+from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.run.race import Unwatched, Watch
-from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.threads import keep_freed_memory
-from rlplace.measure.run.workers import Crew
 from rlplace.say import Say
 
 HOLD_EVERY = 200

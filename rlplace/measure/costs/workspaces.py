@@ -9,8 +9,8 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.single_device import single_device_plan
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.metering.metered_step import MeteredStep
-from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.workers import Crew
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.placed.residents import Residents
 
 
 def seen_workspaces(graph: OpGraph, host: Host, device: int, residents: Residents, crew: Crew) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.gpus import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.hosts.usable import usable_bytes
 from rlplace.measure.run.threads import usable_cores
 
 MAX_CORE_DEVICES = 4
@@ -70,19 +71,17 @@ def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -
             f"at most {len(cores)} cores in all",
             hint="Ask for fewer devices or fewer cores a device.",
         )
-    total_bytes = _ram_bytes()
+    ram_bytes = usable_bytes(_ram_bytes())
     kind = "cpu-core" if cores_per_device == 1 else f"cpu-{cores_per_device}cores"
     devices = [
-        _core_device(
-            f"cpu:{index}", kind, cores[index * cores_per_device : (index + 1) * cores_per_device], total_bytes
-        )
+        _core_device(f"cpu:{index}", kind, cores[index * cores_per_device : (index + 1) * cores_per_device], ram_bytes)
         for index in range(num_devices)
     ]
     singles = list(devices)
     if gangs and num_devices > 1:
         members = tuple(device.name for device in singles)
         used = cores[: num_devices * cores_per_device]
-        gang = _core_device(f"cpu:0-{num_devices - 1}", f"cpu-gang-{len(used)}", used, total_bytes, members)
+        gang = _core_device(f"cpu:0-{num_devices - 1}", f"cpu-gang-{len(used)}", used, ram_bytes, members)
         devices.append(gang)
     links, routes = [], []
     for source in devices:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.hosts.usable import usable_bytes
 
 MOST_PARTS = 16
 """Of one GPU: each has a stream of its own, and PyTorch has 32 to compute on."""
@@ -65,7 +66,7 @@ def _parts(index: int, num_parts: int, launching: tuple[int, ...]) -> Iterator[D
             name=f"cuda:{index}/{part}" if num_parts > 1 else f"cuda:{index}",
             kind=f"{gpu.name} 1/{num_parts}" if num_parts > 1 else gpu.name,
             backend="cuda",
-            memory_bytes=gpu.memory_bytes // num_parts,
+            memory_bytes=usable_bytes(gpu.memory_bytes) // num_parts,
             context_bytes=-(-(gpu.memory_bytes - gpu.free_bytes) // num_parts),
             memory_granularity_bytes=512,
             dispatcher="interpreter",
@@ -78,7 +79,7 @@ def _cpu(cores: tuple[int, ...], ram_bytes: int) -> Device:
         name="cpu",
         kind=f"cpu-{len(cores)}cores",
         backend="cpu",
-        memory_bytes=ram_bytes,
+        memory_bytes=usable_bytes(ram_bytes),
         memory_pool="ram",
         dispatcher="interpreter",
         cores=cores,

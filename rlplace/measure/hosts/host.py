@@ -19,6 +19,35 @@ DispatchOrder = Literal["plan", "request"]
 _LONGEST_NAME = 1000
 
 
+DTYPES = frozenset(
+    {
+        "bfloat16",
+        "bool",
+        "complex128",
+        "complex32",
+        "complex64",
+        "float16",
+        "float32",
+        "float4_e2m1fn_x2",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "int16",
+        "int32",
+        "int64",
+        "int8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "uint8",
+    }
+)
+"""Names of PyTorch's dtypes, as graphs have them."""
+
+
 @dataclass(frozen=True)
 class Device:
     """A place that runs one op at a time."""
@@ -63,6 +92,8 @@ class Device:
         for name in ("context_bytes", "memory_bandwidth_bytes_per_s", "launch_s"):
             _check_not_negative(name, getattr(self, name), where)
         for dtype, rate in self.peak_flops_per_s.items():
+            if dtype not in DTYPES:
+                raise UnknownName("dtype", dtype, DTYPES, hint=f"Found in `peak_flops_per_s` of {where}.")
             _check_not_negative(f"peak_flops_per_s[{dtype!r}]", rate, where)
 
 

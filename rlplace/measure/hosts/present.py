@@ -1,4 +1,4 @@
-"""`check_present`: whether this machine has the devices of a host that is to run something."""
+"""Whether this machine has the devices of a host that is to run something."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ def check_present(host: Host) -> None:
                 where=where,
                 hint=HINT,
             )
+
+
+def check_runs_here(host: Host) -> None:
+    """Refuses a host that is not of this machine, before anything is run on it.
+
+    Raises:
+        InvalidValue: it is simulated, or has a device that this machine lacks.
+    """
+    if host.is_simulated:
+        raise InvalidValue(
+            "host",
+            host.name,
+            "a host of this machine (`auto`, `cores`, `cuda`)",
+            where="measure",
+            hint="A simulated host has no devices to run on: simulate instead.",
+        )
+    check_present(host)
 
 
 def _check_gpu(device: Device, names: set[str], where: str) -> None:

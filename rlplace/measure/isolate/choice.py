@@ -15,7 +15,7 @@ from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import Other
+from rlplace.measure.run.eager.eager_recipe import Other
 from rlplace.measure.run.race import RaceProtocol, Timer
 from rlplace.measure.run.runner import HostRunner, Planner
 from rlplace.measure.timeline import Timeline

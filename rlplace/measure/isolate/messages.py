@@ -11,7 +11,7 @@ from rlplace.measure.isolate.settings import TorchSettings
 from rlplace.measure.measurement import Status
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 
 

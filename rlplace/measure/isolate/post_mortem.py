@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.codegen import generate
+from rlplace.measure.run.codegen.generate import generate
 
 FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
 """Signals that somebody sends; what an op does wrong makes others."""

@@ -15,6 +15,7 @@ from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.lost import all_lost, lost_of
+from rlplace.measure.hosts.present import check_runs_here
 from rlplace.measure.isolate.board import IDLE
 from rlplace.measure.isolate.messages import Done, Fault, Profile, Race, Request, Setup, Step, Trace
 from rlplace.measure.isolate.packing import Packed
@@ -25,9 +26,10 @@ from rlplace.measure.isolate.wait import Asked, wait_for
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.outcomes import status_of
 from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer
-from rlplace.measure.run.runner import Planner, check_runs_here, status_of
+from rlplace.measure.run.runner import Planner
 from rlplace.measure.run.threads import usable_cores
 from rlplace.measure.timeline import Timeline
 

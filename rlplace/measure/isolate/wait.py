@@ -13,8 +13,8 @@ from rlplace.measure.isolate.post_mortem import op_at_fault
 from rlplace.measure.isolate.process import WorkerProcess
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.outcomes import status_of
 from rlplace.measure.run.race import REFERENCE, Timer
-from rlplace.measure.run.runner import status_of
 from rlplace.say import Say
 
 LOOKS_EVERY_S = 0.1

@@ -43,12 +43,13 @@ from rlplace.measure.isolate.packing import Section, Unpacked
 from rlplace.measure.isolate.time_limits import MAKING_S
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.crew.workers import Worker as CoreWorker
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other, Recipe
 from rlplace.measure.run.failures import is_lost
+from rlplace.measure.run.outcomes import status_of
 from rlplace.measure.run.race import Timer
-from rlplace.measure.run.runner import HostRunner, status_of
+from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.run.threads import one_thread_here, pin_current_thread
-from rlplace.measure.run.workers import Worker as CoreWorker
 
 SETUP, ORIGIN = range(2)
 """Numbers of the packed parts."""

@@ -14,10 +14,10 @@ from rlplace.graphs.program import Update
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.metering.allocations import Event, Records, marked, read_events, recorded
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.streams import torch_device
-from rlplace.measure.run.workers import Crew, Job
+from rlplace.measure.run.crew.streams import torch_device
+from rlplace.measure.run.crew.workers import Crew, Job
+from rlplace.measure.run.placed.placed_step import PlacedStep
+from rlplace.measure.run.placed.residents import Residents
 
 _TAKE, _ITEM = "take ", "item "
 

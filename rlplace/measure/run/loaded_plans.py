@@ -10,9 +10,9 @@ import numpy as np
 from rlplace import cuda
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.allocated import resident_bytes
-from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.residents import Resident, Residents
+from rlplace.measure.run.placed.allocated import resident_bytes
+from rlplace.measure.run.placed.placed_step import PlacedStep
+from rlplace.measure.run.placed.residents import Resident, Residents
 
 
 class LoadedPlans:

@@ -10,7 +10,7 @@ import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.streams import torch_device
+from rlplace.measure.run.crew.streams import torch_device
 
 
 def gpu_capacities(host: Host) -> dict[torch.device, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,23 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import cuda
-from rlplace.errors import DeviceLost, InvalidValue, RlplaceError, RunnerError
-from rlplace.measure.hosts.host import Host
+from rlplace.errors import RlplaceError, RunnerError
 from rlplace.measure.hosts.lost import all_lost, lost_of
-from rlplace.measure.hosts.present import check_present
-from rlplace.measure.measurement import Measurement, Status
+from rlplace.measure.hosts.present import check_runs_here
+from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import Other, Recipe
+from rlplace.measure.run.crew.workers import Crew, Worker
+from rlplace.measure.run.eager.eager_recipe import Other, Recipe
 from rlplace.measure.run.failures import advice, is_lost
 from rlplace.measure.run.first_losses import FirstLosses, NotANumber
 from rlplace.measure.run.loaded_plans import LoadedPlans
 from rlplace.measure.run.memory_limits import limited_memory
-from rlplace.measure.run.placed_step import PlacedStep
-from rlplace.measure.run.race import REFERENCE, Lane, RaceProtocol, Timer, Unwatched, Watch, race, watched
-from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.outcomes import as_measurement
+from rlplace.measure.run.placed.placed_step import PlacedStep
+from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer, Unwatched, Watch, race, watched
 from rlplace.measure.run.threads import keep_freed_memory, usable_cores
-from rlplace.measure.run.workers import Crew, Worker
 from rlplace.measure.timeline import Timeline
 
 LONGEST_S = 120.0
@@ -149,7 +148,7 @@ class HostRunner:
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
             if each.is_nan and lane.error is None and self._losses.saw_numbers:
                 lane.error = NotANumber()
-        return [_as_measurement(lane, has_reference=reference is not None) for lane in lanes]
+        return [as_measurement(lane, has_reference=reference is not None) for lane in lanes]
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Measured timelines of `num_steps` steps of `plan`, in order of step time."""
@@ -258,23 +257,6 @@ class HostRunner:
         return step.run(number, deadline_s=self._timeout_s)
 
 
-def check_runs_here(host: Host) -> None:
-    """Refuses a host that is not of this machine, before anything is run on it.
-
-    Raises:
-        InvalidValue: it is simulated, or has a device that this machine lacks.
-    """
-    if host.is_simulated:
-        raise InvalidValue(
-            "host",
-            host.name,
-            "a host of this machine (`auto`, `cores`, `cuda`)",
-            where="measure",
-            hint="A simulated host has no devices to run on: simulate instead.",
-        )
-    check_present(host)
-
-
 @dataclass
 class _First:
     """The first step of a plan in a race.
@@ -293,40 +275,3 @@ def _raises(error: Exception) -> Callable[[], float]:
         raise error
 
     return timer
-
-
-def status_of(error: BaseException) -> Status:
-    """What an error makes of a measurement."""
-    if cuda.is_out_of_memory(error):
-        return "oom"
-    if isinstance(error, DeviceLost) or cuda.is_gone(error):
-        return "lost"
-    return "timeout" if isinstance(error, TimeoutError) else "error"
-
-
-def _as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
-    if lane.error is not None:
-        return Measurement(status_of(lane.error), float("inf"), tuple(lane.samples_s), why=str(lane.error))
-    return Measurement(
-        "ok",
-        float(np.median(lane.samples_s)),
-        tuple(lane.samples_s),
-        reference_s=float(np.median(lane.references_s)) if has_reference else 0.0,
-    )
-
-
-def idle_share(seconds: float = 0.5) -> float:
-    """Share of this machine's CPU time that nobody used over `seconds`: 1 on an idle machine; nan if unknown."""
-    try:
-        before = _cpu_times()
-        time.sleep(seconds)
-        after = _cpu_times()
-    except OSError:
-        return float("nan")
-    total = sum(after) - sum(before)
-    return (after[3] + after[4] - before[3] - before[4]) / total if total else float("nan")
-
-
-def _cpu_times() -> list[int]:
-    with open("/proc/stat", encoding="ascii") as lines:
-        return [int(value) for value in lines.readline().split()[1:9]]

@@ -6,34 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.paths import topological_order
+from rlplace.errors import InvalidValue
 from rlplace.jit import Bytes, Floats, Ints, Longs
 from rlplace.measure.granularity import allocated
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.host_tables import HANDOVER, JOB, account_limits, atoms_of, padded_routes, route_tables
+from rlplace.measure.simulate.updates import Updates, lay_out_updates
 
 MAX_DEVICES = 62
 MAX_SLOTS = 63
 """Devices and first links of routes that the fast planner can follow, a bit of a word for each."""
-HANDOVER, QUEUED, JOB = 1, 2, 3
-"""How a tensor reaches another device: no copy; a transfer beside the ops; a copy that the destination makes itself."""
-
-
-class Updates(NamedTuple):
-    """In-place updates, and what it takes to know which ops they wait for. CSR over ops, over tensors, over ops."""
-
-    updated_offsets: Ints  # tensors that an op updates
-    updated_tensors: Ints
-    updater_offsets: Ints  # ops that update a tensor
-    updater_ops: Ints
-    concerned: Bytes  # (N,) ops that read or update a tensor that some op updates
-    tensor_op: Ints
-    input_offsets: Ints
-    input_tensors: Ints
-    route_kind: Ints
-    num_devices: int
 
 
 class Compiled(NamedTuple):
@@ -114,22 +96,22 @@ def compile_problem(problem: Problem) -> Compiled:
     if host.num_devices > MAX_DEVICES:
         raise InvalidValue("devices", host.num_devices, f"at most {MAX_DEVICES}", where=f"host {host.name!r}")
     reader_offsets, reader_ops = graph.readers
-    kinds, blocks_source, route_offsets, route_links = _routes(host)
+    kinds, blocks_source, route_offsets, route_links = route_tables(host)
     first_links, firsts = np.unique(route_links[route_offsets[:-1][np.diff(route_offsets) > 0]], return_inverse=True)
     route_slot = np.full(len(kinds), -1, dtype=np.int32)
     route_slot[np.diff(route_offsets) > 0] = host.num_devices + firsts
     num_slots = host.num_devices + len(first_links)
-    padded = _padded(route_offsets, route_links)
+    padded = padded_routes(route_offsets, route_links)
     fanout = np.minimum(np.diff(reader_offsets), host.num_devices - 1)
     dispatchers = sorted({device.dispatcher for device in host.devices if device.dispatcher})
-    pool, capacity = _accounts(host)
+    pool, capacity = account_limits(host)
     granularities = sorted({device.memory_granularity_bytes for device in host.devices})
     corun = np.array(host.corun_slowdown or np.zeros((host.num_devices,) * 2), dtype=np.float64)
     np.fill_diagonal(corun, 0.0)
     is_kept = graph.is_source[graph.tensor_op].astype(np.int8)
     is_kept[graph.output_tensors] = 1
     launches = bool(dispatchers) and (host.dispatch_s > 0 or host.copy_dispatch_s > 0)
-    atoms = _atoms(host)
+    atoms = atoms_of(host)
     num_leaf, num_middle = -(-graph.num_ops // 64), -(-graph.num_ops // 4096)
     return Compiled(
         num_ops=graph.num_ops,
@@ -150,7 +132,7 @@ def compile_problem(problem: Problem) -> Compiled:
         tensor_op=graph.tensor_op,
         reader_offsets=reader_offsets,
         reader_ops=reader_ops,
-        updates=_updates(graph, kinds, host.num_devices),
+        updates=lay_out_updates(graph, kinds, host.num_devices),
         route_kind=kinds,
         route_blocks_source=blocks_source,
         route_latency_s=problem.transfer_latency_s.ravel(),
@@ -194,76 +176,6 @@ def compile_problem(problem: Problem) -> Compiled:
     )
 
 
-def account_names(host: Host) -> tuple[str, ...]:
-    """Names of the memory accounts: every device, then every pool that several devices share."""
-    pools = [device.memory_pool for device in host.devices if device.memory_pool]
-    shared = sorted({pool for pool in pools if pools.count(pool) > 1})
-    return (*(device.name for device in host.devices), *shared)
-
-
-def _routes(host: Host) -> tuple[Ints, Bytes, Ints, Ints]:
-    num_devices = host.num_devices
-    link_index = {link.name: index for index, link in enumerate(host.links)}
-    kinds = np.zeros(num_devices * num_devices, dtype=np.int32)
-    blocks_source = np.zeros(num_devices * num_devices, dtype=np.int8)
-    links: list[list[int]] = [[] for _ in kinds]
-    for route in host.routes:
-        pair = host.device_index[route.source] * num_devices + host.device_index[route.destination]
-        if route.source == route.destination:
-            continue
-        links[pair] = [link_index[name] for name in dict.fromkeys(route.links)]
-        kinds[pair] = HANDOVER if not route.links else JOB if route.blocks_destination else QUEUED
-        blocks_source[pair] = bool(route.links) and route.blocks_source
-    offsets = np.cumsum([0, *(len(pair) for pair in links)]).astype(np.int32)
-    return kinds, blocks_source, offsets, np.array([link for pair in links for link in pair], dtype=np.int32)
-
-
-def _padded(offsets: Ints, links: Ints) -> Ints:
-    most = int(max(np.diff(offsets).max(initial=1), 1))
-    padded = np.zeros((len(offsets) - 1, most), dtype=np.int32)
-    for pair, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        if first < last:
-            padded[pair] = links[first]
-            padded[pair, : last - first] = links[first:last]
-    return padded.ravel()
-
-
-def _atoms(host: Host) -> Longs:
-    """(D,) int64 bit masks: the single devices that each device keeps busy, itself unless it is a gang."""
-    masks = np.zeros(host.num_devices, dtype=np.int64)
-    for index in range(host.num_devices):
-        waiting, seen = [index], set()
-        while waiting:
-            device = waiting.pop()
-            if device in seen:
-                continue
-            seen.add(device)
-            if not host.devices[device].members:
-                masks[index] |= np.int64(1 << device)
-            for name in host.devices[device].members:
-                if name not in host.device_index:
-                    raise UnknownName("device", name, host.device_index)
-                waiting.append(host.device_index[name])
-        if not masks[index]:
-            device_name = host.devices[index].name
-            raise InvalidValue(
-                "members", host.devices[index].members, "single devices", where=f"device {device_name!r}"
-            )
-    return masks
-
-
-def _accounts(host: Host) -> tuple[Ints, Longs]:
-    names = account_names(host)
-    shared = names[host.num_devices :]
-    pool = [
-        host.num_devices + shared.index(device.memory_pool) if device.memory_pool in shared else -1
-        for device in host.devices
-    ]
-    capacity = [device.memory_bytes for device in host.devices]
-    capacity += [min(d.memory_bytes for d in host.devices if d.memory_pool == name) for name in shared]
-    return np.array(pool, dtype=np.int32), np.array(capacity, dtype=np.int64)
-
-
 def _workspaces(problem: Problem) -> Longs:
     granularity = np.array([device.memory_granularity_bytes for device in problem.host.devices], dtype=np.int64)
     return allocated(problem.workspace_bytes, granularity).ravel()
@@ -271,69 +183,3 @@ def _workspaces(problem: Problem) -> Longs:
 
 def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
     return np.concatenate([allocated(num_bytes, granularity) for granularity in granularities])
-
-
-def _updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updates:
-    pairs = np.unique(np.stack([graph.mutation_op, graph.mutation_tensor], axis=1), axis=0).astype(np.int64)
-    ops, tensors = pairs[:, 0], pairs[:, 1]
-    by_tensor = np.lexsort((ops, tensors))
-    updated = np.zeros(graph.num_tensors, dtype=np.bool_)
-    updated[tensors] = True
-    concerned = np.zeros(graph.num_ops, dtype=np.int8)
-    concerned[ops] = 1
-    concerned[graph.edge_op[updated[graph.input_tensors]]] = 1
-    if not _come_last(graph, ops, tensors):
-        _check_updates(graph, ops, tensors)
-    return Updates(
-        updated_offsets=_offsets(ops, graph.num_ops),
-        updated_tensors=tensors.astype(np.int32),
-        updater_offsets=_offsets(tensors, graph.num_tensors),
-        updater_ops=ops[by_tensor].astype(np.int32),
-        concerned=concerned,
-        tensor_op=graph.tensor_op,
-        input_offsets=graph.input_offsets,
-        input_tensors=graph.input_tensors,
-        route_kind=route_kind,
-        num_devices=num_devices,
-    )
-
-
-def _offsets(keys: Longs, count: int) -> Ints:
-    return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
-
-
-def _come_last(graph: OpGraph, ops: Longs, tensors: Longs) -> bool:
-    """Whether every update has a higher index than each op that reads its tensor and does not update it."""
-    is_update = np.isin(
-        graph.edge_op.astype(np.int64) * graph.num_tensors + graph.input_tensors, ops * graph.num_tensors + tensors
-    )
-    last_reader = np.full(graph.num_tensors, -1, dtype=np.int64)
-    np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
-    return bool(np.all(last_reader[tensors] < ops))
-
-
-def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
-    """Raise where an op that updates a tensor in place would have to wait for a reader that waits for it."""
-    waits_for: list[set[int]] = [
-        set(graph.tensor_op[graph.input_tensors[graph.input_offsets[i] : graph.input_offsets[i + 1]]].tolist())
-        for i in range(graph.num_ops)
-    ]
-    offsets, readers = graph.readers
-    updaters: dict[int, list[int]] = {}
-    for op, tensor in zip(ops.tolist(), tensors.tolist(), strict=True):
-        updaters.setdefault(tensor, []).append(op)
-    for tensor, writers in updaters.items():
-        earlier = set(readers[offsets[tensor] : offsets[tensor + 1]].tolist()) - set(writers)
-        for writer in sorted(writers):
-            waits_for[writer] |= earlier | {int(graph.tensor_op[tensor])}
-            earlier |= {writer}
-    edges = [(before, op) for op, befores in enumerate(waits_for) for before in befores - {op}]
-    runs = set(topological_order(graph.num_ops, edges))
-    if len(runs) < graph.num_ops:
-        stuck = min(set(ops.tolist()) - runs)
-        raise InvalidValue(
-            "mutation_op",
-            f"op {graph.names[stuck]!r} waits for a reader that waits for it",
-            "in-place updates after every other reader of their tensor",
-            where="graph",
-        )

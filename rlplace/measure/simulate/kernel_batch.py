@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, Longs, kernel
-from rlplace.measure.simulate.compiled import HANDOVER, JOB, Compiled
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER, JOB
 from rlplace.measure.simulate.kernel_cutoff import SLACK, least_seconds
 from rlplace.measure.simulate.kernel_events import EventScratch, retime_events
 from rlplace.measure.simulate.kernel_memory import find_peaks, lay_out_memory

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, kernel, lowest_bit
-from rlplace.measure.simulate.compiled import HANDOVER, JOB, Compiled
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER, JOB
 from rlplace.measure.simulate.kernel_updates import is_updater, shares_memory
 from rlplace.measure.simulate.scratch import POSITION, Scratch
 

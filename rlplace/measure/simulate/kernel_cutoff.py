@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Ints, kernel, pointer
-from rlplace.measure.simulate.compiled import HANDOVER, Compiled
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER
 from rlplace.measure.simulate.scratch import Scratch
 
 SLACK = 1e-9

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel, pointer
-from rlplace.measure.simulate.compiled import HANDOVER, Compiled
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER
 from rlplace.measure.simulate.scratch import KEPT, ORIGINAL, TRANSFERS, Scratch
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import HANDOVER, Compiled
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER
 from rlplace.measure.simulate.kernel_cutoff import forget_ready
 from rlplace.measure.simulate.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch

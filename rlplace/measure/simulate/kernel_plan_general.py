@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import HANDOVER, QUEUED, Compiled
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER, QUEUED
 from rlplace.measure.simulate.kernel_cutoff import forget_ready
 from rlplace.measure.simulate.kernel_plan import drop, peek, push, sort
 from rlplace.measure.simulate.kernel_updates import count_updates, waiting_updates

@@ -9,10 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, inlined, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import HANDOVER, JOB, Compiled, Updates
+from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.host_tables import HANDOVER, JOB
 from rlplace.measure.simulate.kernel_memory import note
 from rlplace.measure.simulate.kernel_updates import is_updater, shares_memory
 from rlplace.measure.simulate.scratch import ORIGINAL, POSITION, Scratch
+from rlplace.measure.simulate.updates import Updates
 
 
 @kernel

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlplace.jit import Ints, inlined
-from rlplace.measure.simulate.compiled import HANDOVER, Updates
+from rlplace.measure.simulate.host_tables import HANDOVER
+from rlplace.measure.simulate.updates import Updates
 
 
 @inlined

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,21 +13,21 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import account_names, compile_problem
-from rlplace.measure.simulate.kernel_batch import evaluate, load_plan
+from rlplace.measure.simulate.compiled import compile_problem
+from rlplace.measure.simulate.evaluation import Evaluation, Order, Results
+from rlplace.measure.simulate.host_tables import account_names
+from rlplace.measure.simulate.kernel_batch import load_plan
 from rlplace.measure.simulate.kernel_check import check
 from rlplace.measure.simulate.kernel_critical import critical_path
-from rlplace.measure.simulate.kernel_events import new_event_scratch
 from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanned
 from rlplace.measure.simulate.ranks import default_priorities
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch, new_scratch
+from rlplace.measure.simulate.scratch import POSITION, TRANSFERS
+from rlplace.measure.simulate.simulated_timeline import simulated_timeline
 from rlplace.measure.timeline import Timeline
 from rlplace.say import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rlplace.measure.simulate.kernel_events import EventScratch
+    from collections.abc import Sequence
 
 
 class CriticalPaths(NamedTuple):
@@ -48,7 +45,6 @@ class CriticalPaths(NamedTuple):
 
 
 Objective = Literal["latency", "throughput"]
-Results = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 __all__ = ["Objective", "Simulator"]
 
@@ -76,9 +72,7 @@ class Simulator:
         self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
         self._compiled = compile_problem(problem)
         self._default_order = _order(default_priorities(problem))
-        self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_process = 0
+        self._evaluation = Evaluation(self._compiled, is_throughput=self._throughput, threads=self.threads)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: the problem is laid out again where it is loaded."""
@@ -151,9 +145,9 @@ class Simulator:
         Raises:
             InvalidValue: a placement or priorities that do not fit the problem.
         """
-        batch = self._unplanned(devices)
-        with self._scratch() as (s, v):
-            results = self._run(s, v, batch, priorities)
+        batch, order = self._unplanned(devices), self._priority_order(priorities)
+        with self._evaluation.scratch() as (s, v):
+            results = self._evaluation.here(s, v, batch, order)
             transfers = int(s.state[TRANSFERS])
             plan = Plan(
                 devices=batch.devices[0],
@@ -178,7 +172,7 @@ class Simulator:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         batch = stack_plans(self._problem, self._compiled, plans)
-        with self._scratch() as (s, _):
+        with self._evaluation.scratch() as (s, _):
             for b, plan in enumerate(plans):
                 load_plan(s, batch, b)
                 wrong = check(self._compiled, s, batch.devices[b])
@@ -194,18 +188,16 @@ class Simulator:
 
     def critical_paths(self, batch: PlanBatch) -> CriticalPaths:
         """A critical path of each plan of a batch: what its step time is the sum of, waits for launches aside."""
-        p, count = self._compiled, len(batch.devices)
-        rank, by_rank = self._default_order
+        p = self._compiled
+        step_s, found = np.empty(0), []
         binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
-        path, found = np.empty_like(binding), []
-        cutoffs, results = _cutoffs(None, count), self._results(count)
-        with self._scratch() as (s, v):
-            for b in range(count):
-                evaluate(p, s, v, self._throughput, batch, b, b + 1, rank, by_rank, cutoffs, *results)
-                length = critical_path(p, s, batch.devices[b], binding, path) if results[0][b] < np.inf else 0
+        path = np.empty_like(binding)
+        with self._evaluation.scratch() as (s, v):
+            for b, (step_s, _) in enumerate(self._evaluation.one_by_one(s, v, batch, self._default_order)):
+                length = critical_path(p, s, batch.devices[b], binding, path) if step_s[b] < np.inf else 0
                 found.append(path[:length][::-1].copy())
         offsets = np.cumsum([0, *(len(one) for one in found)])
-        return CriticalPaths(results[0], np.concatenate([np.zeros(0, dtype=np.int32), *found]), offsets)
+        return CriticalPaths(step_s, np.concatenate([np.zeros(0, dtype=np.int32), *found]), offsets)
 
     def timeline(self, plan: Plan) -> Timeline:
         """Start and end of every op and transfer of this plan, and allocated bytes over time.
@@ -213,28 +205,10 @@ class Simulator:
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        n, p = self._compiled.num_ops, self._compiled
         batch = self.check_plans([plan])
-        with self._scratch() as (s, v):
-            self._run(s, v, batch)
-            counters = [_memory_steps(s, device) for device in range(p.num_devices)]
-            items = slice(n, n + plan.num_transfers)
-            return Timeline(
-                op_device=plan.devices,
-                op_start_s=s.start_s[:n].copy(),
-                op_end_s=s.end_s[:n].copy(),
-                transfer_tensor=plan.transfer_tensor,
-                transfer_source=plan.devices[p.tensor_op[plan.transfer_tensor]],
-                transfer_destination=plan.transfer_destination,
-                transfer_start_s=s.start_s[items].copy(),
-                transfer_end_s=s.end_s[items].copy(),
-                memory_time_s=np.concatenate([times for times, _ in counters]),
-                memory_device=np.repeat(
-                    np.arange(p.num_devices, dtype=np.int32), [len(times) for times, _ in counters]
-                ),
-                memory_bytes=np.concatenate([held for _, held in counters]),
-                source="simulated",
-            )
+        with self._evaluation.scratch() as (s, v):
+            self._evaluation.here(s, v, batch, self._default_order)
+            return simulated_timeline(self._compiled, s, plan)
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
         return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
@@ -245,45 +219,9 @@ class Simulator:
         priorities: NDArray[np.float64] | None = None,
         cutoff_s: NDArray[np.float64] | None = None,
     ) -> Results:
-        """Step times (B,) and peaks (B, accounts), on every thread."""
-        count = len(batch.devices)
-        if self.threads == 1 or count < 2:
-            with self._scratch() as (s, v):
-                return self._run(s, v, batch, priorities, cutoff_s)
-        rank, by_rank = self._priority_order(priorities)
-        cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
-        size = max(1, count // (4 * self.threads))
+        return self._evaluation.everywhere(batch, self._priority_order(priorities), cutoff_s)
 
-        def run(first: int) -> None:
-            with self._scratch() as (s, v):
-                last = min(first + size, count)
-                evaluate(self._compiled, s, v, self._throughput, batch, first, last, rank, by_rank, cutoffs, *results)
-
-        if self._pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rlplace-simulator")
-            self._pool_process = os.getpid()
-        list(self._pool.map(run, range(0, count, size)))
-        return results
-
-    def _run(
-        self,
-        s: Scratch,
-        v: EventScratch,
-        batch: PlanBatch,
-        priorities: NDArray[np.float64] | None = None,
-        cutoff_s: NDArray[np.float64] | None = None,
-    ) -> Results:
-        """Step times (B,) and peaks (B, accounts), on this thread."""
-        rank, by_rank = self._priority_order(priorities)
-        count = len(batch.devices)
-        cutoffs, results = _cutoffs(cutoff_s, count), self._results(count)
-        evaluate(self._compiled, s, v, self._throughput, batch, 0, count, rank, by_rank, cutoffs, *results)
-        return results
-
-    def _results(self, count: int) -> Results:
-        return np.empty(count), np.empty((count, self._compiled.num_accounts), dtype=np.int64)
-
-    def _priority_order(self, priorities: NDArray[np.float64] | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _priority_order(self, priorities: NDArray[np.float64] | None) -> Order:
         if priorities is None:
             return self._default_order
         priorities = np.asarray(priorities, dtype=np.float64)
@@ -308,41 +246,10 @@ class Simulator:
         ]
         return Measurement("oom", np.inf, (), peak, "; ".join(over))
 
-    @contextmanager
-    def _scratch(self) -> Iterator[tuple[Scratch, EventScratch]]:
-        """Working memory that no other thread uses."""
-        try:
-            pair = self._idle.get_nowait()
-        except Empty:
-            pair = new_scratch(self._compiled), new_event_scratch(self._compiled)
-        try:
-            yield pair
-        finally:
-            self._idle.put(pair)
 
-
-def _order(priorities: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _order(priorities: NDArray[np.float64]) -> Order:
     """Place of each op in order of priority (ties by index), and the op at each place."""
     order = np.argsort(-priorities, kind="stable").astype(np.int32)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=np.int32)
     return rank, order
-
-
-def _cutoffs(cutoff_s: NDArray[np.float64] | None, count: int) -> NDArray[np.float64]:
-    return np.full(count, np.inf) if cutoff_s is None else cutoff_s
-
-
-def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Instants at which a device's allocated bytes change, and the bytes from then on."""
-    times, deltas = [np.zeros(1)], [s.held_bytes[device : device + 1]]
-    for lane, sign in ((2 * device, 1), (2 * device + 1, -1)):
-        first = 2 * int(s.event_base[lane])
-        events = slice(first, first + 2 * int(s.event_count[lane]))
-        times.append(s.events[events][::2])
-        deltas.append(sign * s.events.view(np.int64)[events][1::2])
-    instants, places = np.unique(np.concatenate(times), return_inverse=True)
-    changes = np.zeros(len(instants), dtype=np.int64)
-    np.add.at(changes, places, np.concatenate(deltas))
-    steps = (changes != 0) | (instants == 0.0)
-    return instants[steps], np.cumsum(changes)[steps]

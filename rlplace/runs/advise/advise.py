@@ -17,8 +17,8 @@ from rlplace.measure.data_parallel import even_split_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager import check_has_values
-from rlplace.measure.run.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager.eager_step import check_has_values
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator

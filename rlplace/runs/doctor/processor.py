@@ -98,7 +98,7 @@ def check_memory(system: System) -> Iterator[Finding]:
     found = f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}"
     if limit_bytes is not None and limit_bytes < total_bytes:
         found += f"; a control group allows {format_bytes(limit_bytes)}"
-        remedy = "rlplace counts on all memory: raise the limit, or lower `memory_bytes` in a host file"
+        remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
         yield Finding("memory", "warn", found, remedy)
     elif available_bytes < LEAST_FREE_BYTES:
         yield Finding("memory", "warn", found, "end what you do not need: a large model will not fit")

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from rlplace.errors import MissingExtra
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import HANDOVER, JOB, compile_problem
+from rlplace.measure.simulate.compiled import compile_problem
+from rlplace.measure.simulate.host_tables import HANDOVER, JOB
 from rlplace.search.schedule.host_resources import host_resources
 from rlplace.search.schedule.units import Units
 

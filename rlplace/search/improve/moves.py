@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.jit import Floats, Ints, is_kept, kernel
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import allowed_devices
 
@@ -104,6 +104,11 @@ class Neighbourhood:
                 self.blocks,
             )
         return moved
+
+
+def are_kernels_kept() -> bool:
+    """Whether the kernels of annealing were compiled by an earlier process; they are the last that a search calls."""
+    return is_kept(_propose)
 
 
 def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import HANDOVER, Compiled, compile_problem
+from rlplace.measure.simulate.compiled import Compiled, compile_problem
+from rlplace.measure.simulate.host_tables import HANDOVER
 
 EXPANSIONS = 20_000
 """Where the number of states is left open: as many a level as make this many over all levels, at most 4,096."""

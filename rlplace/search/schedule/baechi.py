@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Floats, Longs, inlined, kernel
+from rlplace.search.schedule.favourites import favourite_children, favourites_within, num_edges
 from rlplace.search.schedule.host_resources import HostResources
 from rlplace.search.schedule.list_schedule import Schedule, may_use, new_schedule, place_unit, unit_devices
 from rlplace.search.schedule.ranks import in_turn, mean_transfer_s, upward
@@ -15,8 +16,6 @@ from rlplace.search.task import Task
 
 MOST_LP_EDGES = 3000
 """Where there are more, favourite children of ops are found over groups."""
-FAVOURITE_BELOW = 0.1
-"""A child is a favourite where the relaxed program puts less than this on the edge (Baechi's threshold)."""
 
 
 def solve_m_topo(task: Task) -> None:
@@ -108,104 +107,6 @@ def m_sct(
     rank = in_turn(units, upward(units, resources))
     _earliest_start(units, resources, schedule, rank, mean_transfer_s(units, resources), favourites)
     return unit_devices(units, resources, schedule)
-
-
-def num_edges(units: Units) -> int:
-    """Pairs of units of which one reads the other, sources aside."""
-    return len(_edges(units, np.zeros(len(units.tensor_unit)))[0])
-
-
-def favourite_children(units: Units, resources: HostResources) -> NDArray[np.int64]:
-    """(U,) int64: the child that each unit should share a device with, -1 for none.
-
-    The linear relaxation of Hanen and Munier's program, by HiGHS: an edge's transfer counts x in 0..1 of its time, a
-    unit with k children (or parents) has at least k - 1 of x over them, and the makespan is least. An edge with
-    x < 0.1 makes a favourite; every unit has at most one favourite child and is that of at most one parent.
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_matrix, vstack
-
-    count = len(units.label)
-    favourites = np.full(count, -1, dtype=np.int64)
-    parents, children, transfer_s = _edges(units, mean_transfer_s(units, resources))
-    edges = len(parents)
-    if edges == 0:
-        return favourites
-    time_s = units.time_s.mean(axis=1)
-    scale = 1.0 / max(float(time_s.sum() + transfer_s.sum()), 1e-30)
-    # columns: starts of units, x of edges, makespan; rows: edges, children, parents, ends
-    rows = np.arange(edges)
-    ones = np.ones(edges)
-    width = count + edges + 1
-    after = coo_matrix(
-        (
-            np.concatenate((ones, -ones, transfer_s * scale)),
-            (np.tile(rows, 3), np.concatenate((parents, children, count + rows))),
-        ),
-        shape=(edges, width),
-    )
-    by_parent = coo_matrix((-ones, (parents, count + rows)), shape=(count, width))
-    by_child = coo_matrix((-ones, (children, count + rows)), shape=(count, width))
-    every = np.arange(count)
-    signs = np.repeat((1.0, -1.0), count)
-    columns = np.concatenate((every, np.full(count, width - 1)))
-    ends = coo_matrix((signs, (np.tile(every, 2), columns)), shape=(count, width))
-    limits = np.concatenate(
-        (
-            -time_s[parents] * scale,
-            -np.maximum(np.bincount(parents, minlength=count) - 1, 0),
-            -np.maximum(np.bincount(children, minlength=count) - 1, 0),
-            -time_s * scale,
-        )
-    )
-    goal = np.zeros(width)
-    goal[-1] = 1.0
-    bounds = np.zeros((width, 2))
-    bounds[:, 1] = np.inf
-    bounds[count : count + edges, 1] = 1.0
-    solved = linprog(goal, A_ub=vstack((after, by_parent, by_child, ends)).tocsr(), b_ub=limits, bounds=bounds)
-    if solved.x is None:
-        return favourites
-    share = solved.x[count : count + edges]
-    taken = np.zeros(count, dtype=np.bool_)
-    for edge in np.lexsort((rows, share)).tolist():
-        parent, child = int(parents[edge]), int(children[edge])
-        if share[edge] < FAVOURITE_BELOW and favourites[parent] < 0 and not taken[child]:
-            favourites[parent] = child
-            taken[child] = True
-    return favourites
-
-
-def favourites_within(
-    ops: Units, op_group: NDArray[np.int32], group_favourites: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """(N,) int64: favourite children of ops where only those of groups are known.
-
-    An op's is the reader, in its own group or its group's favourite, of most bytes that is nobody's favourite yet.
-    """
-    favourites = np.full(len(ops.label), -1, dtype=np.int64)
-    taken = np.zeros(len(ops.label), dtype=np.bool_)
-    parents, children, weight = _edges(ops, ops.tensor_bytes)
-    near = (op_group[parents] == op_group[children]) | (group_favourites[op_group[parents]] == op_group[children])
-    for edge in np.lexsort((np.arange(len(parents)), -weight)).tolist():
-        parent, child = int(parents[edge]), int(children[edge])
-        if near[edge] and favourites[parent] < 0 and not taken[child]:
-            favourites[parent] = child
-            taken[child] = True
-    return favourites
-
-
-def _edges(
-    units: Units, tensor_weight: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Pairs (parent, child) of jobs, and the summed weight of the tensors between them."""
-    count = len(units.label)
-    child = np.repeat(np.arange(count), np.diff(units.input_offsets))
-    parent = units.tensor_unit[units.input_tensors].astype(np.int64)
-    is_job = ~units.is_source[parent] & ~units.is_source[child]
-    pairs, which = np.unique(parent[is_job] * count + child[is_job], return_inverse=True)
-    weight = np.bincount(which, weights=tensor_weight[units.input_tensors[is_job]], minlength=len(pairs))
-    return pairs // count, pairs % count, weight.astype(np.float64)
 
 
 def _plain_devices(resources: HostResources) -> list[int]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from rlplace.jit import Floats, Ints
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import JOB, Compiled, compile_problem
+from rlplace.measure.simulate.compiled import Compiled, compile_problem
+from rlplace.measure.simulate.host_tables import JOB
 
 
 class HostResources(NamedTuple):

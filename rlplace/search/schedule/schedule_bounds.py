@@ -11,7 +11,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Floats, Longs
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import account_names
+from rlplace.measure.simulate.host_tables import account_names
 from rlplace.measure.simulate.ranks import upward_ranks
 from rlplace.search.improve.moves import main_labels
 from rlplace.search.schedule.group_layout import GroupLayout

@@ -28,7 +28,8 @@ from rlplace.training.elastic.report import device_lines
 from rlplace.training.methods import POLICY, method_of
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.prepared import describe_prepared
-from rlplace.training.session import check_request, going_on, run_request
+from rlplace.training.run_request import check_request, run_request
+from rlplace.training.session import going_on
 
 WEIGHTS = "policy.safetensors"
 

@@ -32,10 +32,9 @@ from rlplace.training.elastic.figures import CarriedCosts, carried_costs, carrie
 from rlplace.training.elastic.fitted import fitted_host
 from rlplace.training.elastic.known import KnownRun
 from rlplace.training.elastic.starts import carried_placement
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO
 from rlplace.workloads import build, without_memory
 
-PORTFOLIO = "portfolio"
 STARTING = (PORTFOLIO, LEARNED, POLICY, GUIDED)
 """Methods that may be told where to start from."""
 

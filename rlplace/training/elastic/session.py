@@ -23,9 +23,9 @@ from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.elastic.known import read_known
-from rlplace.training.elastic.replace import PORTFOLIO, Replaced, replaced, search
+from rlplace.training.elastic.replace import Replaced, replaced, search
 from rlplace.training.elastic.report import describe_costs, describe_devices, device_lines, move_lines, moves
-from rlplace.training.methods import METHODS
+from rlplace.training.methods import METHODS, PORTFOLIO
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.prepared import describe_prepared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlplace.workloads.bert import BertConfig
+from rlplace.workloads.configs.bert import BertConfig
 from rlplace.workloads.networks.zoo import tokens, transformers
 from rlplace.workloads.workload import Parts, loss_of
 

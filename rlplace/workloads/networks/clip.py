@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rlplace.workloads.clip import ClipConfig
+from rlplace.workloads.configs.clip import ClipConfig
 from rlplace.workloads.networks.zoo import tokens, transformers
 from rlplace.workloads.workload import Parts
 

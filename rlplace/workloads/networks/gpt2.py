@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.workloads.gpt2 import GPT2Config
+from rlplace.workloads.configs.gpt2 import GPT2Config
 from rlplace.workloads.networks.zoo import tokens, transformers
 from rlplace.workloads.workload import Parts, loss_of
 

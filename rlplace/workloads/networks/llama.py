@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.workloads.llama import LlamaConfig
+from rlplace.workloads.configs.llama import LlamaConfig
 from rlplace.workloads.networks.zoo import tokens, transformers
 from rlplace.workloads.workload import Parts, loss_of
 

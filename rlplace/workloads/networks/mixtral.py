@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.workloads.mixtral import MixtralConfig
+from rlplace.workloads.configs.mixtral import MixtralConfig
 from rlplace.workloads.networks.experts import Experts
 from rlplace.workloads.networks.zoo import tokens, transformers
 from rlplace.workloads.workload import Parts, loss_of

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlplace.workloads.nmt import NMTConfig
+from rlplace.workloads.configs.nmt import NMTConfig
 from rlplace.workloads.workload import Parts, loss_of
 
 State = tuple[Tensor, Tensor]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rlplace.workloads.configs.resnet50 import ResNet50Config
 from rlplace.workloads.networks.zoo import transformers
-from rlplace.workloads.resnet50 import ResNet50Config
 from rlplace.workloads.workload import Parts, loss_of
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlplace.workloads.configs.rnnlm import RNNLMConfig
 from rlplace.workloads.networks.nmt import LSTMCell
-from rlplace.workloads.rnnlm import RNNLMConfig
 from rlplace.workloads.workload import Parts, loss_of
 
 

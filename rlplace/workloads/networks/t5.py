@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlplace.workloads.configs.t5 import T5Config
 from rlplace.workloads.networks.zoo import tokens, transformers
-from rlplace.workloads.t5 import T5Config
 from rlplace.workloads.workload import Parts, loss_of
 
 

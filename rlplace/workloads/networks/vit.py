@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rlplace.workloads.configs.vit import ViTConfig
 from rlplace.workloads.networks.zoo import fake_weights_fit, transformers
-from rlplace.workloads.vit import ViTConfig
 from rlplace.workloads.workload import Parts, loss_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rlplace.workloads.configs.whisper import WhisperConfig
 from rlplace.workloads.networks.zoo import tokens, transformers
-from rlplace.workloads.whisper import WhisperConfig
 from rlplace.workloads.workload import Parts, loss_of
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.trace import Trace, trace_step
-from rlplace.workloads.registry import build, parse_workload
+from rlplace.workloads import build, parse_workload
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs import isolated
 from rlplace.measure.costs.isolated import isolated_s
 from rlplace.measure.costs.layouts import Layout, layouts
-from rlplace.measure.run.workers import Crew
+from rlplace.measure.run.crew.workers import Crew
 
 HOST = core_host(2)
 

@@ -23,7 +23,7 @@ from rlplace.measure.costs import profile
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs, share_by_signature
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.residents import Residents
+from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.timeline import Timeline
 
 

@@ -11,6 +11,7 @@ from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.gpus import gpu_host
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.usable import usable_bytes
 
 
 def made_up(
@@ -30,7 +31,7 @@ def test_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     host = made_up(monkeypatch, 2)
     assert [device.name for device in host.devices] == ["cuda:0", "cuda:1"]
     assert {(d.kind, d.backend, d.memory_bytes, d.memory_pool, d.context_bytes, d.cores) for d in host.devices} == {
-        ("Some GPU", "cuda", 8 << 30, "", (1 << 30) + 1, ())
+        ("Some GPU", "cuda", usable_bytes(8 << 30), "", (1 << 30) + 1, ())
     }
     assert links(host) == {
         ("cuda:0", "cuda:1"): ("cuda:0 up", "cuda:1 down", "cuda:0->cuda:1"),
@@ -51,7 +52,7 @@ def test_parts_share_memory_and_processors_of_their_gpu(monkeypatch: pytest.Monk
     assert [device.name for device in host.devices] == names
     assert [cuda.parse_name(name) for name in names] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {(d.kind, d.memory_bytes, d.context_bytes) for d in host.devices} == {
-        ("Some GPU 1/2", 4 << 30, (1 << 29) + 1)  # no byte of the context is forgotten
+        ("Some GPU 1/2", usable_bytes(8 << 30) // 2, (1 << 29) + 1)  # no byte of the context is forgotten
     }
     assert host.corun_slowdown == ((0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0))
     ways = links(host)
@@ -79,7 +80,7 @@ def test_the_cpu_leaves_cores_to_the_threads_that_launch(
     cores = tuple(range(100, 100 + num_cores))
     assert {device.cores for device in gpus} == {cores[:num_launching]}
     assert (cpu.name, cpu.cores, cpu.kind) == ("cpu", cores[num_launching:], f"cpu-{num_cores - num_launching}cores")
-    assert (cpu.memory_bytes, cpu.memory_pool) == (64 << 30, "ram")
+    assert (cpu.memory_bytes, cpu.memory_pool) == (usable_bytes(64 << 30), "ram")
     assert links(host)["cpu", gpus[0].name] == ("cpu up", "cuda:0 down", f"cpu->{gpus[0].name}")
 
 

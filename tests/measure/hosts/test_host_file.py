@@ -123,6 +123,7 @@ WRONG: list[tuple[str, object, type[RlplaceError], str]] = [
     ("devices.0.cores", ["0"], InvalidValue, "h.yaml: devices[0].cores[0] is '0', expected a whole number"),
     ("devices.2.members", ["cpu:7"], UnknownName, "unknown device in devices[2].members of h.yaml 'cpu:7'"),
     ("devices.0.peak_flops_per_s", {"float32": "x"}, InvalidValue, "devices[0].peak_flops_per_s.float32 is 'x'"),
+    ("devices.0.peak_flops_per_s", {"float23": 1.0}, UnknownName, "unknown dtype 'float23': did you mean 'float32'"),
     ("devices.0.peak_flops_per_s", {32: 1.0}, InvalidValue, "h.yaml: a key of devices[0].peak_flops_per_s is 32"),
     (
         "links.0.bandwidth_bytes_per_s",

@@ -23,7 +23,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run import runner as runner_module
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner, status_of
+from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.run.threads import usable_cores
 from rlplace.measure.simulate.simulator import Simulator
 
@@ -82,11 +82,6 @@ def test_a_measurement_tells_what_its_error_told() -> None:
     assert str(error_of(host, second)) == str(lost)
     assert error_of(host, second).devices == lost.devices
     assert error_of(host, Measurement("lost", float("inf"), why="the driver says nothing")).devices == ()
-
-
-def test_its_status_is_lost() -> None:
-    assert status_of(GONE) == status_of(DeviceLost(("cpu:1",), "gone")) == "lost"
-    assert status_of(RuntimeError("CUDA out of memory")) == "oom"
 
 
 def small_problem() -> Problem:

@@ -31,7 +31,7 @@ from rlplace.measure.isolate.time_limits import TimeLimits
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import usable_cores
 

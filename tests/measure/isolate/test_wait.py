@@ -15,7 +15,7 @@ from rlplace.measure.isolate.board import IDLE
 from rlplace.measure.isolate.messages import Race
 from rlplace.measure.isolate.wait import Asked
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager.eager_recipe import EagerRecipe
 from rlplace.measure.run.race import REFERENCE, RaceProtocol
 
 

@@ -22,8 +22,8 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.metering.metered_step import MeteredStep
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.residents import Residents
-from rlplace.measure.run.workers import Crew
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.simulate.simulator import Simulator
 
 ELEMENTS = 1 << 10

@@ -24,9 +24,9 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run import runner as runner_module
+from rlplace.measure.run.crew.workers import Worker
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner, idle_share
-from rlplace.measure.run.workers import Worker
+from rlplace.measure.run.runner import HostRunner
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
 
@@ -259,15 +259,3 @@ def test_a_closed_runner_says_so_at_once(runner: HostRunner) -> None:
     (measured,) = runner.measure(placements(runner.problem.graph, 1))
     assert measured.status == "error"
     assert "ended" in measured.why
-
-
-def test_idle_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([[10, 0, 10, 100, 0, 0, 0, 0], [40, 0, 20, 150, 10, 0, 0, 0]])
-    monkeypatch.setattr(runner_module, "_cpu_times", lambda: next(times))
-    assert idle_share(0.0) == 0.6
-
-    def unknown() -> list[int]:
-        raise OSError
-
-    monkeypatch.setattr(runner_module, "_cpu_times", unknown)
-    assert np.isnan(idle_share(0.0))

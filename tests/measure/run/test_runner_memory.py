@@ -24,9 +24,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.allocated import resident_bytes
+from rlplace.measure.run.placed.allocated import resident_bytes
+from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.residents import Residents
 from rlplace.measure.run.runner import HostRunner
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)

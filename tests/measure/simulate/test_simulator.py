@@ -10,7 +10,7 @@ import pytest
 from micrographs import op_graph
 from random_problems import plain_host, random_problem
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
@@ -215,12 +215,6 @@ def test_an_update_waits_for_other_readers_and_for_transfers() -> None:
     assert times["op 2"] == (2, 3)
 
 
-def test_updates_that_wait_for_each_other_are_refused() -> None:
-    graph = op_graph([[], [0], [0, 1]], targets=["parameter", "aten.a", "aten.b"], mutations=[(1, 0)])
-    with pytest.raises(InvalidValue, match="waits for a reader that waits for it"):
-        Simulator(problem_of(graph, [0, 1, 1], plain_host(1)))
-
-
 def test_peak_memory_by_lifetime() -> None:
     graph = replace(
         op_graph([[], [0], [1], [1, 2]], [100, 50, 30, 10], targets=["parameter", *["aten.op"] * 3], outputs=[3]),
@@ -250,21 +244,6 @@ def test_a_step_beyond_memory_is_out_of_memory() -> None:
     shared = replace(problem, host=replace(problem.host, devices=pooled))
     assert Simulator(shared).measure(np.array([[0, 0]]))[0].status == "ok"
     assert Simulator(shared).measure(np.array([[0, 1]]))[0].why == "ram: peak of 200 bytes is 1 bytes over its 199"
-
-
-def test_memory_counters_of_a_timeline() -> None:
-    problem = problem_of(op_graph([[], [0]], [100, 20]), [1, 1], plain_host(2))
-    simulator = Simulator(problem)
-    timeline = simulator.timeline(simulator.plan(np.array([0, 1])))
-    counters = zip(timeline.memory_device, timeline.memory_time_s, timeline.memory_bytes, strict=True)
-    assert [tuple(map(float, counter)) for counter in counters] == [
-        (0, 0, 100),
-        (0, 2, 0),
-        (1, 0, 0),
-        (1, 1, 100),
-        (1, 2, 120),
-        (1, 3, 0),
-    ]
 
 
 def test_throughput_is_the_busiest_device_or_link() -> None:
@@ -302,9 +281,6 @@ def test_bad_settings_are_refused() -> None:
         Simulator(problem).step_times(np.array([[0, 0]]), np.array([1.0]))
     with pytest.raises(InvalidValue, match="priorities"):
         Simulator(problem).step_times(np.array([[0, 0]]), np.array([1.0, np.nan]))
-    gang = replace(problem.host.devices[1], members=("d9",))
-    with pytest.raises(UnknownName, match="d9"):
-        Simulator(replace(problem, host=replace(problem.host, devices=(problem.host.devices[0], gang))))
 
 
 def test_a_cutoff_gives_up_what_cannot_end_by_then() -> None:

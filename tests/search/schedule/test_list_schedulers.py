@@ -18,7 +18,7 @@ from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.registry import METHODS
-from rlplace.search.schedule.baechi import favourite_children, favourites_within, m_etf, m_sct, m_topo
+from rlplace.search.schedule.baechi import m_etf, m_topo
 from rlplace.search.schedule.critical_path import critical_path
 from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.heft import heft
@@ -198,19 +198,6 @@ def test_etf_starts_first_what_can_start_first() -> None:
     problem = Problem(graph, pairwise_host(2), Costs(np.ones((4, 2)), "estimated"), Grouping(np.arange(4)))
     devices = m_etf(op_units(problem), host_resources(problem))
     assert devices[0] == devices[2] != devices[1] == devices[3]
-
-
-def test_the_favourite_child_is_the_one_on_the_longest_path() -> None:
-    # 0 -> 1 (1 s) and 0 -> 2 (9 s), equal bytes: the makespan is least with 2 beside 0
-    graph = op_graph([[], [0], [0]], 3)
-    costs = Costs(np.repeat([[1.0], [1.0], [9.0]], 2, axis=1), "estimated")
-    problem = Problem(graph, pairwise_host(2), costs, Grouping(np.arange(3)))
-    units, resources = op_units(problem), host_resources(problem)
-    favourites = favourite_children(units, resources)
-    assert favourites.tolist() == [2, -1, -1]
-    devices = m_sct(units, resources, 0.0, favourites)
-    assert devices[0] == devices[2]
-    assert favourites_within(units, np.array([0, 1, 2], dtype=np.int32), favourites).tolist() == [2, -1, -1]
 
 
 def test_groups_that_read_each_other_become_a_dag_with_all_their_bytes() -> None:

@@ -20,7 +20,7 @@ from rlplace.training.agent import agent as agents
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.resume.journal import Journal
 from rlplace.training.resume.state import MethodState
-from rlplace.training.search_loop import ROUND
+from rlplace.training.searches.racing_host import ROUND
 
 CONFIG = TrainConfig(
     budget_s=12.0,

@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.backward_ends import check_alone
 from rlplace.graphs.capturing.lower import LoweredStep, lower_step
 from rlplace.graphs.capturing.micro.assembly import Assembly, RefMap
 from rlplace.graphs.capturing.micro.outputs import batch_dims_of, fake_output, tensors_in
 from rlplace.graphs.capturing.micro.parts import Parts, running_ops
-from rlplace.graphs.capturing.trace import check_alone, trace_step
+from rlplace.graphs.capturing.trace import trace_step
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
 from rlplace.graphs.program import Ref
 

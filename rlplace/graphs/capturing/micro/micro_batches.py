@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.backward_ends import AsSlice
 from rlplace.graphs.capturing.lower import LoweredStep
 from rlplace.graphs.capturing.micro.assembly import Assembly, RefMap
 from rlplace.graphs.capturing.micro.gradients import Gradients
@@ -18,7 +19,7 @@ from rlplace.graphs.capturing.micro.joining import Joined
 from rlplace.graphs.capturing.micro.norms import normalises_batch
 from rlplace.graphs.capturing.micro.parts import Parts, running_ops
 from rlplace.graphs.capturing.micro.running import add_running_statistics
-from rlplace.graphs.capturing.trace import AsSlice, Output
+from rlplace.graphs.capturing.trace import Output
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.program import OptimizerSpec, Origin, Ref
 

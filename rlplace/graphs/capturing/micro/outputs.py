@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.failures import explained
 from rlplace.graphs.capturing.micro.norms import statistics_handed_out
 from rlplace.graphs.capturing.portable import portable
-from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import fakes, untouched
 
 

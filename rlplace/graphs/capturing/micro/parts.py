@@ -9,11 +9,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.backward_ends import AsSlice
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.lower import LoweredStep, lower_step
 from rlplace.graphs.capturing.micro.assembly import Assembly, RefMap
 from rlplace.graphs.capturing.micro.slices import cut_words
-from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
+from rlplace.graphs.capturing.trace import Trace, trace_step
 from rlplace.graphs.program import Cut, Origin, Ref, Source, SourceKind
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from rlplace.graphs.capturing.backward_ends import check_alone
 from rlplace.graphs.capturing.micro.pinned import FLOATS, Pinned
-from rlplace.graphs.capturing.trace import LossFn, check_alone
+from rlplace.graphs.capturing.trace import LossFn
 
 
 @dataclass(frozen=True)

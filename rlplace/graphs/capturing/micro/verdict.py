@@ -23,6 +23,7 @@ from rlplace.graphs.capturing.micro.slices import cut_words
 from rlplace.graphs.capturing.micro.trial import Trial, has_values
 from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
 from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.program import MicroBatches
 from rlplace.graphs.slicing import Slicing
 
 Kind = Literal["separate", "joined", "accumulated"]
@@ -62,6 +63,12 @@ class LossVerdict:
     is_checked: bool
     why: str
     normalises_batch: bool = False
+
+    @classmethod
+    def of(cls, micro: MicroBatches) -> LossVerdict:
+        """The verdict by which a step was cut."""
+        is_sum = micro.loss == "separate" and all(weight == 1 for weight in micro.weights)
+        return cls(micro.loss, "sum" if is_sum else "mean", micro.is_checked, micro.why, micro.has_own_statistics)
 
 
 def judge_loss(

@@ -1,0 +1,294 @@
+"""`PlacedModel`: a captured step that runs as placed, in a training loop."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, get_args
+
+import torch
+from torch import nn
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.export.placed.arguments import Arguments
+from rlplace.export.placed.eager_step import run_eagerly
+from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
+from rlplace.export.placed.optimizer import CapturedOptimizer, Option
+from rlplace.export.placed.saved import load_state, save_state
+from rlplace.graphs.capturing.micro.verdict import LossVerdict
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.placement import check_plan
+from rlplace.measure.plan import Plan
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.threads import keep_freed_memory
+
+_SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
+
+
+class PlacedModel:
+    """A captured step that runs as placed: a training step that updates its own parameters, or an inference.
+
+    Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
+    plan that was measured: the same devices, orders and transfers. Inputs of other shapes are captured when they are
+    first seen, and their graphs are placed as the measured one is, op by op.
+
+    As a context manager, it is closed at the end.
+
+    Args:
+        graph: captured from the model.
+        host: of this machine.
+        plan: what runs.
+        seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
+        op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
+        step_time_s: of the plan, as it was measured or simulated; None where that is not known.
+        other_shapes: what is done with inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse`.
+
+    Attributes:
+        num_steps: steps that were run; random ops draw by it.
+    """
+
+    lr, betas, eps, momentum, weight_decay = Option(), Option(), Option(), Option(), Option()
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        op_order: str | None = None,
+        step_time_s: float | None = None,
+        other_shapes: OtherShapes = "capture",
+    ) -> None:
+        if other_shapes not in get_args(OtherShapes):
+            raise UnknownName("way with other shapes", other_shapes, get_args(OtherShapes))
+        self._op_order, self._step_time_s = op_order, step_time_s
+        keep_freed_memory()
+        self._program = require_program(graph)
+        self._host, self._seed = host, seed
+        check_plan(graph, host.num_devices, plan)
+        self._crew = Crew(host.devices)
+        self._arguments = Arguments(self._program.origin)
+        self._graphs = GraphsByShape(
+            graph, host, plan, self._crew, self._arguments, seed=seed, other_shapes=other_shapes
+        )
+        self._state = self._graphs.first.state
+        optimizer = self._program.optimizer
+        self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
+        self.num_steps = 0
+
+    def __repr__(self) -> str:
+        time = "" if self._step_time_s is None else f", {self._step_time_s * 1e3:.4g} ms a step"
+        return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and name != "num_steps" and not hasattr(type(self), name):
+            raise UnknownName("attribute of a placed step", name, _SETTABLE, hint="Only these may be set.")
+        super().__setattr__(name, value)
+
+    def __call__(self, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
+        """Runs one step: what the loss function returned in training, else the model's output.
+
+        Args:
+            args: inputs as they were captured: the same structure and dtypes, and the same values of what is no tensor.
+            targets: labels of this batch, where the step was captured with targets.
+            kwargs: inputs, likewise.
+
+        Raises:
+            InvalidValue: inputs or targets of another structure or dtype, or another value of what is no tensor; or
+                another shape, where that is refused. Where it updates: a parameter that is frozen or not, other than
+                it was captured, or that has a hook of its own.
+            CaptureError: the model cannot be captured for these shapes.
+            RunnerError: an op failed.
+        """
+        if self._optimizer is not None:
+            self._optimizer.refresh()
+            self._state.check_trained(is_updating=True)
+        result = self._run(args, kwargs, targets)
+        if self._optimizer is not None:
+            self._optimizer.note_step()
+        return result
+
+    def backward(self, *args: Any, targets: Any = None, loss_scale: float | torch.Tensor = 1.0, **kwargs: Any) -> Any:
+        """Forward and backward: gradients are added to `grad` of `parameters()`, and nothing is updated.
+
+        It is `loss.backward()` of plain PyTorch, as placed: clipping, accumulation, `GradScaler` and any optimizer over
+        `parameters()` work as they do there. A step that was captured with an optimizer does it too.
+
+        Args:
+            args: as in a call.
+            targets: likewise.
+            loss_scale: gradients are those of the loss times this number; what comes back is not scaled.
+            kwargs: as in a call.
+
+        Returns:
+            What the loss function returned.
+
+        Raises:
+            InvalidValue: the step was captured without a loss, or a parameter was frozen then that is not any more; or
+                as in a call.
+            CaptureError: as in a call.
+            RunnerError: as in a call.
+        """
+        if not self._program.is_training:
+            hint = "Capture with `capture(..., loss_fn, targets=...)`."
+            raise InvalidValue("loss_fn", None, "a step captured with a loss", where="backward", hint=hint)
+        scale = float(loss_scale)
+        if not math.isfinite(scale):
+            raise InvalidValue("loss_scale", scale, "a finite number", where="backward")
+        self._state.check_trained(is_updating=False)
+        return self._run(args, kwargs, targets, loss_scale=scale)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output with all modules in evaluation mode, as placed; nothing changes.
+
+        Args:
+            args: as in a call, without targets.
+            kwargs: likewise.
+
+        Raises:
+            InvalidValue: as in a call.
+            CaptureError: the model cannot be captured so.
+            RunnerError: an op failed.
+        """
+        tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
+        self._graphs.follow_state()
+        return self._graphs.of_evaluation(tensors).run(tensors, self.num_steps)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that were captured: one for all inputs of the same shapes, and for evaluation likewise."""
+        return len(self._graphs)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Slices that a step cuts its batch into; 1 where it is whole."""
+        return self._graphs.first.graph.num_micro_batches
+
+    @property
+    def op_order(self) -> str | None:
+        """The order of ops that was chosen, one of `OP_ORDERS`; None where that is not known."""
+        return self._op_order
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Seconds of a step when the plan was found, measured, or simulated; None where that is not known."""
+        return self._step_time_s
+
+    @property
+    def verdict(self) -> LossVerdict | None:
+        """How micro-batches make the loss of their batch; None where the batch is whole."""
+        micro = self._program.origin.micro
+        return None if micro is None else LossVerdict.of(micro)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The captured optimizer as PyTorch's own: for schedulers, for its `state_dict`, and after `backward`.
+
+        A call of the step updates by itself, with the options that are set here. After `backward`, `optimizer.step()`
+        updates by `grad`. Both have the same state.
+
+        Raises:
+            InvalidValue: the step was captured without one.
+        """
+        return self.captured_optimizer.as_torch
+
+    @property
+    def captured_optimizer(self) -> CapturedOptimizer:
+        """The optimizer in the graph.
+
+        Raises:
+            InvalidValue: the step was captured without one.
+        """
+        if self._optimizer is None:
+            hint = "Make one over `step.parameters()`, and fill `grad` by `step.backward(...)`."
+            raise InvalidValue("optimizer", None, "a step captured with one", where="placed step", hint=hint)
+        return self._optimizer
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The placed parameters, in the order of the model, on their devices: what optimizers and clipping take."""
+        return iter(self._state.parameters.values())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with their dotted names."""
+        return iter(self._state.parameters.items())
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients of all parameters."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies of all parameters and buffers, by dotted name: what the model itself loads. `save` keeps all else."""
+        return self._state.copies()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
+
+        Raises:
+            UnknownName: no parameter or buffer has that name.
+            InvalidValue: another shape or dtype.
+        """
+        self._state.load(state)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all that a straight run would go on with: parameters, buffers, optimizer state, options, steps.
+
+        Args:
+            path: of a safetensors file.
+
+        Raises:
+            FileProblem: it cannot be written.
+        """
+        if self._optimizer is not None:
+            self._optimizer.refresh()
+        save_state(path, self._state, self._optimizer, {"num_steps": self.num_steps, "seed": self._seed})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from what `save` wrote for this model, whatever its placement was: the next step is the same.
+
+        Raises:
+            FileProblem: no such file, or of another model, optimizer or seed.
+        """
+        self.num_steps = load_state(path, self._state, self._optimizer, seed=self._seed)
+
+    def copy_to(self, model: nn.Module) -> None:
+        """Writes parameters and buffers back into `model`."""
+        self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._crew.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        """Refuses to be copied or pickled: it has threads."""
+        hint = "Save it with `save`, make another with `to_step` and `load` that; or copy the model itself."
+        raise InvalidValue("step", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
+        """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
+        tensors = self._arguments.tensors(args, kwargs, targets)
+        self._graphs.follow_state()
+        placed = self._graphs.of_step(tensors)
+        if placed is None:
+            call = self._arguments.call(tensors)
+            result = run_eagerly(self._program, self._state, call, self._graphs.flags, self._optimizer, loss_scale)
+        elif loss_scale is None:
+            result = placed.run(tensors, self.num_steps)
+        else:
+            with self._state.grad_filled(loss_scale):
+                result = placed.run(tensors, self.num_steps)
+        self.num_steps += 1
+        return result

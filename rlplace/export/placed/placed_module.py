@@ -1,0 +1,200 @@
+"""`PlacedModule`: forward and backward of a model that run as placed, by a graph for every kind of inputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.export.placed.carried import carried_plan
+from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
+from rlplace.export.placed.recapture import flags_of, with_flags
+from rlplace.graphs.capturing.module import capture_module
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Plan
+from rlplace.measure.run.crew.streams import torch_device
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.threads import keep_freed_memory
+
+_log = logging.getLogger(__name__)
+
+
+class PlacedModule(nn.Module):
+    """What `to_module` adds to a copy of a model: its `forward` runs as placed."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns; its backward runs as placed, too.
+
+        Raises:
+            CaptureError: the model cannot be captured for these inputs.
+            RunnerError: an op failed.
+        """
+        placed: PlacedForward = vars(self)["_placed"]
+        return placed(self, args, kwargs)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that were captured: one for every kind of inputs, each in training and in evaluation."""
+        placed: PlacedForward = vars(self)["_placed"]
+        return len(placed.graphs)
+
+    def close(self) -> None:
+        """Ends its threads."""
+        placed: PlacedForward = vars(self)["_placed"]
+        placed.crew.stop()
+
+    def __reduce__(self) -> Any:
+        """Refuses to be copied or pickled: it has threads."""
+        hint = "Take the original model (`AveragedModel(model)`, say), and load `state_dict()` of this one."
+        raise InvalidValue("module", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
+
+
+class PlacedForward:
+    """Runs calls of a placed module, each by the graph of its kind.
+
+    Args:
+        module: the placed copy; its parameters and buffers are moved.
+        graph: of a step of the original.
+        plan: of `graph`.
+        host: of this machine.
+        seed: of random ops.
+
+    Attributes:
+        crew: the threads of the host.
+        graphs: by what calls of a kind have in common.
+        places: of parameters and buffers, by dotted name.
+    """
+
+    def __init__(self, module: nn.Module, graph: OpGraph, plan: Plan, host: Host, seed: int) -> None:
+        keep_freed_memory()
+        self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
+        self._model = require_program(graph).origin.model
+        self.places = {
+            source.key: torch_device(host.devices[int(plan.devices[op])])
+            for op, source in require_program(graph).sources.items()
+            if source.kind in ("parameter", "buffer")
+        }
+        self._modules = list(module.modules())
+        self._parameters, self._buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
+        for name, tensor in self._state().items():
+            tensor.data = tensor.data.to(self.places[name])
+        self.crew = Crew(host.devices)
+        self.graphs: dict[object, ModuleGraph] = {}
+        self._bound: list[int] = []
+        self._number = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = {name: kwargs[name] for name in sorted(kwargs)}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        state = self._state()
+        is_trained = bytes(state[name].requires_grad for name, _, _ in self._parameters)
+        differentiated = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
+        has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
+        differentiated = differentiated if has_backward else ()
+        modes = bytes(each.training for each in self._modules)
+        kind = (
+            (has_backward, differentiated, is_trained, modes, spec, _autocast(self.places)),
+            tuple(_kind(leaf) for leaf in leaves),
+        )
+        self._follow(state)
+        if kind not in self.graphs:
+            self.graphs[kind] = self._captured(module, args, kwargs, differentiated, has_backward)
+            _log.info("captured %s: %d graphs share this placement", _shown(leaves), len(self.graphs))
+        self._number += 1
+        return self.graphs[kind].run(tensors, state, self._number - 1)
+
+    def _captured(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        differentiated: tuple[int, ...],
+        has_backward: bool,
+    ) -> ModuleGraph:
+        with with_flags(self._model, flags_of(module)):
+            captured = capture_module(
+                self._model,
+                *_on_one_device(self._model, args, kwargs),
+                has_backward=has_backward,
+                differentiated=differentiated,
+            )
+        plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
+        return ModuleGraph(captured, self._host, plan, self.crew, self._state(), seed=self._seed)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers as the module has them now, by dotted name."""
+        slots = (*self._parameters, *self._buffers)
+        return {name: tensor for name, holder, key in slots if (tensor := holder[key]) is not None}
+
+    def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
+
+        Raises:
+            UnknownName: one is new.
+            InvalidValue: one is on another device than the placement has it.
+        """
+        now = [tensor.data_ptr() for tensor in state.values()]
+        if now == self._bound:
+            return
+        for name, tensor in state.items():
+            if name not in self.places:
+                raise UnknownName("parameter", name, self.places)
+            if tensor.device != self.places[name]:
+                hint = "Where parameters are is what the placement says: do not move the module."
+                expected = f"on {self.places[name]}, as placed"
+                raise InvalidValue(name, f"on {tensor.device}", expected, where="placed module", hint=hint)
+        for graph in self.graphs.values():
+            graph.adopt(state)
+        self._bound = now
+
+
+def _slots(module: nn.Module, kind: str) -> list[tuple[str, dict[str, Any], str]]:
+    """Where the module's parameters or buffers are held: dotted name, dict and key of each, those of two names once."""
+    slots, seen = [], set()
+    for path, owner in module.named_modules():
+        holder = getattr(owner, kind)
+        for key, tensor in holder.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                slots.append((f"{path}.{key}" if path else key, holder, key))
+    return slots
+
+
+def _kind(leaf: Any) -> object:
+    """What leaves of calls of one kind have in common."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.stride()
+    try:
+        hash(leaf)
+    except TypeError:
+        return repr(leaf)
+    return type(leaf), leaf
+
+
+def _shown(leaves: list[Any]) -> str:
+    return ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
+
+
+def _autocast(places: Mapping[str, torch.device]) -> object:
+    """The autocast that is active around a call."""
+    kind = next((place.type for place in places.values()), "cpu")
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _on_one_device(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs where the model that is captured is."""
+    place = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: tensor.detach().to(place), (args, kwargs)
+    )
+    return moved

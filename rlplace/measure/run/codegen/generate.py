@@ -1,0 +1,272 @@
+"""`generate`: from a plan to straight-line Python, one function a device: what the runner's threads execute."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Call, Program, Ref, Update
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Plan
+from rlplace.measure.run.codegen.expressions import Constants, Expressions
+from rlplace.measure.run.codegen.gang_signals import gang_signals
+from rlplace.measure.run.codegen.step_code import StepCode
+from rlplace.measure.run.codegen.update_runs import Run, update_runs
+
+
+def generate(
+    graph: OpGraph,
+    host: Host,
+    plan: Plan,
+    *,
+    is_traced: bool = False,
+    hold_every: int = 0,
+    hands_out: bool = False,
+    second: Collection[int] | None = None,
+) -> StepCode:
+    """The code that executes `plan`.
+
+    Args:
+        graph: with its program.
+        host: the host that `plan` was made for.
+        plan: what is to run.
+        is_traced: record the times of every op and transfer.
+        hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
+        hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
+        second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
+            then results of the second part.
+
+    Raises:
+        InvalidValue: the graph has no program.
+    """
+    return _Generator(graph, host, plan, is_traced, hold_every, hands_out, second).run()
+
+
+class _Generator:
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        is_traced: bool,
+        hold_every: int,
+        hands_out: bool,
+        second: Collection[int] | None,
+    ) -> None:
+        self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
+        self.hold_every = hold_every
+        self.program: Program = require_program(graph)
+        self.runs: dict[int, Run] = {}  # by its last update
+        self.last_of_run: dict[int, int] = {}
+        self.constants = Constants()
+        self.outgoing: dict[int, list[int]] = defaultdict(list)  # tensor -> transfers
+        for transfer, tensor in enumerate(plan.transfer_tensor.tolist()):
+            self.outgoing[tensor].append(transfer)
+        self.mutated: dict[int, list[int]] = defaultdict(list)  # op -> tensors
+        for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
+            self.mutated[op].append(tensor)
+        updated = set(graph.mutation_tensor.tolist())
+        self.acknowledged = frozenset(k for k, tensor in enumerate(plan.transfer_tensor.tolist()) if tensor in updated)
+        is_copy = {(r.source, r.destination): bool(r.links) for r in host.routes}
+        names = [device.name for device in host.devices]
+        producer_device = plan.devices[graph.tensor_op]
+        self.is_handover = tuple(
+            not is_copy[names[producer_device[tensor]], names[destination]]
+            for tensor, destination in zip(
+                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
+            )
+        )
+        self.is_split, self.second = second is not None, frozenset(second or ())
+        self.signals = gang_signals(graph, host, plan, self.is_handover, self.second)
+        gradients = [*self.program.gradients.values(), *self.program.input_gradients.values()]
+        self.results = [(ref, False) for ref in self.program.result_refs]  # and whether the second part makes it
+        if self.is_split:
+            self.results += [(ref, True) for ref in gradients]
+        self.handed_out: dict[int, list[tuple[int, Ref]]] = defaultdict(list)  # op -> gradients that it makes
+        for index, ref in enumerate(gradients if hands_out and self.program.optimizer is None else ()):
+            self.handed_out[int(graph.tensor_op[self.program.base(ref)])].append((index, ref))
+        offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
+        self.reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
+
+    def run(self) -> StepCode:
+        n = self.graph.num_ops
+        device_of = self.plan.devices.tolist()
+        destination = self.plan.transfer_destination.tolist()
+        items: list[list[int]] = [[] for _ in self.host.devices]
+        for item in self.plan.sequence.tolist():
+            items[device_of[item] if item < n else destination[item - n]].append(item)
+        runs = [update_runs(self.graph, self.program, each, self.signals.waits, self.signals.sets) for each in items]
+        self.runs = {updates[-1]: updates for each in runs for updates in each}
+        self.last_of_run = {op: updates[-1] for updates in self.runs.values() for op in updates}
+        parts = [self._device_source(device, program) for device, program in enumerate(items)]
+        return StepCode(
+            sources=tuple(part[0] for part in parts),
+            line_items=tuple(part[1] for part in parts),
+            constants=self.constants.values,
+            items=tuple(map(tuple, items)),
+            allocations=tuple(part[2] for part in parts),
+            releases=tuple(part[3] for part in parts),
+            acknowledged=self.acknowledged,
+            is_handover=self.is_handover,
+            update_runs=tuple(runs),
+            num_signals=self.signals.count,
+            num_results=len(self.results),
+        )
+
+    def _device_source(
+        self, device: int, items: list[int]
+    ) -> tuple[str, tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        n, graph, program = self.graph.num_ops, self.graph, self.program
+        last_use = self._last_uses(device, items)
+        dying: dict[int, list[int]] = defaultdict(list)
+        for tensor, item in last_use.items():
+            dying[self.last_of_run.get(item, item)].append(tensor)
+        lines: list[str] = []
+        owners: list[int] = []  # the item of each line
+        words = Expressions(program, device, self.constants)
+        allocations: list[tuple[int, int]] = []
+        releases: list[tuple[int, int]] = []
+        received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
+        resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
+        lines += self._forgotten_results(device)
+        lines += self._source_lines(items, words, is_second=False)
+        owners += [-1] * len(lines)
+        is_first, made = self.is_split, set[int]()
+        is_held = self.hold_every > 0 and self.host.devices[device].backend == "cuda"
+        num_run = 0
+        for item in items:
+            if item < n and item in program.sources:
+                continue
+            if is_first and item in self.second:
+                is_first = False
+                lines += self._turn(device, items, made, words)
+                owners += [-1] * (len(lines) - len(owners))
+            if is_held and num_run % self.hold_every == 0:
+                lines.append("hold()")
+            num_run += 1
+            produced: tuple[int, ...] = ()
+            lines += [f"s{signal}_wait()" for signal in self.signals.waits.get(item, ())]
+            if item >= n:
+                transfer = item - n
+                tensor = int(self.plan.transfer_tensor[transfer])
+                body = [f"t{tensor} = k{transfer}_take()"]
+                lines.append(f"k{transfer}_wait()")
+                if transfer in self.acknowledged and not self.is_handover[transfer]:
+                    body.append(f"k{transfer}_done()")
+                if not self.is_handover[transfer]:
+                    produced = (tensor,)
+            else:
+                call = program.calls[item]
+                body, produced = self._op_lines(item, call, words)
+                lines += [f"k{k}_copied()" for tensor in self.mutated[item] for k in self.outgoing[tensor]]
+            lines += self._timed(item, body) if self.is_traced else body
+            lines += [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
+            allocations += [(item, tensor) for tensor in produced]
+            made.update(produced if item < n else (tensor,))
+            lines += self._handed_out(item, words)
+            lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self.outgoing[tensor]]
+            for tensor in dying.get(item, ()):
+                gone = words.forget(tensor)
+                transfer = received.get(tensor, -1)
+                if transfer in self.acknowledged and self.is_handover[transfer]:
+                    lines.append(f"k{transfer}_done()")
+                if tensor not in resident:
+                    gone.append(f"t{tensor}")
+                    if not (transfer >= 0 and self.is_handover[transfer]):
+                        releases.append((item, tensor))
+                if gone:
+                    lines.append(f"del {', '.join(gone)}")
+            owners += [item] * (len(lines) - len(owners))
+        if is_first:
+            lines += self._turn(device, items, made, words)
+        lines += self._result_lines(device, words, is_second=self.is_split)
+        indented = (line if line.startswith("def ") else f"    {line}" for line in lines)
+        source = "\n".join(["def run(step):", *indented, "    return None", ""])
+        owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
+        return source, tuple(owners), tuple(allocations), tuple(releases)
+
+    def _forgotten_results(self, device: int) -> list[str]:
+        """Lets go of what the last step returned; of a step in two parts, who runs it took that out."""
+        own = [index for index, (ref, _) in enumerate(self.results) if self._makes(ref, device)]
+        return [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self.is_split else []
+
+    def _makes(self, ref: Ref, device: int) -> bool:
+        return int(self.plan.devices[self.graph.tensor_op[self.program.base(ref)]]) == device
+
+    def _source_lines(self, items: list[int], words: Expressions, *, is_second: bool) -> list[str]:
+        """Sends source tensors to where they are read; the second part has the gradients of outputs, as targets."""
+        lines: list[str] = []
+        for op in items:
+            source = self.program.sources.get(op) if op < self.graph.num_ops else None
+            if source is not None and (self.is_split and source.kind == "target") == is_second:
+                tensor = int(self.graph.output_offsets[op])
+                lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
+                lines += self._handed_out(op, words)
+        return lines
+
+    def _turn(self, device: int, items: list[int], made: set[int], words: Expressions) -> list[str]:
+        """Between the parts of a step: results of the first are handed out, and tensors that the second reads kept."""
+        n, program = self.graph.num_ops, self.program
+        needed = {program.base(ref) for ref, is_second in self.results if is_second}
+        for item in items:
+            if item < n and item in self.second and item not in program.sources:
+                needed.update(self.reads[item])
+        given = {
+            int(self.graph.output_offsets[op])
+            for op in items
+            if op < n and op in program.sources and program.sources[op].kind == "input"
+        }
+        kept = ", ".join(f"t{tensor}" for tensor in sorted(needed & (made | given)))
+        comma = "," if kept else ""
+        lines = self._result_lines(device, words, is_second=False)
+        words.forget_all()
+        lines += [f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
+        return [*lines, *self._source_lines(items, words, is_second=True)]
+
+    def _handed_out(self, item: int, words: Expressions) -> list[str]:
+        lines: list[str] = []
+        for index, ref in self.handed_out.get(item, ()):
+            lines += [*words.views([ref]), f"a{index}({words.name(ref)})"]
+        return lines
+
+    def _result_lines(self, device: int, words: Expressions, *, is_second: bool) -> list[str]:
+        lines: list[str] = []
+        for index, (ref, is_of_second) in enumerate(self.results):
+            if is_of_second == is_second and self._makes(ref, device):
+                lines += [*words.views([ref]), f"O[{index}] = {words.name(ref)}"]
+        return lines
+
+    def _timed(self, item: int, body: list[str]) -> list[str]:
+        """The code of an item between its marks; a run of updates is marked as one, for its first and its last."""
+        if item in self.last_of_run and item not in self.runs:
+            return body
+        first = self.runs[item][0] if item in self.runs else item
+        return [f"B[{first}] = clock()", *body, f"E[{item}] = clock()"]
+
+    def _last_uses(self, device: int, items: list[int]) -> dict[int, int]:
+        """Tensor to the last item on the device that touches it; results are never dropped."""
+        n, graph = self.graph.num_ops, self.graph
+        last: dict[int, int] = {}
+        for item in items:
+            if item >= n:
+                last[int(self.plan.transfer_tensor[item - n])] = item
+                continue
+            if item in self.program.sources:
+                continue
+            for tensor in (*self.reads[item], *range(graph.output_offsets[item], graph.output_offsets[item + 1])):
+                last[tensor] = item
+        for tensor in {*graph.output_tensors.tolist(), *(self.program.base(ref) for ref, _ in self.results)}:
+            if self.plan.devices[graph.tensor_op[tensor]] == device:
+                last.pop(tensor, None)
+        return last
+
+    def _op_lines(self, op: int, call: Call | Update, words: Expressions) -> tuple[list[str], tuple[int, ...]]:
+        if not isinstance(call, Update):
+            return words.call(op, call)
+        lines = words.views([call.gradient])
+        if op in self.runs:
+            gradients = [self.program.calls[each].gradient for each in self.runs[op]]  # type: ignore[union-attr]
+            lines.append(f"u{op}({', '.join(map(words.name, gradients))})")
+        return lines, ()

@@ -1,0 +1,200 @@
+"""One thread a device: it stays pinned, keeps its settings, and runs that device's part of a step when told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from rlplace import cuda
+from rlplace.errors import RunnerError
+from rlplace.measure.hosts.host import Device
+from rlplace.measure.run.crew.streams import Streams
+from rlplace.measure.run.threads import pin_current_thread, set_intra_op_threads
+
+Job = Callable[[int], None]
+Report = Callable[[BaseException], None]
+
+GRACE_S = 1.0
+"""How long a thread that was told to give up may take before it is left behind."""
+
+
+class Worker:
+    """The thread of one device.
+
+    Attributes:
+        device: where it runs.
+        is_busy: whether it was given a job whose end nobody has seen.
+    """
+
+    def __init__(self, device: Device, streams: Streams) -> None:
+        self.device = device
+        self._streams = streams
+        self.is_busy = False
+        self._job: Job | None = None
+        self._report: Report | None = None
+        self._step = 0
+        self._go, self._done = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._done.acquire()
+        self._thread = threading.Thread(target=self._loop, name=f"rlplace {device.name}", daemon=True)
+        self._thread.start()
+
+    def start(self, job: Job, step: int, report: Report) -> None:
+        """Starts `job(step)`; `report` is called on the worker's thread with what it raises.
+
+        Raises:
+            RunnerError: the last job has not ended.
+        """
+        if self.is_busy:
+            raise RunnerError(f"the thread of {self.device.name} is still busy with a step that did not end in time")
+        self.is_busy = True
+        self._job, self._step, self._report = job, step, report
+        self._go.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the job ended within `timeout_s`."""
+        has_ended = self._done.acquire(timeout=max(timeout_s, 0.0))
+        self.is_busy = self.is_busy and not has_ended
+        return has_ended
+
+    def stop(self) -> None:
+        """Ends the thread once it is idle."""
+        self._job = None
+        with contextlib.suppress(RuntimeError):  # it was stopped before
+            self._go.release()
+
+    def _loop(self) -> None:
+        with contextlib.ExitStack() as settings:
+            unfit: BaseException | None = None
+            stream: cuda.Stream | None = None
+            try:
+                stream = settings.enter_context(_settled(self.device, self._streams))
+            except BaseException as error:  # a core that this process may not use, a GPU that is gone: every job fails
+                unfit = error
+            while True:
+                self._go.acquire()
+                job, report = self._job, self._report
+                if job is None or report is None:
+                    return
+                try:
+                    if unfit is not None:
+                        raise unfit
+                    job(self._step)
+                    if stream is not None:
+                        cuda.await_stream(stream)
+                except BaseException as error:
+                    report(error)
+                finally:
+                    self._job = self._report = job = report = None  # or an idle thread would keep a plan's tensors
+                    self._done.release()
+
+
+class Crew:
+    """The workers of all devices of a host, working through one step together.
+
+    Attributes:
+        workers: one a device.
+        streams: of its GPUs.
+    """
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        self.streams = Streams()
+        self.workers = [Worker(device, self.streams) for device in devices]
+        self._is_stopped = False
+        self._is_settled = True  # False: what a failed step launched may still run
+
+    def run(self, jobs: list[Job], step: int, *, on_error: Callable[[], None], deadline_s: float) -> None:
+        """Runs one job a device and returns when all have ended.
+
+        Args:
+            jobs: in the order of the devices.
+            step: each job's argument.
+            on_error: called once, as soon as a job raised or the time is up: it must wake jobs that wait for others.
+            deadline_s: seconds that all of it may take.
+
+        Raises:
+            RunnerError: a job raised: the first cause, chained. Or a GPU still runs what a failed step launched.
+            TimeoutError: a job did not end within `deadline_s` seconds; its thread is left behind if it is stuck.
+        """
+        if self._is_stopped:
+            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+        if not self._is_settled and not self._settle():
+            raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
+        self._leave_behind([worker for worker in self.workers if worker.is_busy])
+        failure = _Failure(on_error)
+        until_s = time.monotonic() + deadline_s
+        running = list(self.workers)
+        try:
+            for worker, job in zip(self.workers, jobs, strict=True):
+                worker.start(job, step, failure.report)
+            while running and running[0].wait(until_s - time.monotonic()):
+                running.pop(0)
+            if running:
+                late = running[0].device.name
+                failure.report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
+        except BaseException as error:  # Ctrl-C while waiting
+            failure.report(error)
+            raise
+        finally:
+            self._leave_behind([worker for worker in running if not worker.wait(GRACE_S)])
+            if failure.cause is not None:  # what was launched goes on, in memory that is about to be set anew
+                self._settle()
+        if isinstance(failure.cause, _Late):
+            raise TimeoutError(str(failure.cause))
+        if failure.cause is not None:
+            raise RunnerError(f"{type(failure.cause).__name__}: {failure.cause}") from failure.cause
+
+    def _settle(self) -> bool:
+        self._is_settled = self.streams.settle(GRACE_S)
+        return self._is_settled
+
+    def _leave_behind(self, stuck: list[Worker]) -> None:
+        """Threads stuck in native code cannot be ended: go on with fresh ones."""
+        for worker in stuck:
+            worker.stop()
+            self.workers[self.workers.index(worker)] = Worker(worker.device, self.streams)
+
+    def stop(self) -> None:
+        """Ends all threads."""
+        self._is_stopped = True
+        for worker in self.workers:
+            worker.stop()
+
+
+class _Late(Exception):
+    """The time was up."""
+
+
+class _Failure:
+    """What went wrong first: everything that is reported after it is a consequence."""
+
+    def __init__(self, on_error: Callable[[], None]) -> None:
+        self.cause: BaseException | None = None
+        self._on_error = on_error
+        self._lock = threading.Lock()
+
+    def report(self, error: BaseException) -> None:
+        with self._lock:
+            if self.cause is None:
+                self.cause = error
+                self._on_error()
+
+
+@contextlib.contextmanager
+def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
+    """While active, the calling thread runs ops as `device` does; gives the stream that a GPU's run on."""
+    pin_current_thread(device.cores)
+    is_gpu = device.backend == "cuda"
+    # a GPU's thread copies to pinned memory: a team for that, on few cores, would slow the CPU's
+    set_intra_op_threads(1 if is_gpu else max(len(device.cores), 1))
+    with torch.inference_mode():
+        if is_gpu:
+            stream = streams.renew_compute(device)
+            with cuda.using(stream):
+                yield stream
+        else:
+            yield None

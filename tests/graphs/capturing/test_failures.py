@@ -1,0 +1,226 @@
+"""A trace that fails says which op failed, on which line of the user, and what to do instead."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from small_models import Function, mean_square, random
+from torch import Tensor, nn
+
+from rlplace.errors import CaptureError, InvalidValue
+from rlplace.graphs import capture, run_graph
+
+
+def branches(y: Tensor) -> Tensor:
+    if y.sum() > 0:
+        return y
+    return -y
+
+
+def selects(y: Tensor) -> Tensor:
+    return y[y > 0]
+
+
+def scales(y: Tensor) -> Tensor:
+    return y * y.max().item()
+
+
+def loops(y: Tensor) -> Tensor:
+    for _ in range(int(y.sum())):
+        y = y * 2
+    return y
+
+
+def uniques(y: Tensor) -> Tensor:
+    return torch.unique(y)
+
+
+def lists(y: Tensor) -> Tensor:
+    return y * y.tolist()[0][0]
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "line"),
+    [
+        (branches, "aten._local_scalar_dense.default", "if y.sum() > 0:"),
+        (selects, "aten.nonzero.default", "return y[y > 0]"),
+        (scales, "aten._local_scalar_dense.default", "return y * y.max().item()"),
+        (loops, "aten._local_scalar_dense.default", "for _ in range(int(y.sum())):"),
+        (uniques, "aten._unique2.default", "return torch.unique(y)"),
+        (lists, "aten._local_scalar_dense.default", "return y * y.tolist()[0][0]"),
+    ],
+)
+def test_control_flow_that_depends_on_data_names_the_op_and_the_line(
+    function: Callable[[Tensor], Tensor], op: str, line: str
+) -> None:
+    refused = refusal(function)
+    assert refused.op == op
+    first_line = inspect.getsourcelines(function)[1]
+    name, _, number = refused.source.partition(" in ")[0].rpartition(":")
+    assert name == __file__
+    assert first_line < int(number) <= first_line + 3
+    assert refused.source.endswith(f"in {function.__name__}: {line}")
+    assert op in str(refused)
+    assert line in str(refused)
+    assert "torch.where" in str(refused)
+
+
+def converts(y: Tensor) -> Tensor:
+    return y * float(y.detach().numpy().max())
+
+
+def formats(y: Tensor) -> Tensor:
+    return y if f"{y.sum():.3f}" else -y
+
+
+def multiplies(y: Tensor) -> Tensor:
+    return y @ y
+
+
+def goes_to_a_gpu(y: Tensor) -> Tensor:
+    return torch.add(y, torch.ones(6, device="meta"))
+
+
+def backs(y: Tensor) -> Tensor:
+    loss = y.sum()
+    loss.backward()
+    return loss
+
+
+def test_packed_sequences_get_one_line() -> None:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.lstm(packed)[0].data
+
+    with pytest.raises(
+        CaptureError, match=r"pack_padded_sequence\(x, lengths.*run the layer on the padded tensor"
+    ) as refused:
+        capture(Packs(), (torch.ones(2, 3, 4), torch.tensor([3, 2])), lambda y: y.sum())
+    assert "\n" not in str(refused.value)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    for inputs in (packed, (packed,), {"x": packed}):
+        with pytest.raises(
+            InvalidValue, match=r"inputs is 'a packed sequence', expected tensors.*pass the padded tensor"
+        ):
+            capture(nn.LSTM(4, 5), inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "advice"),
+    [
+        (converts, "return y * float(y.detach().numpy().max())", "print or convert what the step returns"),
+        (formats, 'return y if f"{y.sum():.3f}" else -y', "print or convert what the step returns"),
+        (multiplies, "return y @ y", "run the model eagerly"),
+        (goes_to_a_gpu, "return torch.add(y, torch.ones(6, device=\"meta\"))", "to one device"),
+        (backs, "", "must not call `backward`"),
+    ],
+)  # fmt: skip
+def test_other_failures_say_what_to_do(function: Callable[[Tensor], Tensor], line: str, advice: str) -> None:
+    refused = refusal(function)
+    assert refused.source.endswith(line)
+    assert advice in str(refused)
+
+
+def test_a_refusal_prints_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        refusal(multiplies)
+    assert not caplog.records
+
+
+def test_a_failure_inside_torch_names_the_module() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.AdaptiveLogSoftmaxWithLoss(4, 10, [3], div_value=2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.loss(x, torch.tensor([0, 4, 8])).loss
+
+    with pytest.raises(CaptureError, match=r"module loss \(AdaptiveLogSoftmaxWithLoss\).*return self.loss\(x"):
+        capture(Words(), torch.ones(3, 4), lambda loss: loss)
+
+
+def test_a_parameter_changed_in_forward_is_refused() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.add_(1)
+            return x * self.weight
+
+    with pytest.raises(CaptureError, match=r"leaf Variable.*self.weight.add_\(1\).*register_buffer"):
+        capture(Counts(), torch.ones(3, 4), mean_square)
+
+
+def test_a_value_that_is_overwritten_before_the_backward_reads_it_is_refused() -> None:
+    def overwrites(y: Tensor) -> Tensor:
+        z = y.exp()
+        z.mul_(2)
+        return z
+
+    assert "`inplace=False`" in str(refusal(overwrites))
+
+
+@pytest.fixture
+def ops() -> Iterator[Any]:
+    with torch.library._scoped_library("rlplace_refused", "FRAGMENT") as library:
+        yield library
+
+
+def sine(ops: Any, schema: str, **impls: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+    ops.define(f"sine{schema}")
+    for key, impl in impls.items():
+        if key == "fake":
+            torch.library.register_fake("rlplace_refused::sine", impl, lib=ops)
+        else:
+            ops.impl("sine", impl, key)
+    return lambda y: torch.ops.rlplace_refused.sine(y)
+
+
+def test_an_op_without_a_fake_is_refused(ops: Any) -> None:
+    function = sine(ops, "(Tensor x) -> Tensor", CPU=torch.sin)
+    assert "register_fake" in str(refusal(function))
+
+
+def test_an_op_without_a_gradient_is_refused(ops: Any) -> None:
+    function = sine(ops, "(Tensor x) -> Tensor", CPU=torch.sin, fake=torch.empty_like)
+    assert "register_autograd" in str(refusal(function))
+
+
+def test_an_op_that_writes_to_its_arguments_is_refused(ops: Any) -> None:
+    function = sine(ops, "(Tensor(a!) x) -> ()", CPU=torch.sin_, fake=lambda x: None)
+
+    def writes(y: Tensor) -> Tensor:
+        z = y.detach().clone()
+        function(z)
+        return y * z
+
+    assert "must return new tensors" in str(refusal(writes))
+
+
+def test_printing_a_tensor_is_no_obstacle(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(y: Tensor) -> Tensor:
+        print(y)
+        return y
+
+    graph = capture(Function(prints), random(3, 4), mean_square)
+    assert "size=(3, 6)" in capsys.readouterr().out
+    assert run_graph(graph).result.shape == ()
+
+
+def refusal(function: Callable[[Tensor], Tensor]) -> CaptureError:
+    with pytest.raises(CaptureError) as refused:
+        capture(Function(function), random(3, 4), mean_square)
+    return refused.value

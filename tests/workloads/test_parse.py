@@ -1,0 +1,226 @@
+"""What a user may write for a workload, and what is said of the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.workloads import (
+    InceptionV3Config,
+    NMTConfig,
+    WeightedPart,
+    WorkloadSpec,
+    build,
+    parse_workload,
+)
+
+TINY_NMT = "nmt@layers=1,units=4,batch=2,steps=3,vocab=7"
+
+
+def test_parsing_imports_no_torch():
+    code = (
+        "import sys; from rlplace.workloads import parse_workload; parse_workload('nmt@paper').config();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nmt", WorkloadSpec("nmt")),
+        ("nmt@small", WorkloadSpec("nmt", (), "small")),
+        ("inception_v3@paper", WorkloadSpec("inception_v3", (), "paper")),
+        ("nmt@layers=4,units=512", WorkloadSpec("nmt", (("layers", 4), ("units", 512)))),
+        ("nmt@small,batch=4", WorkloadSpec("nmt", (("batch", 4),), "small")),
+        ("nmt@bidirectional=True", WorkloadSpec("nmt", (("bidirectional", True),))),
+        ("inception_v3@dropout=0.2", WorkloadSpec("inception_v3", (("dropout", 0.2),))),
+        ("inception_v3@image_size=75", WorkloadSpec("inception_v3", (("image_size", 75),))),
+        (" nmt @ small , batch = 4 ", WorkloadSpec("nmt", (("batch", 4),), "small")),
+        ("package.module:function", WorkloadSpec("package.module:function")),
+    ],
+)
+def test_parse(text, expected):
+    assert parse_workload(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("nmtt", "nmt"),
+        ("inception", "inception_v3"),
+        ("nmt@smal", "small"),
+        ("nmt@layer=2", "layers"),
+        ("inception_v3@small,image=149", "image_size"),
+    ],
+)
+def test_unknown_name_offers_the_nearest(text, nearest):
+    with pytest.raises(UnknownName) as caught:
+        parse_workload(text)
+    assert nearest in caught.value.known
+    assert nearest in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nmt@", "a size"),
+        ("nmt@batch", "key=value"),
+        ("nmt@batch=4,small", "size comes first"),
+        ("nmt@batch=4,,steps=2", "key=value"),
+        ("nmt@batch=4,batch=5", "twice"),
+        ("nmt@batch=four", "an integer"),
+        ("nmt@batch=4.0", "an integer"),
+        ("nmt@batch=", "an integer"),
+        ("nmt@batch=0", "at least 1"),
+        ("nmt@bidirectional=1", "true or false"),
+        ("inception_v3@dropout=much", "a number"),
+        ("inception_v3@dropout=nan", "a finite number"),
+        ("inception_v3@batch=1,image_size=75", "at least 107"),
+        ("inception_v3@small,image_size=75", "at least 107"),
+        ("module:function@small", "no size and no options"),
+        ("my-module:function", "package.module:function"),
+        ("module:", "package.module:function"),
+        (":function", "package.module:function"),
+        ("multi", "multi:NAME"),
+        ("multi:", "multi:NAME"),
+        ("multi:nmt,,rnnlm", "multi:NAME"),
+        ("multi:layers=2,nmt", "multi:NAME"),
+        ("multi:nmt*x", "a number as the weight of 'nmt'"),
+        ("multi:nmt*", "a number as the weight of 'nmt'"),
+        ("multi:nmt*0", "a positive number"),
+        ("multi:nmt*-1", "a positive number"),
+        ("multi:nmt*nan", "a positive number"),
+        ("multi:nmt*inf", "a positive number"),
+        ("multi:nmt@layers=0,rnnlm", "at least 1"),
+        ("multi:nmt,package.module:function", "a named workload"),
+        ("multi:multi:nmt", "a named workload"),
+    ],
+)
+def test_invalid_value_says_what_was_expected(text, message):
+    with pytest.raises(InvalidValue, match=message):
+        parse_workload(text)
+
+
+def test_function_spec_takes_no_options():
+    with pytest.raises(InvalidValue, match="none"):
+        WorkloadSpec("module:function", (("batch", 4),))
+    with pytest.raises(UnknownName):
+        WorkloadSpec("module:function").config()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("multi:nmt", [("nmt", 1.0)]),
+        ("multi:nmt*2,rnnlm", [("nmt", 2.0), ("rnnlm", 1.0)]),
+        ("multi:nmt@small*2,rnnlm@paper", [("nmt@small", 2.0), ("rnnlm@paper", 1.0)]),
+        ("multi:nmt@layers=4,units=8*0.5,nmt", [("nmt@layers=4,units=8", 0.5), ("nmt", 1.0)]),
+        ("multi:nmt@small,units=8,rnnlm@steps=5,batch=1", [("nmt@small,units=8", 1.0), ("rnnlm@steps=5,batch=1", 1.0)]),
+        ("multi: nmt @ small , units = 8 * 3 , rnnlm", [("nmt@small,units=8", 3.0), ("rnnlm", 1.0)]),
+    ],
+)
+def test_an_option_belongs_to_the_part_before_it(text, parts):
+    spec = parse_workload(text)
+    assert [(str(part.spec), part.weight) for part in spec.parts] == parts
+    assert parse_workload(str(spec)) == spec
+
+
+@pytest.mark.parametrize("text", ["multi:nmtt,rnnlm", "multi:nmt@smal,rnnlm", "multi:nmt@small,layer=2"])
+def test_parts_are_checked_like_workloads(text):
+    with pytest.raises(UnknownName):
+        parse_workload(text)
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_weights_parse_back(weight):
+    spec = WorkloadSpec("multi", parts=(WeightedPart(WorkloadSpec("nmt"), weight),))
+    assert parse_workload(str(spec)) == spec
+
+
+@given(st.text(alphabet="multi:nmtr@,=*small2.json ", max_size=40))
+def test_any_text_parses_and_back_or_is_refused(text):
+    try:
+        spec = parse_workload(text)
+    except (UnknownName, InvalidValue, FileProblem):
+        return
+    assert parse_workload(str(spec)) == spec
+
+
+@pytest.mark.parametrize("name", ["graph.json", "graph.onnx", "graph.graphml", "a_model", "nmt.json"])
+def test_a_file_is_a_workload(name, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for text in (name, f"./{name}", str(tmp_path / name)):
+        spec = parse_workload(text)
+        assert spec.is_file
+        assert not spec.is_function
+        assert str(spec) == text
+        assert spec.path.samefile(tmp_path / name)
+        assert parse_workload(str(spec)) == spec
+        with pytest.raises(UnknownName):
+            spec.config()
+        with pytest.raises(InvalidValue, match="simulated, not measured"):
+            build(spec)
+
+
+def test_a_name_is_no_file_even_where_one_lies(tmp_path, monkeypatch):
+    (tmp_path / "nmt").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert not parse_workload("nmt").is_file
+    with pytest.raises(InvalidValue, match="a graph file"):
+        _ = parse_workload("nmt").path
+
+
+@pytest.mark.parametrize("text", ["missing.json", "missing.onnx", "a/b.graphml", "nmt@small.xml"])
+def test_a_missing_file_is_said(text):
+    with pytest.raises(FileProblem, match="no such graph file"):
+        parse_workload(text)
+
+
+@pytest.mark.parametrize("text", ["multi:g.json", "multi:nmt,g.onnx*2", "multi:a.b:f,nmt", "multi:multi:nmt"])
+def test_parts_are_named_workloads(text):
+    with pytest.raises(InvalidValue, match="Functions, graph files and other multis cannot be parts"):
+        parse_workload(text)
+
+
+def test_options_come_from_the_size():
+    assert parse_workload("nmt").config() == NMTConfig.small()
+    assert parse_workload("nmt").config("paper") == NMTConfig.paper()
+    assert parse_workload("nmt@small").config("paper") == NMTConfig.small()
+    assert parse_workload("inception_v3@batch=8").config("paper") == InceptionV3Config(batch=8, image_size=299)
+
+
+def test_size_decides_whether_options_fit():
+    spec = parse_workload("inception_v3@image_size=75")
+    assert spec.config("paper") == InceptionV3Config(batch=32, image_size=75)
+    with pytest.raises(InvalidValue, match="at least 107"):
+        spec.config("small")
+    with pytest.raises(UnknownName, match="small"):
+        spec.config("smal")
+
+
+@given(
+    size=st.sampled_from([None, "small", "paper"]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "layers": st.integers(1, 9),
+            "batch": st.integers(1, 10**9),
+            "bidirectional": st.booleans(),
+        },
+    ),
+)
+def test_text_of_a_spec_parses_back(size, options):
+    spec = WorkloadSpec("nmt", tuple(options.items()), size)
+    assert parse_workload(str(spec)) == spec
+
+
+def test_float_option_parses_back():
+    spec = WorkloadSpec("inception_v3", (("dropout", 1e-05),))
+    assert parse_workload(str(spec)) == spec
