@@ -48,19 +48,19 @@ def decode(text: str) -> NDArray[np.int32]:
     return np.array([DIGITS.index(digit) for digit in text], dtype=np.int32)
 
 
-def known() -> dict[str, Any]:
+def known(store: Path = STORE) -> dict[str, Any]:
     """Entries by problem."""
-    return read_json(STORE)["problems"] if STORE.exists() else {}
+    return read_json(store)["problems"] if store.exists() else {}
 
 
 @contextmanager
-def locked() -> Iterator[dict[str, Any]]:
+def locked(store: Path = STORE) -> Iterator[dict[str, Any]]:
     """The entries, to be changed by one process at a time, and written back."""
-    with open(STORE.with_suffix(".lock"), "w") as lock:
+    with open(store.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        problems = known()
+        problems = known(store)
         yield problems
-        write_json_atomic(STORE, {"schema": 1, "problems": dict(sorted(problems.items()))}, indent=1)
+        write_json_atomic(store, {"schema": 1, "problems": dict(sorted(problems.items()))}, indent=1)
 
 
 def fresh_entry(problem: Problem, workload: str, host: str) -> dict[str, Any]:

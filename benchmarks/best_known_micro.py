@@ -1,0 +1,128 @@
+"""The best step time known for each problem of `core-micro`: python benchmarks/best_known_micro.py [--share K/M].
+
+Every problem is searched in passes, half a million evaluations in all, each of which chooses the number of micro-batches
+and the order of ops anew; from the second on it also goes on from what is known. What is known already is kept in
+`benchmarks/best_known_micro.json`, so that the command goes on where it was stopped, and several may run at once. Where
+whole ops are better, the entry is that of `best_known.json`, and its evaluations count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from best_known import decode, encode, known, locked
+from core_micro import SEARCH, counts_of, problem_of
+from numpy.typing import NDArray
+from suites import CORE, WORKLOADS, key_of
+
+from rlplace.measure import Problem, Simulator
+from rlplace.search.parallel.choose import choose
+from rlplace.search.parallel.micro_batch_orders import list_priorities
+from rlplace.search.registry import find
+from rlplace.search.task import Budget
+
+STORE = Path(__file__).parent / "best_known_micro.json"
+PASSES = ((0, 50_000), (1, 50_000), (2, 100_000), (3, 300_000))
+"""Seed and evaluations of each pass, that for the choice included."""
+Entry = dict[str, Any]
+
+
+def ordered(problem: Problem, devices: NDArray[np.int32]) -> Iterator[tuple[str, float]]:
+    """The step time of a placement in every order that can be named; a step that is not cut has one."""
+    simulator = Simulator(problem, threads=1)
+    if problem.graph.num_micro_batches == 1:
+        yield "rank", float(simulator.step_times(devices[None])[0])
+        return
+    for name, priorities in list_priorities(problem).items():
+        yield name, float(simulator.step_times(devices[None], priorities)[0])
+
+
+def fresh_entry(workload: str, host: str) -> Entry:
+    """What is known of whole ops."""
+    whole = known()[key_of(workload, host)]
+    kept = {name: whole[name] for name in ("graph_fingerprint", "host_fingerprint", "devices", "found_by")}
+    return {
+        "workload": WORKLOADS[workload],
+        "host": host,
+        "count": 1,
+        "op_order": "rank",
+        "step_time_s": math.inf if whole["step_time_s"] is None else whole["step_time_s"],
+        **kept,
+        "whole_evaluations": whole["evaluations"],
+        "evaluations": 0,
+        "runs": [],
+    }
+
+
+def improve(workload: str, host: str, number: int, threads: int) -> None:
+    """Runs pass `number` on one problem, unless it was run, or whole ops are best and were searched for long enough."""
+    key, (seed, evaluations) = key_of(workload, host), PASSES[number]
+    with locked(STORE) as problems:
+        entry = problems.setdefault(key, fresh_entry(workload, host))
+    if any((run["seed"], run["allowed"]) == (seed, evaluations) for run in entry["runs"]):
+        return
+    if number > 0 and entry["count"] == 1 and entry["whole_evaluations"] >= sum(size for _, size in PASSES):
+        return
+    begin = time.monotonic()
+    chosen = choose(
+        {count: partial(problem_of, workload, host, count) for count in counts_of(host)},
+        evaluations=evaluations,
+        seed=seed,
+    )
+    problem, left = chosen.problem, evaluations - chosen.spent
+    goes_on = number > 0 and entry["count"] == problem.graph.num_micro_batches
+    start = decode(entry["devices"]) if goes_on else chosen.devices
+    found = find(problem, SEARCH, Simulator(problem, threads=threads), Budget(left), seed=seed, start=start)
+    placements = [devices for devices in (found.devices, chosen.devices) if devices is not None]
+    best = min(((step_s, name, k) for k, one in enumerate(placements) for name, step_s in ordered(problem, one)))
+    run = {
+        "seed": seed,
+        "allowed": evaluations,
+        "evaluations": chosen.spent + found.evaluations,
+        "count": problem.graph.num_micro_batches,
+        "step_time_s": best[0],
+        "seconds": round(time.monotonic() - begin, 1),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    print(f"{key} seed {seed}: {best[0] * 1e3:.3f} ms, {run['count']} micro-batches, {run['seconds']:.0f} s", flush=True)
+    with locked(STORE) as problems:
+        entry = problems[key]
+        entry["runs"].append(run)
+        entry["evaluations"] += run["evaluations"]
+        if best[0] < entry["step_time_s"]:
+            entry |= {
+                "count": run["count"],
+                "op_order": best[1],
+                "step_time_s": best[0],
+                "graph_fingerprint": problem.graph.fingerprint,
+                "host_fingerprint": problem.host.fingerprint,
+                "devices": encode(placements[best[2]]),
+                "found_by": f"{SEARCH}, seed {seed}, {run['evaluations']:,} evaluations",
+            }
+        problems[key] = entry
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="only these")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    first, step = (int(part) for part in options.share.split("/"))
+    wanted = options.workloads.split(",")
+    problems = sorted((names for names in CORE if names[0] in wanted), key=lambda names: wanted.index(names[0]))
+    for number in range(len(PASSES)):
+        for workload, host in problems[first::step]:
+            improve(workload, host, number, options.threads)
+
+
+if __name__ == "__main__":
+    main()
