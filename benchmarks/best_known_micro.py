@@ -1,9 +1,9 @@
 """The best step time known for each problem of `core-micro`: python benchmarks/best_known_micro.py [--share K/M].
 
-Every problem is searched in passes, half a million evaluations in all, each of which chooses the number of micro-batches
-and the order of ops anew; from the second on it also goes on from what is known. What is known already is kept in
-`benchmarks/best_known_micro.json`, so that the command goes on where it was stopped, and several may run at once. Where
-whole ops are better, the entry is that of `best_known.json`, and its evaluations count.
+Every problem is searched in passes, half a million evaluations in all, each of which chooses the number of
+micro-batches and the order of ops anew; from the second on it also goes on from what is known. What is known already is
+kept in `benchmarks/best_known_micro.json`, so that the command goes on where it was stopped, and several may run at
+once. Where whole ops are better, the entry is that of `best_known.json`, and its evaluations count.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
         "seconds": round(time.monotonic() - begin, 1),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    print(f"{key} seed {seed}: {best[0] * 1e3:.3f} ms, {run['count']} micro-batches, {run['seconds']:.0f} s", flush=True)
+    told = f"{best[0] * 1e3:.3f} ms, {run['count']} micro-batches, {run['seconds']:.0f} s"
+    print(f"{key} seed {seed}: {told}", flush=True)
     with locked(STORE) as problems:
         entry = problems[key]
         entry["runs"].append(run)

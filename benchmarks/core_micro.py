@@ -41,8 +41,10 @@ FIELD = ("data-parallel", "pipeline", "hybrid")
 """What people do by hand, as methods: each is given every number of micro-batches, and its best one counts."""
 EVALUATIONS, QUICK = 10_000, 500
 MOST, EACH = 64, 4
-"""Micro-batches at most, in all and for each device."""
-PATIENCE = 2
+"""Micro-batches at most, in all and for each device ..."""
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""... and the numbers that are tried: powers of two, and what is half way between them."""
+PATIENCE = 4
 """After so many numbers in a row that were no better, a method of `FIELD` is given no larger ones."""
 BUILT_FOR = "4xV100-pcie"
 """Any simulated host: models are the same on all of them, and never allocated."""
@@ -75,7 +77,7 @@ def problem_of(workload: str, host: str, count: int) -> Problem:
 def counts_of(host: str) -> list[int]:
     """The numbers of micro-batches that may be chosen."""
     most = min(MOST, EACH * resolve_host(host).num_devices)
-    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+    return [count for count in COUNTS if count <= most]
 
 
 def search(workload: str, host: str, evaluations: int, threads: int) -> Line:

@@ -16,7 +16,8 @@ from rlplace.search.improve.block_descent import sweep
 from rlplace.search.improve.coarsening import atoms, by_module, by_role, nested
 from rlplace.search.improve.greedy_starts import best_start_with_greedy
 from rlplace.search.improve.metropolis import anneal_split
-from rlplace.search.parallel.blocks import run_groups
+from rlplace.search.improve.moves import Table
+from rlplace.search.parallel.blocks import run_groups, run_table
 from rlplace.search.parallel.step_roles import step_roles
 from rlplace.search.task import Task
 
@@ -35,6 +36,8 @@ class Rung:
     """Groupings whose groups move as blocks too."""
     reheat: bool = True
     """Whether many moves start hotter."""
+    table: Table | None = None
+    """Cells of ops, whose rows move to where the next ones are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,20 +132,23 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
 def _micro_batched(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     """What so many moves go over in a step that is cut into micro-batches: runs of layers, each micro-batch's apart.
 
-    Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border of a stage; then
-    shorter runs, forward and backward apart and every parameter by itself, then atoms. Nothing is made hot: it starts
-    from a layout that people would choose, and would lose it.
+    Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border of a stage; or to
+    where the next run is, each micro-batch by itself, which shifts one between replicas. Then shorter runs, forward and
+    backward apart and every parameter by itself, then atoms. Nothing is made hot: it starts from a layout that people
+    would choose, and would lose it.
     """
     step, count = step_roles(problem.graph), problem.graph.num_micro_batches
+    num_runs = max(settings.num_middle // count, LEAST_RUNS)
     whole = run_groups(problem, step, settings.num_runs, micro_batches=False)
-    coarse = run_groups(problem, step, max(settings.num_middle // count, LEAST_RUNS))
+    coarse = run_groups(problem, step, num_runs)
     fine = run_groups(problem, step, max(4 * settings.num_middle // count, 2 * LEAST_RUNS), phases=True, owners=True)
+    table = run_table(problem, step, 2 * num_runs)
     if moves < settings.few_moves:
-        return Ladder([Rung(coarse, 1.0, [whole], reheat=False)])
+        return Ladder([Rung(coarse, 1.0, [whole], reheat=False, table=table)])
     rungs = [
-        Rung(coarse, 0.4, [whole], reheat=False),
-        Rung(fine, 0.4, [whole, coarse], reheat=False),
-        Rung(atoms(problem), 0.2, [whole, coarse, fine], reheat=False),
+        Rung(coarse, 0.4, [whole], reheat=False, table=table),
+        Rung(fine, 0.4, [whole, coarse], reheat=False, table=table),
+        Rung(atoms(problem), 0.2, [whole, coarse, fine], reheat=False, table=table),
     ]
     return Ladder(rungs, min(int(moves // settings.few_moves), settings.most_branches), rungs[:2])
 
@@ -168,6 +174,7 @@ def _descend(
             step_s,
             coarse=rung.blocks,
             reheat=rung.reheat,
+            table=rung.table,
             until=begin + (until - begin) * done / whole,
             settings=settings,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlplace.errors import InvalidValue
 from rlplace.search.guide import Guide
-from rlplace.search.improve.moves import CHANCES
+from rlplace.search.improve.moves import CHANCES, TABLE_CHANCES
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class AnnealSettings:
     most_reheat: float = 16.0
     """... but no more than this many times."""
     chances: tuple[float, ...] = CHANCES
-    """How often each kind of move is tried, as `Neighbourhood.propose` takes them."""
+    """How often each kind of move is tried, as `Neighbourhood.propose` takes them ..."""
+    table_chances: tuple[float, ...] = TABLE_CHANCES
+    """... and in a step that is cut into micro-batches, whose runs of layers also move to where the next run is."""
     guide: Guide | None = None
     """What suggests a share of the moves; it is told the placements that annealing goes on from."""
     batch: int | None = None

@@ -15,7 +15,7 @@ from rlplace.search.groups import majority_devices
 from rlplace.search.guide import GuidedMoves
 from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.improve.coarsening import split
-from rlplace.search.improve.moves import Neighbourhood
+from rlplace.search.improve.moves import Neighbourhood, Table
 from rlplace.search.improve.warm_starts import fullness, kept_bytes, room_bytes
 from rlplace.search.task import Budget, Task
 
@@ -54,6 +54,7 @@ def anneal_split(
     until: float,
     coarse: Sequence[Grouping] = (),
     reheat: bool = True,
+    table: Table | None = None,
     settings: AnnealSettings | None = None,
 ) -> tuple[NDArray[np.int32], float]:
     """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
@@ -69,6 +70,7 @@ def anneal_split(
         until: share of the task's budget at which to stop.
         coarse: groupings whose groups are moved as blocks.
         reheat: whether many moves start hotter; what is annealed already would be lost by that.
+        table: cells of ops, whose rows are moved to where the next ones are.
         settings: temperatures, moves and batch.
     """
     parts = split(grouping, devices)
@@ -82,6 +84,7 @@ def anneal_split(
         until=until,
         coarse=coarse,
         reheat=reheat,
+        table=table,
         settings=settings,
     )
     return parts.expand(groups), step_s
@@ -96,6 +99,7 @@ def anneal_groups(
     until: float,
     coarse: Sequence[Grouping] = (),
     reheat: bool = True,
+    table: Table | None = None,
     settings: AnnealSettings | None = None,
 ) -> tuple[NDArray[np.int32], float]:
     """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
@@ -112,10 +116,11 @@ def anneal_groups(
         until: share of the task's budget at which to stop.
         coarse: groupings whose groups are moved as blocks.
         reheat: whether many moves start hotter.
+        table: cells of ops, whose rows are moved to where the next ones are.
         settings: temperatures, moves and batch.
     """
     settings = settings or AnnealSettings()
-    generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse)
+    generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse, table)
     guided = None if settings.guide is None else GuidedMoves(settings.guide, task.problem, grouping)
     kept, room = kept_bytes(task.problem, grouping), room_bytes(task.problem)
     choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
@@ -125,12 +130,13 @@ def anneal_groups(
     best, best_s = current, current_s
     is_serial = math.isfinite(task.budget.evaluations) or task.is_serial
     batch = settings.batch or (1 if is_serial else settings.timed_batch)
+    chances = settings.chances if table is None else settings.table_chances
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
         temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
-        moved = near.propose(np.repeat(current[None], count, axis=0), generator, settings.chances, max_window)
+        moved = near.propose(np.repeat(current[None], count, axis=0), generator, chances, max_window)
         if guided is not None:
             moved = guided.mixed(current, moved, generator)
         draws = generator.exponential(size=count)

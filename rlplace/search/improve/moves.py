@@ -13,14 +13,30 @@ from rlplace.jit import Floats, Ints, is_kept, kernel
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import allowed_devices
 
-ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER = range(6)
+ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER, COPY = range(7)
 """One group elsewhere; a group to a neighbour's device; two groups change places; consecutive groups, in order of their
-first op or of their module, to one device; a group with the neighbours that share its device, to another."""
-CHANCES = (0.25, 0.35, 0.1, 0.1, 0.1, 0.1)
-"""How often each kind of move is tried by default."""
+first op or of their module, to one device; a group with the neighbours that share its device, to another; consecutive
+rows of a table to where the row before or after them is, cell by cell."""
+CHANCES = (0.25, 0.35, 0.1, 0.1, 0.1, 0.1, 0.0)
+"""How often each kind of move is tried by default ..."""
+TABLE_CHANCES = (*CHANCES[:COPY], 0.15)
+"""... and where groups have a table."""
 DRAWS = 32
 """Uniform draws that a move may use."""
 _TRIES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Cells that ops are in, such as runs of layers by micro-batches.
+
+    Attributes:
+        rows: (N,) int32, from 0 on.
+        columns: (N,) int32, from 0 on; those of column 0, such as parameters, may stay when their row moves.
+    """
+
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +51,7 @@ class Neighbourhood:
         pairs: (P, 2) groups that a tensor joins, producer first.
         neighbour_offsets, neighbours: CSR (G + 1,), the groups that a tensor joins to each.
         blocks: (L, G) the block of each group on each of L coarser levels.
+        rows, columns: (G,) the cell of each group's first op; (0,) without a table.
     """
 
     allowed: NDArray[np.bool_]
@@ -45,15 +62,24 @@ class Neighbourhood:
     neighbour_offsets: Ints
     neighbours: Ints
     blocks: Ints
+    rows: Ints
+    columns: Ints
 
     @classmethod
-    def of(cls, problem: Problem, grouping: Grouping | None = None, coarse: Sequence[Grouping] = ()) -> Neighbourhood:
+    def of(
+        cls,
+        problem: Problem,
+        grouping: Grouping | None = None,
+        coarse: Sequence[Grouping] = (),
+        table: Table | None = None,
+    ) -> Neighbourhood:
         """The neighbourhood of placements of `grouping`'s groups; of the problem's own by default.
 
         Args:
             problem: what is placed.
             grouping: what moves together.
             coarse: groupings whose groups are moved as blocks.
+            table: cells of ops, whose rows follow each other.
         """
         grouping = problem.grouping if grouping is None else grouping
         graph, op_group, num_groups = problem.graph, grouping.op_group, grouping.num_groups
@@ -72,6 +98,8 @@ class Neighbourhood:
             neighbour_offsets=np.searchsorted(both[:, 0], np.arange(num_groups + 1)).astype(np.int32),
             neighbours=both[:, 1].astype(np.int32),
             blocks=np.array([level.op_group[first_op] for level in coarse], np.int32).reshape(-1, num_groups),
+            rows=np.zeros(0, np.int32) if table is None else table.rows[first_op].astype(np.int32),
+            columns=np.zeros(0, np.int32) if table is None else table.columns[first_op].astype(np.int32),
         )
 
     def propose(
@@ -82,7 +110,7 @@ class Neighbourhood:
         Args:
             placements: one row a chain.
             generator: `DRAWS` numbers a row are drawn from it, whatever the move.
-            chances: (6,) how often each kind of move is tried, `ONE` to `CLUSTER`; where a move changes nothing or may
+            chances: (7,) how often each kind of move is tried, `ONE` to `COPY`; where a move changes nothing or may
                 not be, one group is moved elsewhere.
             max_window: longest window of consecutive groups.
         """
@@ -102,6 +130,8 @@ class Neighbourhood:
                 self.neighbour_offsets,
                 self.neighbours,
                 self.blocks,
+                self.rows,
+                self.columns,
             )
         return moved
 
@@ -149,12 +179,14 @@ def _propose(
     neighbour_offsets: Ints,
     neighbours: Ints,
     blocks: Ints,
+    rows: Ints,
+    columns: Ints,
 ) -> None:
     num_groups, num_devices = allowed.shape
     for c in range(len(moved)):
         row, u = moved[c], draws[c]
         kind = 0
-        while kind < 5 and u[0] >= chances[kind]:
+        while kind < COPY and u[0] >= chances[kind]:
             kind += 1
         changed = False
         if kind == NEIGHBOUR and len(pairs):
@@ -193,9 +225,36 @@ def _propose(
                 other = neighbours[edge]
                 if row[other] == home and allowed[other, device]:
                     row[other] = device
+        elif kind == COPY and len(rows):
+            changed = _copy(row, u, allowed, rows, columns)
         if not changed:
             group = movable[int(u[DRAWS - 1] * len(movable))]
             _move(row, group, _another(row[group], allowed[group], u[DRAWS - 2]), blocks, u[DRAWS - 3], allowed)
+
+
+@kernel
+def _copy(row: Ints, u: Floats, allowed: NDArray[np.bool_], rows: Ints, columns: Ints) -> bool:
+    """Puts some rows of the table where the one before or after them is, half of the time without column 0."""
+    num_rows = rows.max() + 1
+    length = int((max(num_rows // 2, 2) / 2.0) ** u[1] + 0.5)  # short ones as often as long ones
+    first = int(u[2] * num_rows)
+    source = first - 1 if u[3] < 0.5 else first + length
+    if source < 0 or source >= num_rows:
+        return False
+    device = np.full(columns.max() + 1, -1, np.int32)
+    for group in range(len(row)):
+        if rows[group] == source and device[columns[group]] < 0:
+            device[columns[group]] = row[group]
+    if u[4] < 0.5:
+        device[0] = -1
+    changed = False
+    for group in range(len(row)):
+        if first <= rows[group] < first + length:
+            to = device[columns[group]]
+            if to >= 0 and row[group] != to and allowed[group, to]:
+                row[group] = to
+                changed = True
+    return changed
 
 
 @kernel

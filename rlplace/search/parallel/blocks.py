@@ -1,4 +1,4 @@
-"""Groupings of a step that is cut into micro-batches: runs of its chain, for each micro-batch or for all of them."""
+"""A step that is cut into micro-batches: runs of its chain, for each micro-batch or for all of them, and as a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.coarsening import atoms, numbered
+from rlplace.search.improve.moves import Table
 from rlplace.search.parallel.stages import cut_stages
 from rlplace.search.parallel.step_roles import StepRoles
 
@@ -19,6 +20,18 @@ def chain_runs(problem: Problem, step: StepRoles, count: int) -> NDArray[np.int3
     time_s = np.where(problem.graph.is_source, 0.0, problem.costs.op_time_s.mean(axis=1))
     work_s = np.bincount(step.op_position, weights=time_s, minlength=step.num_positions)
     return cut_stages(work_s.astype(np.float64), np.ones(count))
+
+
+def run_table(problem: Problem, step: StepRoles, count: int) -> Table:
+    """Cells of ops: runs of the chain, `count` of them, by micro-batches; what is owned in column 0, shared ops in 1.
+
+    Args:
+        problem: what is placed.
+        step: its roles.
+        count: runs.
+    """
+    column = np.where(problem.graph.colocation >= 0, 0, step.follows + 2)
+    return Table(chain_runs(problem, step, count)[step.op_position], column.astype(np.int32))
 
 
 def run_groups(

@@ -94,9 +94,10 @@ def choose(
 ) -> Chosen:
     """The number of micro-batches and the op order with which short searches find the shortest step.
 
-    First every number of micro-batches, from the least on, in one order; then those that are near the best in all
-    orders; then the best two of those, if they are nearly equal, with more evaluations each. What a clear answer leaves
-    of the budget is not spent. A number that cannot be captured is left out.
+    First the powers of two, from the least on, in one order, and the numbers between them on both sides of the best;
+    then those that are near the best in all orders; then the best two of those, if they are nearly equal, with more
+    evaluations each. What a clear answer leaves of the budget is not spent. A number that cannot be captured is left
+    out.
 
     Args:
         problems: for every number of micro-batches what makes the problem; all the same global batch.
@@ -163,34 +164,46 @@ class _Race:
         return self._budget - self.spent
 
     def counts(self, problems: Mapping[int, Callable[[], Problem]]) -> list[_Contender]:
-        """Every number of micro-batches that can be made, in the order that needs least where no other fits."""
+        """Every power of two that can be made, from the least on, then what is offered on both sides of the best."""
+        coarse = sorted(count for count in problems if count.bit_count() == 1) or sorted(problems)
+        share = self.left / ROUNDS / len(coarse)
         found: list[_Contender] = []
         failures: list[tuple[int, UserError]] = []
-        share = self.left / ROUNDS / len(problems)
-        for count, make in sorted(problems.items()):
+
+        def attempt(count: int) -> None:
+            try:
+                one = self._first(count, problems[count](), share)
+            except UserError as error:
+                failures.append((count, error))
+                return
+            found.append(one)
+            if len(problems) > 1:
+                self.tell(one)
+
+        for count in coarse:
             best_s = min((one.step_s for one in found), default=math.inf)
             if len(found) > 2 and all(one.step_s > WORSE * best_s for one in found[-2:]):
                 self.say(f"{_micro_batches(count)} and more: left out (fewer are faster)")
                 break
-            try:
-                problem = make()
-            except UserError as error:
-                failures.append((count, error))
-                continue
-            is_cut = problem.graph.num_micro_batches > 1
-            one = _Contender(count, dataclasses.replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
-            self.run([one], share)
-            if is_cut and math.isinf(one.step_s):
-                one = _Contender(count, dataclasses.replace(problem, op_order=LEAN_ORDER))
-                self.run([one], share)
-            found.append(one)
-            if len(problems) > 1:
-                self.tell(one)
+            attempt(count)
+        best = min(found, key=lambda one: one.key).count if found else 0
+        for count in sorted(count for count in problems if count not in coarse and best < 2 * count < 4 * best):
+            attempt(count)
         if failures and not found:
             raise failures[0][1]
         for count, failure in failures:
             self.say(f"{_micro_batches(count)}: left out ({str(failure).splitlines()[0]})")
         return found
+
+    def _first(self, count: int, problem: Problem, share: float) -> _Contender:
+        """A number of micro-batches, searched in the first order; in that which needs least where nothing fits."""
+        is_cut = problem.graph.num_micro_batches > 1
+        one = _Contender(count, dataclasses.replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
+        self.run([one], share)
+        if is_cut and math.isinf(one.step_s):
+            one = _Contender(count, dataclasses.replace(problem, op_order=LEAN_ORDER))
+            self.run([one], share)
+        return one
 
     def run(self, racing: Sequence[_Contender], budget: float) -> None:
         """A search of each contender, for equal shares of `budget`; none where it is spent."""

@@ -13,18 +13,37 @@ from search_problems import barred, chain_problem
 
 from rlplace.graphs import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.moves import CLUSTER, MODULE, NEIGHBOUR, ONE, SWAP, WINDOW, Neighbourhood, main_modules
+from rlplace.search.improve.moves import (
+    CLUSTER,
+    COPY,
+    MODULE,
+    NEIGHBOUR,
+    ONE,
+    SWAP,
+    WINDOW,
+    Neighbourhood,
+    Table,
+    main_modules,
+)
 
 
 def only(kind: int) -> np.ndarray:
-    chances = np.zeros(6)
+    chances = np.zeros(7)
     chances[kind] = 1.0
     return chances
 
 
-def moved(problem: Problem, start: list[int], kind: int, *, count: int = 200, max_window: int = 4) -> set[tuple]:
+def moved(
+    problem: Problem,
+    start: list[int],
+    kind: int,
+    *,
+    count: int = 200,
+    max_window: int = 4,
+    table: Table | None = None,
+) -> set[tuple]:
     rows = np.repeat(np.array(start, dtype=np.int32)[None], count, axis=0)
-    near = Neighbourhood.of(problem)
+    near = Neighbourhood.of(problem, table=table)
     return {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(kind), max_window).tolist()}
 
 
@@ -76,7 +95,30 @@ def test_a_cluster_goes_with_the_neighbours_on_its_device() -> None:
     assert moved(chain_problem(4, 2), [0, 0, 0, 0], CLUSTER) == {(1, 1, 0, 0), (1, 1, 1, 0), (0, 1, 1, 1), (0, 0, 1, 1)}
 
 
-@pytest.mark.parametrize("kind", range(6))
+def cells(rows: list[int], columns: list[int]) -> Table:
+    return Table(np.array(rows, dtype=np.int32), np.array(columns, dtype=np.int32))
+
+
+def test_rows_go_where_the_next_one_is_cell_by_cell() -> None:
+    """Two rows of three cells: the first column may stay, the others take the devices of the other row's cells."""
+    found = moved(chain_problem(6, 6), [0, 1, 2, 3, 4, 5], COPY, table=cells([0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]))
+    whole = {(3, 4, 5, 3, 4, 5), (0, 4, 5, 3, 4, 5), (0, 1, 2, 0, 1, 2), (0, 1, 2, 3, 1, 2)}
+    assert whole <= found
+    single = {row for row in found if sum(a != b for a, b in zip(row, range(6), strict=True)) == 1}
+    assert found == whole | single  # beyond the ends of the table there is no row: then one group goes elsewhere
+
+
+def test_more_rows_than_one_go_together() -> None:
+    start = [0] * 8 + [1] * 4
+    found = moved(chain_problem(12, 2), start, COPY, table=cells(list(range(12)), [1] * 12), count=600)
+    assert {(*[0] * first, *[1] * (12 - first)) for first in (6, 7, 9, 10)} <= found
+
+
+def test_without_a_table_rows_are_none() -> None:
+    assert moved(chain_problem(2, 3), [0, 1], COPY) == moved(chain_problem(2, 3), [0, 1], ONE)
+
+
+@pytest.mark.parametrize("kind", range(7))
 def test_barred_devices_are_never_proposed(kind: int) -> None:
     problem = barred(chain_problem(5, 3), {0: (0,), 1: (0, 2), 4: (1, 2)})
     for row in moved(problem, [0, 0, 1, 2, 2], kind):

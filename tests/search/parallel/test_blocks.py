@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.coarsening import atoms, meet
-from rlplace.search.parallel.blocks import chain_runs, run_groups
+from rlplace.search.parallel.blocks import chain_runs, run_groups, run_table
 from rlplace.search.parallel.step_roles import step_roles
 
 
@@ -61,3 +61,13 @@ def test_groups_are_unions_of_atoms_that_may_be_somewhere(facts: dict[str, bool]
     grouping = run_groups(problem, step_roles(problem.graph), 2, **facts)
     assert meet(grouping, atoms(problem), "").num_groups == atoms(problem).num_groups
     dataclasses.replace(problem, grouping=grouping)  # no group is left without a device
+
+
+def test_a_table_has_runs_by_micro_batches_and_owners_in_the_first_column() -> None:
+    problem = problem_of()
+    table, names = run_table(problem, step_roles(problem.graph), 2), problem.graph.names
+    cell = dict(zip(names, zip(table.rows.tolist(), table.columns.tolist(), strict=True), strict=True))
+    assert [cell[f"op5/{k}"] for k in (0, 1)] == [(0, 2), (0, 3)]  # a forward op of the first layer
+    assert cell["op17/1"] == (0, 3)  # its backward goes with it
+    assert cell["op0"] == (0, 0)  # and so does its parameter, which one device owns
+    assert cell["op3"][0] == 1

@@ -171,3 +171,18 @@ def test_what_none_can_be_made_of_is_an_error_and_nothing_else() -> None:
     with pytest.raises(CaptureError, match="cannot be cut"):
         choose({2: refused, 4: refused}, evaluations=500, say=heard.append)
     assert heard == []
+
+
+def test_numbers_between_powers_of_two_are_tried_beside_the_best() -> None:
+    """Three devices and three micro-batches: a third each. Two leave a device idle, four give one twice as much."""
+    made: list[int] = []
+
+    def make(count: int) -> Problem:
+        made.append(count)
+        return problem_of(count, num_devices=3, launch_s=0.01)
+
+    chosen = choose({k: lambda k=k: make(k) for k in (1, 2, 3, 4, 6, 12)}, evaluations=2000)  # type: ignore[misc]
+    assert chosen.num_micro_batches in (3, 6)
+    assert made[:3] == [1, 2, 4]
+    assert 3 in made
+    assert 12 not in made
