@@ -7,7 +7,8 @@ the latter. `knowledge` is what other workloads taught about one host, and `carr
 """
 
 from rlplace.measure.host_model.carried import knowledge_of
-from rlplace.measure.host_model.fit import FitConfig, HostModel
+from rlplace.measure.host_model.fit import HostModel
+from rlplace.measure.host_model.fit_config import FitConfig
 from rlplace.measure.host_model.knowledge import HostKnowledge
 from rlplace.measure.host_model.learned_host import LearnedHost, load_learned_host, save_posterior
 from rlplace.measure.host_model.posterior import Posterior

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.measure.host_model.fit_config import FitConfig
 from rlplace.measure.host_model.posterior import Posterior
 from rlplace.measure.host_model.scales import Scales
 from rlplace.measure.host_model.terms import PathTerms
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.plan_batch import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 
@@ -29,42 +31,17 @@ RESTART = 0.5
 """Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
 
 
-@dataclass(frozen=True)
-class FitConfig:
-    """How measured step times are weighed against each other and against the prior."""
+@dataclass(frozen=True, eq=False)
+class _Pull:
+    """What a fit is drawn to besides what was measured.
 
-    noise: float = 0.01
-    """Standard deviation of a measured step time, as a share of it, where none is given with it."""
-    least_noise: float = 0.005
-    """Of a measurement whose samples are closer together by luck."""
-    misfit: float = 0.01
-    """What no factors explain of the fastest plans, likewise: the model is not the host."""
-    far: float = 0.1
-    """How much more it is of a plan that takes e times the fastest: where nobody wants to be, the fit may be worse."""
-    max_rounds: int = 12
-    """How often the fit looks for paths that it does not know."""
-    max_iterations: int = 8
-    """Steps of Levenberg-Marquardt between two looks."""
-    sharpness: float = 1e3
-    """Of the soft maximum over a plan's paths: k paths of one length count as one that is log(k) / sharpness longer."""
-    paths: int = 12
-    """Paths of a plan that are kept, the longest."""
-    restarts: int = 4
-    """Descents from elsewhere, at most, while the factors explain less than they should."""
-    tolerance: float = 1e-4
-    """A step that gains less than this share of the loss is the last."""
+    Attributes:
+        anchor: (P,) where the prior draws to, in its deviations: 0 for the most probable factors.
+        noise: (M,) of the M measured step times, in theirs, as if they had been measured so.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("noise", "least_noise", "misfit", "far", "tolerance"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise InvalidValue(name, getattr(self, name), "a finite number >= 0", where="host model")
-        if self.restarts < 0:
-            raise InvalidValue("restarts", self.restarts, "at least 0", where="host model")
-        if not self.sharpness > 0:
-            raise InvalidValue("sharpness", self.sharpness, "more than 0", where="host model")
-        for name in ("max_rounds", "max_iterations", "paths"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="host model")
+    anchor: NDArray[np.float64]
+    noise: NDArray[np.float64]
 
 
 class HostModel:
@@ -136,19 +113,41 @@ class HostModel:
         """
         if self._batch is None or not self._plans:
             return Posterior.prior(self.scales)
-        z, loss = self._settle(self._soften(np.zeros(len(self._z))))
+        pull = _Pull(np.zeros(len(self._z)), np.zeros(len(self._plans)))
+        z, loss = self._settle(self._soften(pull), pull)
         starts = [self._z] if np.any(self._z) else []
         generator, count = np.random.default_rng(0), len(self._plans)
         for _ in range(len(starts) + self.config.restarts):
             if not starts and 2.0 * loss <= count + 2.0 * math.sqrt(2.0 * count):
                 break
             start = starts.pop() if starts else z + RESTART * generator.standard_normal(len(z))
-            other_z, other = self._settle(start)
+            other_z, other = self._settle(start, pull)
             if other < loss:
                 z, loss = other_z, other
         self._z = z
-        _, residuals, slopes = self._at(z)
+        _, residuals, slopes = self._at(z, pull)
         return Posterior.of(self.scales, self.scales.at(z), slopes, loss, residuals)
+
+    def draw(self, generator: np.random.Generator) -> Problem:
+        """The problem under factors that explain what was measured, as `fit` left it: another host that may be.
+
+        Randomized maximum likelihood (Oliver, He and Reynolds 1996; "randomize-then-optimize", Bardsley et al. 2014,
+        SIAM J. Sci. Comput. 36(4)): what was measured, with noise added once more, is fitted with a draw of the prior
+        in the prior's place. Where step times are linear in the factors it is a draw of the posterior. Where they are
+        not, as the longest of many paths never is, draws of a normal distribution (`Posterior.draw`) take plans to be
+        slower than they were measured; these do not.
+        """
+        anchor = generator.standard_normal(len(self._z))
+        if self._batch is None or not self._plans:
+            return self.scales.apply(self.scales.at(anchor))
+        pull = _Pull(anchor, generator.standard_normal(len(self._plans)))
+        known = self._rows, self._plan_of
+        _, missed, slopes = self._at(self._z, pull)  # first as if they were linear
+        gap = slopes @ (self._z - anchor) - missed
+        start = anchor + slopes.T @ np.linalg.solve(slopes @ slopes.T + np.eye(len(slopes)), gap)
+        z, _ = self._settle(start, pull, self.config.draw_rounds, self.config.draw_tolerance)
+        self._rows, self._plan_of = known
+        return self.scales.apply(self.scales.at(z))
 
     def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
         """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.
@@ -172,47 +171,50 @@ class HostModel:
         errors = errors[:, np.isfinite(errors).all(axis=0)]
         return (float(errors[0].mean()), float(errors[1].mean())) if errors.size else (0.0, 0.0)
 
-    def _soften(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Where descents from z end in which every link of a route counts, the slowest ever more.
+    def _soften(self, pull: _Pull) -> NDArray[np.float64]:
+        """Where descents from the prior end in which every link of a route counts, the slowest ever more.
 
         The slowest alone has a slope otherwise: the fit would slow down the wrong one and never look at the other.
         """
+        z = np.array(pull.anchor)
         if not self._terms.has_choice:
             return z
-        self._discover(z)
+        self._discover(z, pull)
         for sharpness in SOFT_LINKS:
-            z, _ = self._descend(z, sharpness)
-            self._discover(z)
+            z, _ = self._descend(z, pull, sharpness)
+            self._discover(z, pull)
         return z
 
-    def _settle(self, z: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """Where descents from z over ever more known paths end, and the loss there."""
-        config = self.config
-        best_z, best = z, self._discover(z)
-        for _ in range(config.max_rounds):
-            z, known = self._descend(best_z)
-            now = self._discover(z)
+    def _settle(
+        self, z: NDArray[np.float64], pull: _Pull, max_rounds: int = 0, tolerance: float = 0.0
+    ) -> tuple[NDArray[np.float64], float]:
+        """Where descents from z over ever more known paths end, and the loss there; by default, as configured."""
+        max_rounds, tolerance = max_rounds or self.config.max_rounds, tolerance or self.config.tolerance
+        best_z, best = z, self._discover(z, pull)
+        for _ in range(max_rounds):
+            z, known = self._descend(best_z, pull)
+            now = self._discover(z, pull)
             gain = best - now
             if now < best:
                 best_z, best = z, now
-            if 0 <= gain <= config.tolerance * max(best, 1e-12) or (
-                gain < 0 and best - known < config.tolerance * best
-            ):
+            if 0 <= gain <= tolerance * max(best, 1e-12) or (gain < 0 and best - known < tolerance * best):
                 break
         return best_z, best
 
-    def _descend(self, z: NDArray[np.float64], sharpness: float = math.inf) -> tuple[NDArray[np.float64], float]:
+    def _descend(
+        self, z: NDArray[np.float64], pull: _Pull, sharpness: float = math.inf
+    ) -> tuple[NDArray[np.float64], float]:
         """Where Levenberg-Marquardt ends from z over the paths that are known, and the loss over them there."""
-        now, residuals, slopes = self._at(z, sharpness)
+        now, residuals, slopes = self._at(z, pull, sharpness)
         damping = 1e-2
         for _ in range(self.config.max_iterations):
-            gradient, before = slopes.T @ residuals + z, now
+            gradient, before = slopes.T @ residuals + (z - pull.anchor), now
             gram = slopes @ slopes.T
             while True:
                 # (S'S + (1 + damping) I)^-1 by Woodbury: there are fewer plans than factors
                 inner = np.linalg.solve(gram + (1.0 + damping) * np.eye(len(gram)), slopes @ gradient)
                 step = (slopes.T @ inner - gradient) / (1.0 + damping)
-                moved, *there = self._at(z + step, sharpness)
+                moved, *there = self._at(z + step, pull, sharpness)
                 if moved <= now or damping > 1e8 * (1.0 + gram.max()):
                     break
                 damping = max(damping, 0.1) * 6.0
@@ -223,7 +225,7 @@ class HostModel:
                 break
         return z, now
 
-    def _discover(self, z: NDArray[np.float64]) -> float:
+    def _discover(self, z: NDArray[np.float64], pull: _Pull) -> float:
         """The true loss at z; the critical paths there are known from now on, the shortest of many forgotten."""
         assert self._batch is not None
         x = self.scales.at(z)
@@ -238,11 +240,11 @@ class HostModel:
         place = np.arange(len(plan_of)) - np.repeat(first, np.diff(np.append(first, len(plan_of))))
         kept = is_new & (place < self.config.paths)
         self._rows, self._plan_of = rows[kept], plan_of[kept]
-        residuals = (np.log(step_s[fits]) - self._target[fits]) / self._deviation()[fits]
-        return 0.5 * float(residuals @ residuals + z @ z)
+        residuals = (np.log(step_s[fits]) - self._target[fits]) / self._deviation()[fits] - pull.noise[fits]
+        return _loss(residuals, z - pull.anchor)
 
     def _at(
-        self, z: NDArray[np.float64], link_sharpness: float = math.inf
+        self, z: NDArray[np.float64], pull: _Pull, link_sharpness: float = math.inf
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """The loss over known paths, (B,) residuals and (B, P) their slopes, with a soft maximum of each plan's."""
         sharpness, rows = self.config.sharpness, self._rows
@@ -258,9 +260,9 @@ class HostModel:
         shares /= np.repeat(totals, counts) * path_s
         owed = np.add.reduceat(shares[:, None] * rows, first) * seconds
         chosen, deviation = self._plan_of[first], self._deviation()
-        residuals = (soft - self._target[chosen]) / deviation[chosen]
+        residuals = (soft - self._target[chosen]) / deviation[chosen] - pull.noise[chosen]
         slopes = self.scales.slopes_of(owed @ exponents) / deviation[chosen][:, None]
-        return 0.5 * float(residuals @ residuals + z @ z), residuals, slopes
+        return _loss(residuals, z - pull.anchor), residuals, slopes
 
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
@@ -268,3 +270,8 @@ class HostModel:
         expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
         found: NDArray[np.float64] = np.maximum(expected, LEAST_DEVIATION)
         return found
+
+
+def _loss(residuals: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
+    """Half the sum of squares."""
+    return 0.5 * float(residuals @ residuals + moved @ moved)

@@ -63,6 +63,7 @@ class PathTerms:
         slots = [(q, slot, *entry) for q, row in enumerate(rows) for slot, entry in enumerate(row) if entry[0] >= 0]
         self._at_q, self._slot, self._at_p = (np.array([entry[k] for entry in slots], dtype=int) for k in range(3))
         self._power = np.array([entry[3] for entry in slots], dtype=float)
+        self._starts = np.searchsorted(self._at_q, np.arange(len(rows) + 1))
         self._log_unit = np.zeros(len(rows))
         if overhead_term >= 0:
             self._log_unit[overhead_term] = math.log(scales.prior.overhead_s)
@@ -110,7 +111,7 @@ class PathTerms:
             logs[terms] = slowest
             share[terms[:, None], np.arange(shares.shape[1])] = shares / np.maximum(total, TIED)[:, None]
         power = self._power * share[self._at_q, self._slot]
-        exponents = csr_matrix((power, (self._at_q, self._at_p)), shape=(self.num_terms, len(self.scales)))
+        exponents = csr_matrix((power, self._at_p, self._starts), shape=(self.num_terms, len(self.scales)))
         is_route = np.zeros(self.num_terms, dtype=bool)
         is_route[self._latency_terms] = is_route[self._bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))

@@ -153,7 +153,7 @@ class Agent:
         if not size or len(candidates) <= count:
             return candidates[:count]
         best_s = self._history[-1].best_s if self._history else math.inf
-        drawn = (self._drawn(posterior) for _ in range(config.draws))
+        drawn = (self._drawn() for _ in range(config.draws))
         log_s = log_step_times(candidates, drawn, config.compared_share * each.seconds * count)
         self._proposer.evaluations += log_s.size
         return [candidates[place] for place in choose_batch(log_s, math.log(best_s), count)]
@@ -168,8 +168,7 @@ class Agent:
             size: how many plans are wanted, about, where they are compared; 0 where they are not: then those at the
                 front are measured.
         """
-        config, posterior = self._config, self.posterior
-        evaluations, seconds = each.evaluations, each.seconds
+        config, evaluations, seconds = self._config, each.evaluations, each.seconds
         if size:
             evaluations, seconds = evaluations - size * config.draws / count, seconds * (1.0 - config.compared_share)
         num_mean = max(round(config.mean_share * config.batch), 1) if config.is_thompson else TRIES * count
@@ -181,15 +180,17 @@ class Agent:
             is_mean = place < num_mean
             simulator: Simulator | AverageTimer = mean
             if is_mean and size:
-                simulator = AverageTimer(mean.problem, [self._drawn(posterior) for _ in range(config.averaged)])
+                simulator = AverageTimer(mean.problem, [self._drawn() for _ in range(config.averaged)])
             elif not is_mean:
-                simulator = self._drawn(posterior)
+                simulator = self._drawn()
             weight = config.weight(is_mean, num_mean, count) if size else 1.0
             budget = Budget(max(evaluations * weight, 1), seconds * weight)
             found = self._proposer.next(simulator, budget, seen, is_first=place == 0)
             planner = simulator if isinstance(simulator, Simulator) and not size else mean
             plans = {plan.fingerprint: plan for plan in map(planner.plan, found[: max(size // (3 * count), 1)])}
             new = [name for name in plans if name not in firsts and name not in others and name not in taken]
+            if place < count and not size:  # another order of a placement is measured where there is nothing else
+                new = [name for name in new if not any(np.array_equal(plans[name].devices, one) for one in seen)]
             if new:
                 firsts[new[0]] = plans[new[0]]
                 seen.append(plans[new[0]].devices)
@@ -200,8 +201,10 @@ class Agent:
             others |= self._more(mean, next(iter(firsts.values())), size, {*firsts, *others, *taken}, seen)
         return [*firsts.values(), *others.values()]
 
-    def _drawn(self, posterior: Posterior) -> Simulator:
-        return Simulator(posterior.draw(self._generator), threads=1)
+    def _drawn(self) -> Simulator:
+        """A host that what was measured does not rule out; any that the prior allows, where the fit is not used."""
+        problem = (self._model if self._is_better else self._prior).draw(self._generator)
+        return Simulator(problem, threads=1)
 
     def _more(
         self, mean: Simulator, best: Plan, size: int, known: set[str], seen: list[NDArray[np.int32]]

@@ -10,7 +10,7 @@ from host_models import learnable_problem
 from numpy.typing import NDArray
 from random_problems import plain_host
 
-from rlplace.measure.host_model import Posterior, Prior
+from rlplace.measure.host_model import HostModel, Prior
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import Budget
@@ -42,8 +42,8 @@ def test_without_a_prior_every_factor_is_nearly_free() -> None:
 
 def test_without_draws_every_plan_is_searched_under_the_most_probable_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = []
-    draw = Posterior.draw
-    monkeypatch.setattr(Posterior, "draw", lambda self, generator: draws.append(1) or draw(self, generator))
+    draw = HostModel.draw
+    monkeypatch.setattr(HostModel, "draw", lambda self, generator: draws.append(1) or draw(self, generator))
     taught(agent_with(is_thompson=False)).propose(4, EACH)
     assert len(draws) == 0
     taught(agent_with()).propose(4, EACH)
