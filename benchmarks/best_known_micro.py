@@ -12,7 +12,7 @@ import argparse
 import datetime
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ import numpy as np
 from best_known import decode, encode, known, locked
 from core_micro import SEARCH, counts_of, problem_of
 from numpy.typing import NDArray
+from record import RESULTS
 from suites import CORE, WORKLOADS, key_of
 
+from rlplace.files import read_json
 from rlplace.measure import Problem, Simulator
 from rlplace.search.parallel.choose import choose
 from rlplace.search.parallel.micro_batch_orders import list_priorities
@@ -30,6 +32,8 @@ from rlplace.search.registry import find
 from rlplace.search.task import Budget
 
 STORE = Path(__file__).parent / "best_known_micro.json"
+TABLE = RESULTS / "core-micro.json"
+TABLE_EVALUATIONS = 10_000
 PASSES = ((0, 50_000), (1, 50_000), (2, 100_000), (3, 300_000))
 """Seed and evaluations of each pass, that for the choice included."""
 Entry = dict[str, Any]
@@ -62,11 +66,26 @@ def fresh_entry(workload: str, host: str) -> Entry:
     }
 
 
+def adopt(workload: str, host: str) -> None:
+    """Takes what the committed table of `core-micro` has of a problem, as a run; whole ops where nothing is known."""
+    key = key_of(workload, host)
+    with locked(STORE) as problems:
+        entry = problems.setdefault(key, fresh_entry(workload, host))
+    if any(run["allowed"] == TABLE_EVALUATIONS for run in entry["runs"]):
+        return
+    for row in read_json(TABLE)["rows"]:
+        if row["problem"] != key or row["method"] != SEARCH or row["step_time_s"] is None:
+            continue
+        problem = problem_of(workload, host, row["count"])
+        if problem.graph.fingerprint == row["graph_fingerprint"]:
+            run = {name: row[name] for name in ("allowed", "evaluations", "count")} | {"seed": 0}
+            keep(key, problem, [decode(row["devices"])], run | {"seconds": round(row["seconds"], 1)})
+
+
 def improve(workload: str, host: str, number: int, threads: int) -> None:
     """Runs pass `number` on one problem, unless it was run, or whole ops are best and were searched for long enough."""
     key, (seed, evaluations) = key_of(workload, host), PASSES[number]
-    with locked(STORE) as problems:
-        entry = problems.setdefault(key, fresh_entry(workload, host))
+    entry = known(STORE)[key]
     if any((run["seed"], run["allowed"]) == (seed, evaluations) for run in entry["runs"]):
         return
     if number > 0 and entry["count"] == 1 and entry["whole_evaluations"] >= sum(size for _, size in PASSES):
@@ -81,32 +100,37 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
     goes_on = number > 0 and entry["count"] == problem.graph.num_micro_batches
     start = decode(entry["devices"]) if goes_on else chosen.devices
     found = find(problem, SEARCH, Simulator(problem, threads=threads), Budget(left), seed=seed, start=start)
-    placements = [devices for devices in (found.devices, chosen.devices) if devices is not None]
-    best = min(((step_s, name, k) for k, one in enumerate(placements) for name, step_s in ordered(problem, one)))
     run = {
         "seed": seed,
         "allowed": evaluations,
         "evaluations": chosen.spent + found.evaluations,
         "count": problem.graph.num_micro_batches,
-        "step_time_s": best[0],
         "seconds": round(time.monotonic() - begin, 1),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    told = f"{best[0] * 1e3:.3f} ms, {run['count']} micro-batches, {run['seconds']:.0f} s"
-    print(f"{key} seed {seed}: {told}", flush=True)
+    keep(key, problem, [devices for devices in (found.devices, chosen.devices) if devices is not None], run)
+
+
+def keep(key: str, problem: Problem, placements: Sequence[NDArray[np.int32]], run: Entry) -> None:
+    """Adds a run to a problem's entry, and the best of its placements in the best order where that is better."""
+    step_s, order, place = min(
+        (step_s, name, place) for place, one in enumerate(placements) for name, step_s in ordered(problem, one)
+    )
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    told = f"{step_s * 1e3:.3f} ms, {run['count']} micro-batches, {run['seconds']:.0f} s"
+    print(f"{key} seed {run['seed']}: {told}", flush=True)
     with locked(STORE) as problems:
         entry = problems[key]
-        entry["runs"].append(run)
+        entry["runs"].append(run | {"step_time_s": step_s, "date": today})
         entry["evaluations"] += run["evaluations"]
-        if best[0] < entry["step_time_s"]:
+        if step_s < entry["step_time_s"]:
             entry |= {
                 "count": run["count"],
-                "op_order": best[1],
-                "step_time_s": best[0],
+                "op_order": order,
+                "step_time_s": step_s,
                 "graph_fingerprint": problem.graph.fingerprint,
                 "host_fingerprint": problem.host.fingerprint,
-                "devices": encode(placements[best[2]]),
-                "found_by": f"{SEARCH}, seed {seed}, {run['evaluations']:,} evaluations",
+                "devices": encode(placements[place]),
+                "found_by": f"{SEARCH}, seed {run['seed']}, {run['evaluations']:,} evaluations",
             }
         problems[key] = entry
 
@@ -120,6 +144,8 @@ def main() -> None:
     first, step = (int(part) for part in options.share.split("/"))
     wanted = options.workloads.split(",")
     problems = sorted((names for names in CORE if names[0] in wanted), key=lambda names: wanted.index(names[0]))
+    for workload, host in problems[first::step]:
+        adopt(workload, host)
     for number in range(len(PASSES)):
         for workload, host in problems[first::step]:
             improve(workload, host, number, options.threads)

@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlplace.files import read_json
@@ -46,3 +47,32 @@ def test_a_placement_takes_what_is_said(
     (outcome,) = Simulator(problem, threads=1).measure(best_known.decode(entry["devices"])[None])
     assert outcome.ok
     assert outcome.step_time_s == pytest.approx(entry["step_time_s"], rel=1e-12)
+
+
+def test_what_is_known_of_micro_batches_is_no_worse_than_whole_ops(
+    entries: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    micro, best_known = (importlib.import_module(name) for name in ("best_known_micro", "best_known"))
+    cut = best_known.known(micro.STORE)
+    assert set(cut) <= set(entries)
+    for key, entry in cut.items():
+        assert entry["step_time_s"] <= entries[key]["step_time_s"], key
+        assert entry["evaluations"] == sum(run["evaluations"] for run in entry["runs"]), key
+        assert entry["step_time_s"] <= min((run["step_time_s"] for run in entry["runs"]), default=np.inf), key
+        if entry["count"] == 1:
+            assert entry["devices"] == entries[key]["devices"] or entry["runs"], key
+
+
+def test_a_placement_of_micro_batches_takes_what_is_said_in_the_order_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    micro, best_known, core_micro = (
+        importlib.import_module(n) for n in ("best_known_micro", "best_known", "core_micro")
+    )
+    entry = best_known.known(micro.STORE)["gpt2/2xK80"]
+    problem = core_micro.problem_of("gpt2", "2xK80", entry["count"])
+    assert problem.graph.fingerprint == entry["graph_fingerprint"]
+    times = dict(micro.ordered(problem, best_known.decode(entry["devices"])))
+    assert times[entry["op_order"]] == pytest.approx(entry["step_time_s"], rel=1e-12)

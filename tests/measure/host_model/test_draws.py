@@ -33,7 +33,8 @@ def missed(problems: list[Problem], plans: list[Plan], true_s: np.ndarray) -> np
 
 def test_where_a_step_is_a_sum_they_are_draws_of_the_normal_posterior() -> None:
     """One device and one factor: the logarithm of the step time is linear in that of the factor."""
-    scales = Scales(learnable_problem(plain_host(1), 6), Prior(op_type=0.0, device=0.5, bandwidth=0.0, latency=0.0, overhead=0.0))
+    prior = Prior(op_type=0.0, device=0.5, bandwidth=0.0, latency=0.0, overhead=0.0)
+    scales = Scales(learnable_problem(plain_host(1), 6), prior)
     assert [item.kind for item in scales.items] == ["device"]
     plans = varied_plans(scales.problem, np.random.default_rng(0), 1) * 4
     model = HostModel(scales, FitConfig(noise=0.4, misfit=0.0, far=0.0))
