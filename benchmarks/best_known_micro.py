@@ -1,9 +1,10 @@
 """The best step time known for each problem of `core-micro`: python benchmarks/best_known_micro.py [--share K/M].
 
-Every problem is searched in passes, half a million evaluations in all, each of which chooses the number of
-micro-batches and the order of ops anew; from the second on it also goes on from what is known. What is known already is
-kept in `benchmarks/best_known_micro.json`, so that the command goes on where it was stopped, and several may run at
-once. Where whole ops are better, the entry is that of `best_known.json`, and its evaluations count.
+Every problem begins with what is known of whole ops (`best_known.json`) and what `core.py core-micro` found, and is
+searched in passes, half a million evaluations in all. Each pass chooses the number of micro-batches and the order of
+ops anew; from the second on it also starts from what is known, if it chooses that number. Where whole ops are best
+after the first pass, and were searched for as long, there is no other. `best_known_micro.json` has it all, so
+that the command goes on where it was stopped, and several may run at once. `--refresh` searches nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from rlplace.search.task import Budget
 
 STORE = Path(__file__).parent / "best_known_micro.json"
 TABLE = RESULTS / "core-micro.json"
-TABLE_EVALUATIONS = 10_000
 PASSES = ((0, 50_000), (1, 50_000), (2, 100_000), (3, 300_000))
 """Seed and evaluations of each pass, that for the choice included."""
 Entry = dict[str, Any]
@@ -58,7 +58,7 @@ def fresh_entry(workload: str, host: str) -> Entry:
         "host": host,
         "count": 1,
         "op_order": "rank",
-        "step_time_s": math.inf if whole["step_time_s"] is None else whole["step_time_s"],
+        "step_time_s": whole["step_time_s"],
         **kept,
         "whole_evaluations": whole["evaluations"],
         "evaluations": 0,
@@ -66,20 +66,27 @@ def fresh_entry(workload: str, host: str) -> Entry:
     }
 
 
-def adopt(workload: str, host: str) -> None:
-    """Takes what the committed table of `core-micro` has of a problem, as a run; whole ops where nothing is known."""
-    key = key_of(workload, host)
+def refresh(workload: str, host: str) -> None:
+    """Takes in what is known of whole ops and what the committed table has; begins anew where the graph is another."""
+    key, fresh = key_of(workload, host), fresh_entry(workload, host)
+    entry = known(STORE).get(key, fresh)
+    if problem_of(workload, host, entry["count"]).graph.fingerprint != entry["graph_fingerprint"]:
+        entry = fresh
+    whole = {name: value for name, value in fresh.items() if name not in ("evaluations", "runs")}
+    is_whole_better = (fresh["step_time_s"] or math.inf) < (entry["step_time_s"] or math.inf)
+    entry |= whole if is_whole_better else {"whole_evaluations": fresh["whole_evaluations"]}
     with locked(STORE) as problems:
-        entry = problems.setdefault(key, fresh_entry(workload, host))
-    if any(run["allowed"] == TABLE_EVALUATIONS for run in entry["runs"]):
-        return
+        problems[key] = entry
     for row in read_json(TABLE)["rows"]:
         if row["problem"] != key or row["method"] != SEARCH or row["step_time_s"] is None:
             continue
         problem = problem_of(workload, host, row["count"])
-        if problem.graph.fingerprint == row["graph_fingerprint"]:
-            run = {name: row[name] for name in ("allowed", "evaluations", "count")} | {"seed": 0}
-            keep(key, problem, [decode(row["devices"])], run | {"seconds": round(row["seconds"], 1)})
+        run = {"seed": 0, **{name: row[name] for name in ("allowed", "evaluations", "count")}}
+        run["seconds"] = round(row["seconds"], 1)
+        if problem.graph.fingerprint == row["graph_fingerprint"] and not any(
+            run.items() <= other.items() for other in entry["runs"]
+        ):
+            keep(key, problem, [decode(row["devices"])], run)
 
 
 def improve(workload: str, host: str, number: int, threads: int) -> None:
@@ -97,7 +104,7 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
         seed=seed,
     )
     problem, left = chosen.problem, evaluations - chosen.spent
-    goes_on = number > 0 and entry["count"] == problem.graph.num_micro_batches
+    goes_on = number > 0 and entry["count"] == problem.graph.num_micro_batches  # in whichever order is chosen now
     start = decode(entry["devices"]) if goes_on else chosen.devices
     found = find(problem, SEARCH, Simulator(problem, threads=threads), Budget(left), seed=seed, start=start)
     run = {
@@ -107,22 +114,22 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
         "count": problem.graph.num_micro_batches,
         "seconds": round(time.monotonic() - begin, 1),
     }
-    keep(key, problem, [devices for devices in (found.devices, chosen.devices) if devices is not None], run)
+    placements = [devices for devices in (found.devices, chosen.devices) if devices is not None]
+    keep(key, problem, placements, run)
 
 
 def keep(key: str, problem: Problem, placements: Sequence[NDArray[np.int32]], run: Entry) -> None:
     """Adds a run to a problem's entry, and the best of its placements in the best order where that is better."""
-    step_s, order, place = min(
-        (step_s, name, place) for place, one in enumerate(placements) for name, step_s in ordered(problem, one)
-    )
+    times = [(step_s, name, place) for place, one in enumerate(placements) for name, step_s in ordered(problem, one)]
+    step_s, order, place = min(times, default=(math.inf, "", -1))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     told = f"{step_s * 1e3:.3f} ms, {run['count']} micro-batches, {run['seconds']:.0f} s"
     print(f"{key} seed {run['seed']}: {told}", flush=True)
     with locked(STORE) as problems:
         entry = problems[key]
-        entry["runs"].append(run | {"step_time_s": step_s, "date": today})
+        entry["runs"].append(run | {"step_time_s": step_s if placements else None, "date": today})
         entry["evaluations"] += run["evaluations"]
-        if step_s < entry["step_time_s"]:
+        if step_s < (entry["step_time_s"] or math.inf):
             entry |= {
                 "count": run["count"],
                 "op_order": order,
@@ -140,13 +147,14 @@ def main() -> None:
     parser.add_argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="only these")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--refresh", action="store_true", help="no search: only take in what is known elsewhere")
     options = parser.parse_args()
     first, step = (int(part) for part in options.share.split("/"))
     wanted = options.workloads.split(",")
     problems = sorted((names for names in CORE if names[0] in wanted), key=lambda names: wanted.index(names[0]))
     for workload, host in problems[first::step]:
-        adopt(workload, host)
-    for number in range(len(PASSES)):
+        refresh(workload, host)
+    for number in range(0 if options.refresh else len(PASSES)):
         for workload, host in problems[first::step]:
             improve(workload, host, number, options.threads)
 

@@ -38,7 +38,7 @@ def markdown(rows: Rows, facts: dict[str, Any]) -> str:
     allowed = max(row["allowed"] for row in rows)
     whole_s = {key: entry["step_time_s"] for key, entry in known().items() if entry["step_time_s"] is not None}
     found = by_problem(rows, allowed)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = sorted(dict.fromkeys(row["method"] for row in rows), key=lambda name: name != SEARCH)
     text = [
         "# Suite `core-micro`: batches cut into micro-batches\n\n",
         as_markdown(facts),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
 """From so many devices on, a search tries as many micro-batches; on fewer, up to eight."""

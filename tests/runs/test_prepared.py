@@ -91,7 +91,9 @@ def test_a_loss_that_mixes_samples_is_refused_by_name() -> None:
         capture_workload(Workload("mine", Centred(3, 3), (torch.randn(4, 3),), lambda loss: loss, None), 2)
 
 
-@pytest.mark.parametrize(("host", "counts"), [("2xK80", [1, 2, 4, 8]), ("2x8xA100-ib", [1, 2, 4, 8, 16])])
+@pytest.mark.parametrize(
+    ("host", "counts"), [("2xK80", [1, 2, 3, 4, 6, 8]), ("2x8xA100-ib", [1, 2, 3, 4, 6, 8, 12, 16])]
+)
 def test_more_are_tried_where_there_are_many_devices(host: str, counts: list[int]) -> None:
     assert list(candidates(resolve_host(host))) == counts
 

@@ -129,13 +129,13 @@ class HostModel:
         return Posterior.of(self.scales, self.scales.at(z), slopes, loss, residuals)
 
     def draw(self, generator: np.random.Generator) -> Problem:
-        """The problem under factors that explain what was measured, as `fit` left it: another host that may be.
+        """The problem under other factors that explain what was measured: a host that may be this one.
 
-        Randomized maximum likelihood (Oliver, He and Reynolds 1996; "randomize-then-optimize", Bardsley et al. 2014,
-        SIAM J. Sci. Comput. 36(4)): what was measured, with noise added once more, is fitted with a draw of the prior
-        in the prior's place. Where step times are linear in the factors it is a draw of the posterior. Where they are
-        not, as the longest of many paths never is, draws of a normal distribution (`Posterior.draw`) take plans to be
-        slower than they were measured; these do not.
+        Randomized maximum likelihood (Oliver, He and Reynolds 1996, ECMOR V): what was measured, with noise added once
+        more, is fitted with a draw of the prior in the prior's place, from the paths and factors that the last `fit`
+        ended with. Were the logarithms of step times linear in the factors, this would be a draw of the posterior. They
+        are not, as a step is the longest of many paths: draws of a normal distribution (`Posterior.draw`) take plans to
+        be slower than they were measured; these do not.
         """
         anchor = generator.standard_normal(len(self._z))
         if self._batch is None or not self._plans:
@@ -145,7 +145,7 @@ class HostModel:
         _, missed, slopes = self._at(self._z, pull)  # first as if they were linear
         gap = slopes @ (self._z - anchor) - missed
         start = anchor + slopes.T @ np.linalg.solve(slopes @ slopes.T + np.eye(len(slopes)), gap)
-        z, _ = self._settle(start, pull, self.config.draw_rounds, self.config.draw_tolerance)
+        z, _ = self._settle(start, pull, is_draw=True)
         self._rows, self._plan_of = known
         return self.scales.apply(self.scales.at(z))
 
@@ -186,10 +186,13 @@ class HostModel:
         return z
 
     def _settle(
-        self, z: NDArray[np.float64], pull: _Pull, max_rounds: int = 0, tolerance: float = 0.0
+        self, z: NDArray[np.float64], pull: _Pull, *, is_draw: bool = False
     ) -> tuple[NDArray[np.float64], float]:
-        """Where descents from z over ever more known paths end, and the loss there; by default, as configured."""
-        max_rounds, tolerance = max_rounds or self.config.max_rounds, tolerance or self.config.tolerance
+        """Where descents from z over ever more known paths end, and the loss there."""
+        config = self.config
+        max_rounds, tolerance = config.max_rounds, config.tolerance
+        if is_draw:
+            max_rounds, tolerance = config.draw_rounds, config.draw_tolerance
         best_z, best = z, self._discover(z, pull)
         for _ in range(max_rounds):
             z, known = self._descend(best_z, pull)

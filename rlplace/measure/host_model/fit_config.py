@@ -29,9 +29,10 @@ class FitConfig:
     paths: int = 12
     """Paths of a plan that are kept, the longest."""
     draw_tolerance: float = 0.02
-    """As `tolerance`, of the fit of a draw: it need not be the best, but what was measured must not rule it out."""
+    """A round of a draw's fit that gains less than this share of the loss is the last: it need not be the best, but
+    what was measured must not rule it out."""
     draw_rounds: int = 4
-    """As `max_rounds`, likewise."""
+    """As `max_rounds`, of a draw's fit."""
     restarts: int = 4
     """Descents from elsewhere, at most, while the factors explain less than they should."""
     tolerance: float = 1e-4

@@ -132,10 +132,10 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
 def _micro_batched(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     """What so many moves go over in a step that is cut into micro-batches: runs of layers, each micro-batch's apart.
 
-    Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border of a stage; or to
-    where the next run is, each micro-batch by itself, which shifts one between replicas. Then shorter runs, forward and
-    backward apart and every parameter by itself, then atoms. Nothing is made hot: it starts from a layout that people
-    would choose, and would lose it.
+    Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border between stages of one
+    device; or each micro-batch to where the next run has it, which shifts that between stages of several. Then shorter
+    runs, forward and backward apart and every parameter by itself, then atoms. Nothing is made hot: it starts from a
+    layout that people would choose, and would lose it.
     """
     step, count = step_roles(problem.graph), problem.graph.num_micro_batches
     num_runs = max(settings.num_middle // count, LEAST_RUNS)

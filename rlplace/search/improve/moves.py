@@ -89,6 +89,10 @@ class Neighbourhood:
         pairs = np.unique(np.stack((a[a != b], b[a != b]), axis=1), axis=0).astype(np.int32)
         both = np.unique(np.concatenate((pairs, pairs[:, ::-1])), axis=0)
         modules = main_modules(problem, grouping)
+        rows = columns = np.zeros(0, dtype=np.int32)
+        if table is not None:  # without the rows that no group begins in
+            rows = np.unique(table.rows[first_op], return_inverse=True)[1].astype(np.int32)
+            columns = table.columns[first_op].astype(np.int32)
         return cls(
             allowed=allowed,
             movable=np.flatnonzero(allowed.sum(axis=1) > 1).astype(np.int32),
@@ -98,8 +102,8 @@ class Neighbourhood:
             neighbour_offsets=np.searchsorted(both[:, 0], np.arange(num_groups + 1)).astype(np.int32),
             neighbours=both[:, 1].astype(np.int32),
             blocks=np.array([level.op_group[first_op] for level in coarse], np.int32).reshape(-1, num_groups),
-            rows=np.zeros(0, np.int32) if table is None else table.rows[first_op].astype(np.int32),
-            columns=np.zeros(0, np.int32) if table is None else table.columns[first_op].astype(np.int32),
+            rows=rows,
+            columns=columns,
         )
 
     def propose(

@@ -21,7 +21,7 @@ SEARCH = "portfolio"
 FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"
 """The order that numbers of micro-batches are compared in, and that where nothing fits in it."""
 SHARE = 0.3
-"""Part of all evaluations that the choice takes, a third of it for each of its rounds ..."""
+"""Part of all evaluations that the choice takes, a third of it for the powers of two, the rest for what follows ..."""
 ROUNDS = 3
 MOST_EACH = 1000
 """... and evaluations of one search above which the choice does not get better."""
@@ -164,8 +164,13 @@ class _Race:
         return self._budget - self.spent
 
     def counts(self, problems: Mapping[int, Callable[[], Problem]]) -> list[_Contender]:
-        """Every power of two that can be made, from the least on, then what is offered on both sides of the best."""
-        coarse = sorted(count for count in problems if count.bit_count() == 1) or sorted(problems)
+        """Every power of two that can be made, from the least on, then what is offered on both sides of the best.
+
+        Where a number is not between two powers of two that are offered as well, all are tried, from the least on.
+        """
+        coarse = sorted(problems)
+        if all({1 << count.bit_length() - 1, 1 << (count - 1).bit_length()} <= problems.keys() for count in problems):
+            coarse = [count for count in coarse if count.bit_count() == 1]
         share = self.left / ROUNDS / len(coarse)
         found: list[_Contender] = []
         failures: list[tuple[int, UserError]] = []
@@ -187,8 +192,9 @@ class _Race:
                 break
             attempt(count)
         best = min(found, key=lambda one: one.key).count if found else 0
-        for count in sorted(count for count in problems if count not in coarse and best < 2 * count < 4 * best):
-            attempt(count)
+        for count in sorted(problems.keys() - set(coarse)):
+            if not best or best < 2 * count < 4 * best:
+                attempt(count)
         if failures and not found:
             raise failures[0][1]
         for count, failure in failures:

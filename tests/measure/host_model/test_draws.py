@@ -9,6 +9,7 @@ from random_problems import plain_host
 from rlplace.measure.host_model import FitConfig, HostModel, Posterior, Prior, Scales
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 
 SURE = FitConfig(noise=0.01, misfit=0.0, far=0.0)
 
@@ -63,14 +64,27 @@ def test_no_draw_is_ruled_out_by_what_was_measured_though_normal_ones_are() -> N
     assert np.sqrt(np.mean(np.square(normal))) > 0.03
 
 
+def test_before_anything_is_measured_they_are_draws_of_the_prior() -> None:
+    scales = measured(0)[0].scales
+    model, generator = HostModel(scales, SURE), np.random.default_rng(0)
+    logs = [np.log(model.draw(generator).costs.op_time_s[-1, 0]) for _ in range(400)]
+    places = [scales.type_at[-1, 0], scales.device_at[0]]
+    assert 0.85 < np.std(logs) / np.linalg.norm(scales.deviation[places]) < 1.15
+
+
 def test_what_no_plan_tells_is_as_uncertain_as_before() -> None:
-    model, _, _, _ = measured(0)
-    unmeasured = HostModel(model.scales, SURE)
-    generator = np.random.default_rng(0)
-    device = [np.log(unmeasured.draw(generator).costs.op_time_s[-1, 0]) for _ in range(400)]
-    place = model.scales.type_at[-1, 0], model.scales.device_at[0]
-    expected = np.sqrt(sum(model.scales.deviation[p] ** 2 for p in place))
-    assert 0.85 < np.std(device) / expected < 1.15
+    """All plans on one device: no copy is ever made."""
+    scales = Scales(learnable_problem(paired_host(3), 24), Prior(overhead_s=0.1))
+    plans = varied_plans(scales.problem, np.random.default_rng(0), 1)
+    alone = Simulator(scales.problem, threads=1).plan(np.zeros_like(plans[0].devices))
+    model = HostModel(scales, SURE)
+    model.add([alone] * 4, 1.3 * step_times(scales.problem, [alone] * 4))
+    model.fit()
+    drawn, generator = [], np.random.default_rng(1)
+    for _ in range(300):
+        problem = model.draw(generator)
+        drawn.append([np.log(link.bandwidth_bytes_per_s) for link in problem.host.links])
+    np.testing.assert_allclose(np.std(drawn, axis=0), scales.prior.bandwidth, rtol=0.2)
 
 
 def test_drawing_changes_no_fit_and_repeats() -> None:

@@ -121,7 +121,8 @@ def test_without_a_table_rows_are_none() -> None:
 @pytest.mark.parametrize("kind", range(7))
 def test_barred_devices_are_never_proposed(kind: int) -> None:
     problem = barred(chain_problem(5, 3), {0: (0,), 1: (0, 2), 4: (1, 2)})
-    for row in moved(problem, [0, 0, 1, 2, 2], kind):
+    table = cells([0, 0, 1, 1, 2], [0, 1, 0, 1, 0])
+    for row in moved(problem, [0, 0, 1, 2, 2], kind, table=table):
         assert problem.group_allowed[np.arange(5), row].all()
         assert row[0] == 0
 
@@ -152,3 +153,9 @@ def test_a_block_of_a_coarser_level_moves_as_one() -> None:
     rows[:, 1] = 1
     found = {tuple(row) for row in near.propose(rows, np.random.default_rng(0), only(NEIGHBOUR), 4).tolist()}
     assert found == {(1, 1, 0, 0), (0, 0, 0, 0), (0, 1, 1, 0), (0, 1, 1, 1)}
+
+
+def test_rows_that_no_group_begins_in_are_none() -> None:
+    """Rows 0, 2 and 4 are next to each other where groups begin in those alone."""
+    near = Neighbourhood.of(chain_problem(3, 2), table=cells([0, 2, 4], [1, 1, 1]))
+    assert near.rows.tolist() == [0, 1, 2]

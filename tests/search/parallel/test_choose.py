@@ -179,10 +179,30 @@ def test_numbers_between_powers_of_two_are_tried_beside_the_best() -> None:
 
     def make(count: int) -> Problem:
         made.append(count)
-        return problem_of(count, num_devices=3, launch_s=0.01)
+        return problem_of(count, num_devices=3, layers=1, launch_s=0.01)
 
-    chosen = choose({k: lambda k=k: make(k) for k in (1, 2, 3, 4, 6, 12)}, evaluations=2000)  # type: ignore[misc]
-    assert chosen.num_micro_batches in (3, 6)
+    chosen = choose({k: lambda k=k: make(k) for k in (1, 2, 3, 4, 6, 8, 12, 16)}, evaluations=2000)  # type: ignore[misc]
+    assert chosen.num_micro_batches == 3
     assert made[:3] == [1, 2, 4]
     assert 3 in made
     assert 12 not in made
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 6), (3, 4, 6), (3,), (1, 2, 3)])
+def test_numbers_that_no_powers_of_two_enclose_are_all_tried(counts: tuple[int, ...]) -> None:
+    made: list[int] = []
+
+    def make(count: int) -> Problem:
+        made.append(count)
+        return problem_of(count, num_devices=3)
+
+    choose({k: lambda k=k: make(k) for k in counts}, evaluations=1000)  # type: ignore[misc]
+    assert made == list(counts)
+
+
+def test_where_no_power_of_two_can_be_made_what_lies_between_is_tried() -> None:
+    def refused() -> Problem:
+        raise CaptureError("the batch has 3 samples")
+
+    offered = {1: refused, 2: refused, 4: refused} | problems((3,))
+    assert choose(offered, evaluations=500).num_micro_batches == 3
