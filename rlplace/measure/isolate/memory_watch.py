@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 from pathlib import Path
@@ -55,6 +56,12 @@ def limit_data(num_bytes: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
     except (ImportError, OSError, ValueError, StopIteration):
         return
+
+
+def give_back_freed() -> None:
+    """Has the allocator give every free page back to the system, holes between others too, where it can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def volunteer_to_die() -> None:

@@ -40,6 +40,7 @@ from rlplace.measure.isolate.messages import (
     Unfit,
 )
 from rlplace.measure.isolate.packing import Section, Unpacked
+from rlplace.measure.isolate.room import Room
 from rlplace.measure.isolate.time_limits import MAKING_S
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -104,6 +105,7 @@ class _Worker:
         )
         self._problem, self._memory_limit_bytes = problem, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
+        self._room = Room(board)
         self._has_gpus = any(device.backend == "cuda" for device in problem.host.devices)
         self._plans = _SentPlans(setup)
         self._graph: OpGraph | None = None
@@ -114,7 +116,7 @@ class _Worker:
             reference=None if setup.reference is None else setup.reference.devices,
             step_timeout_s=2 * MAKING_S,  # who asks ends the worker before: a thread that hangs disturbs the others
             seed=setup.seed,
-            watch=board,
+            watch=self._room,
             is_fatal=self._is_fatal,
         )
 
@@ -122,7 +124,7 @@ class _Worker:
         """What placements may take from now on; where there are no GPUs, allocations beyond it fail."""
         room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
         if not self._has_gpus:
-            memory_watch.limit_data(room)
+            self._room.num_bytes = room
         return room
 
     def serve(self) -> None:
@@ -150,11 +152,11 @@ class _Worker:
         return self._race(request) if isinstance(request, Race) else self._trace(request)
 
     def _step(self, request: Step) -> float:
-        self._board.begin(0)
+        self._room.begin(0)
         if request.plan.fingerprint not in self._steps:
             self._steps[request.plan.fingerprint] = self._runner.timer(request.plan)
         seconds = self._steps[request.plan.fingerprint]()
-        self._board.end()
+        self._room.end()
         return seconds
 
     def _race(self, request: Race) -> list[Measurement]:
@@ -178,7 +180,7 @@ class _Worker:
             num_steps=request.num_steps,
             warmup=request.warmup,
             on_progress=lambda line: self._connection.send(Said(line)),
-            watch=self._board,
+            watch=self._room,
         )
 
     def _is_fatal(self, error: Exception) -> bool:

@@ -23,7 +23,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 
-PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
+PROTOCOL = RaceProtocol(warmup=1, min_rounds=12, max_rounds=12, hopeless=1e9)
+"""Steps enough for the allocator to keep more holes than fit the limit, were they not given back."""
 BLOCK = 64 << 20
 PEAK = 3 * BLOCK
 """What `Blocks` holds at most, beside its small input."""
