@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -171,16 +172,36 @@ def seeds_of(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def render(suite: str, path: Path) -> None:
-    """Writes the tables, from what was finished, or from the committed results where there is nothing else."""
+def render(suite: str, path: Path, note: str | None = None) -> None:
+    """Writes the tables, from what was finished, or from the committed results where there is nothing else.
+
+    Args:
+        suite: of the problems.
+        path: of what was finished.
+        note: what readers should know of these runs, kept with them; what was said before by default.
+    """
     results = path.with_suffix(".json")
+    before = read_json(results) if results.exists() else {}
     lines = read_lines(path)
     if lines:
-        facts = [line["run"] for line in lines if "run" in line][-1]
+        runs = [line["run"] for line in lines if "run" in line]
         rows = list({key(line): line for line in lines if "method" in line}.values())
-        write_json_atomic(results, {"schema": 1, **facts, "suite": suite, "rows": rows}, indent=None)
-    kept = read_json(results)
+        commands = list(dict.fromkeys(whole_command(run["command"]) for run in runs))
+        before = {"schema": 1, **runs[-1], "commands": commands, "note": before.get("note", ""), "suite": suite}
+        before["rows"] = rows
+    kept = before if note is None else before | {"note": note}
+    write_json_atomic(results, kept, indent=None)
     write_text_atomic(path.with_suffix(".md"), markdown(suite, kept["rows"], kept))
+
+
+def whole_command(command: str) -> str:
+    """A command line that does all of what one process of several did, and writes where it does by default."""
+    words = shlex.split(command)
+    for option in ("--shard", "--name"):
+        while option in words:
+            place = words.index(option)
+            del words[place : place + 2]
+    return shlex.join(words)
 
 
 def main() -> None:
@@ -197,11 +218,12 @@ def main() -> None:
     parser.add_argument("--cluster", default="off", help="whose workers have a row each: off, auto or ADDRESS")
     parser.add_argument("--name", help="of the results' files")
     parser.add_argument("--render", action="store_true", help="no run: the tables of what was finished")
+    parser.add_argument("--note", help="with --render: what readers should know of these runs, from now on")
     options = parser.parse_args()
     is_development = options.suite == "learn-dev"
     path = RESULTS / f"{options.name or ('learn-dev-true' if is_development else 'core-true')}.jsonl"
     if options.render:
-        render(options.suite, path)
+        render(options.suite, path, options.note)
         return
     seeds = seeds_of(options.seeds or ("0-9" if is_development else "100-104"))
     cases = cases_of(options.suite, tuple(options.truths.split(",")), seeds)

@@ -105,6 +105,8 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
 
     searches = sorted({row["allowed"] for row in rows if row["method"] not in ROWS})
     text = [f"# A truth that nobody sees, on suite `{suite}`\n", as_markdown(facts)]
+    if facts.get("note"):
+        text.append(f"\n{facts['note']}\n")
     num_problems, num_truths = len({row["problem"] for row in told}), len({(r["problem"], r["truth"]) for r in told})
     reference = f"`portfolio` with {' or '.join(f'{count:,}' for count in searches)} evaluations on the truth"
     text.append(

@@ -26,9 +26,10 @@ def record(*packages: str) -> dict[str, Any]:
 
 
 def as_markdown(facts: dict[str, Any]) -> str:
-    """The record as a paragraph."""
+    """The record as a paragraph, with each of its `commands` where there were several."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return f"Measured on {facts['date']} on {facts['hardware']}; {versions}.\n\n    {facts['command']}\n"
+    commands = "".join(f"    {command}\n" for command in facts.get("commands") or [facts["command"]])
+    return f"Measured on {facts['date']} on {facts['hardware']}; {versions}.\n\n{commands}"
 
 
 def _processor() -> str:

@@ -138,6 +138,21 @@ def test_the_tables_say_what_was_run(core_true: ModuleType, tmp_path: Path) -> N
     assert path.with_suffix(".md").read_text() == told
 
 
+def test_every_command_is_told_once_and_the_note_stays(core_true: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    facts = {"date": "today", "hardware": "h", "versions": {"v": "1"}}
+    for command in ("run a --shard 1/2", "run a --shard 2/2 --name other", "run b"):
+        core_true.append(path, {"run": facts | {"command": command}})
+    core_true.append(path, made_row("nmt/x", "learned", 1.0))
+    core_true.render("core-dev", path, "Seeds of May.")
+    core_true.render("core-dev", path)
+    told = path.with_suffix(".md").read_text()
+    assert "\n\n    run a\n    run b\n\nSeeds of May.\n\n" in told
+    path.unlink()
+    core_true.render("core-dev", path, "")
+    assert path.with_suffix(".md").read_text() == told.replace("\nSeeds of May.\n", "")
+
+
 def test_what_is_not_finite_is_kept_as_nothing(core_true: ModuleType, tmp_path: Path) -> None:
     core_true.append(tmp_path / "kept.jsonl", {"step_time_s": float("inf")})
     assert json.loads((tmp_path / "kept.jsonl").read_text()) == {"step_time_s": None}
