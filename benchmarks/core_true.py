@@ -180,16 +180,16 @@ def render(suite: str, path: Path, note: str | None = None) -> None:
         path: of what was finished.
         note: what readers should know of these runs, kept with them; what was said before by default.
     """
-    results = path.with_suffix(".json")
-    before = read_json(results) if results.exists() else {}
-    lines = read_lines(path)
+    results, lines = path.with_suffix(".json"), read_lines(path)
+    kept = read_json(results) if results.exists() or not lines else {}
     if lines:
         runs = [line["run"] for line in lines if "run" in line]
-        rows = list({key(line): line for line in lines if "method" in line}.values())
         commands = list(dict.fromkeys(whole_command(run["command"]) for run in runs))
-        before = {"schema": 1, **runs[-1], "commands": commands, "note": before.get("note", ""), "suite": suite}
-        before["rows"] = rows
-    kept = before if note is None else before | {"note": note}
+        rows = list({key(line): line for line in lines if "method" in line}.values())
+        facts = {"schema": 1, **runs[-1], "commands": commands, "note": kept.get("note", ""), "suite": suite}
+        kept = facts | {"rows": rows}
+    if note is not None:
+        kept |= {"note": note}
     write_json_atomic(results, kept, indent=None)
     write_text_atomic(path.with_suffix(".md"), markdown(suite, kept["rows"], kept))
 

@@ -13,15 +13,12 @@ class Room:
     """A watch that, before each step, gives back what was freed and has allocations beyond the limit fail.
 
     Freed memory is kept for the next step (`keep_freed_memory`), and glibc finds no use for many of the holes: a step
-    that holds 192 MB at most was seen to leave a heap of 820 MB behind after a hundred. So the limit is not of what the
+    that holds 192 MB at most was seen to leave a heap of about 800 MB behind. So the limit is not of what the
     process ever took: once half of it is held when a step begins, what is free goes back to the system first, and the
     step may take what the limit leaves beside what is still held.
 
     Args:
         watch: told of every step, after that.
-
-    Attributes:
-        num_bytes: what placements may take, beside what the process held when this was set; infinite at first.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -29,12 +26,8 @@ class Room:
         self._most = math.inf
         self._held_before = 0
 
-    @property
-    def num_bytes(self) -> float:
-        return self._most - self._held_before
-
-    @num_bytes.setter
-    def num_bytes(self, num_bytes: float) -> None:
+    def limit(self, num_bytes: float) -> None:
+        """From now on placements may take so many bytes beside what the process holds now; without this, any."""
         self._held_before = memory_watch.resident_bytes(os.getpid())
         self._most = self._held_before + num_bytes
         memory_watch.limit_data(num_bytes)

@@ -124,7 +124,7 @@ class _Worker:
         """What placements may take from now on; where there are no GPUs, allocations beyond it fail."""
         room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
         if not self._has_gpus:
-            self._room.num_bytes = room
+            self._room.limit(room)
         return room
 
     def serve(self) -> None:
