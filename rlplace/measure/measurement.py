@@ -132,6 +132,17 @@ class CutoffTimer(StepTimer, Protocol):
 
 
 @runtime_checkable
+class PathTimer(StepTimer, Protocol):
+    """A step timer that tells what a step waits for (the simulator)."""
+
+    def critical_ops(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int32]:
+        """(C,) ops of a critical path of a placement (N,), ready ops by priority; empty where it has none."""
+        ...
+
+
+@runtime_checkable
 class PlanTimer(Protocol):
     """A step timer that runs ops in an order that is given (the simulator); priorities are (N,), higher ones first."""
 

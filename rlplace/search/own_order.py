@@ -32,3 +32,13 @@ class OwnOrder:
     def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same, sooner where they are above `cutoff_s` (B,)."""
         return self._simulator.step_times_within(placements, cutoff_s)
+
+
+class OwnOrderWithPaths(OwnOrder):
+    """The same, which tells critical paths: for what wants the best placement, not different ones to learn from."""
+
+    def critical_ops(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int32]:
+        """(C,) ops of a critical path of a placement (N,), whatever the priorities."""
+        return self._simulator.critical_ops(devices)

@@ -199,6 +199,27 @@ class Simulator:
         offsets = np.cumsum([0, *(len(one) for one in found)])
         return CriticalPaths(step_s, np.concatenate([np.zeros(0, dtype=np.int32), *found]), offsets)
 
+    def critical_ops(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int32]:
+        """(C,) ops of a critical path of a placement (N,), the last first; for a transfer, the op whose tensor it is.
+
+        Empty where memory does not suffice, and under the objective `throughput`, which is no path from start to end.
+
+        Raises:
+            InvalidValue: a placement or priorities that do not fit the problem.
+        """
+        p, batch, order = self._compiled, self._unplanned(devices), self._priority_order(priorities)
+        binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
+        path = np.empty_like(binding)
+        with self._evaluation.scratch() as (s, v):
+            if self._throughput or not self._evaluation.here(s, v, batch, order)[0][0] < np.inf:
+                return path[:0]
+            path = path[: critical_path(p, s, batch.devices[0], binding, path)]
+            is_sent = path >= p.num_ops
+            path[is_sent] = p.tensor_op[s.transfer_tensor[path[is_sent] - p.num_ops]]
+        return path
+
     def timeline(self, plan: Plan) -> Timeline:
         """Start and end of every op and transfer of this plan, and allocated bytes over time.
 

@@ -26,6 +26,9 @@ class AnnealSettings:
     """How often each kind of move is tried, as `Neighbourhood.propose` takes them ..."""
     table_chances: tuple[float, ...] = TABLE_CHANCES
     """... and in a step that is cut into micro-batches, whose runs of layers also move to where the next run is."""
+    critical_share: float = 0.8
+    """Share of the moves that begin with a group of the critical path, where the timer tells it: moves of others make a
+    step no shorter, but make room."""
     guide: Guide | None = None
     """What suggests a share of the moves; it is told the placements that annealing goes on from."""
     batch: int | None = None
@@ -53,6 +56,8 @@ class AnnealSettings:
         hot, cold = self.temperatures(1)
         if not 0 < cold <= hot:
             raise InvalidValue("temperatures", (self.hot, self.cold), "0 < cold <= hot", where="anneal")
+        if not 0 <= self.critical_share <= 1:
+            raise InvalidValue("critical_share", self.critical_share, "0 to 1", where="anneal")
         if self.batch is not None and self.batch < 1:
             raise InvalidValue("batch", self.batch, "at least 1", where="anneal")
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.measurement import StepTimer
+from rlplace.measure.measurement import PathTimer, StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import majority_devices
 from rlplace.search.guide import GuidedMoves
@@ -18,6 +18,32 @@ from rlplace.search.improve.coarsening import split
 from rlplace.search.improve.moves import Neighbourhood, Table
 from rlplace.search.improve.warm_starts import fullness, kept_bytes, room_bytes
 from rlplace.search.task import Budget, Task
+
+
+class _CriticalGroups:
+    """The movable groups of the critical path of the placement that annealing is at.
+
+    Args:
+        timer: tells critical paths; None for no groups.
+        task: whose order of ops is run.
+        grouping: what moves together.
+        movable: groups that may be on more than one device.
+    """
+
+    def __init__(self, timer: PathTimer | None, task: Task, grouping: Grouping, movable: NDArray[np.int32]) -> None:
+        self._timer, self._task, self._grouping = timer, task, grouping
+        self._is_movable = np.zeros(grouping.num_groups, dtype=np.bool_)
+        self._is_movable[movable] = True
+        self._at: NDArray[np.int32] | None = None
+        self._groups = movable[:0]
+
+    def at(self, current: NDArray[np.int32]) -> NDArray[np.int32]:
+        """(F,) int32 of devices (G,); worked out once for each array of them."""
+        if self._timer is not None and current is not self._at:
+            ops = self._timer.critical_ops(self._grouping.expand(current), self._task.priorities)
+            groups = np.unique(self._grouping.op_group[ops])
+            self._at, self._groups = current, groups[self._is_movable[groups]].astype(np.int32)
+        return self._groups
 
 
 def anneal_from(
@@ -132,11 +158,20 @@ def anneal_groups(
     batch = settings.batch or (1 if is_serial else settings.timed_batch)
     chances = settings.chances if table is None else settings.table_chances
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
+    timer = task.timer if settings.critical_share > 0 and isinstance(task.timer, PathTimer) else None
+    critical = _CriticalGroups(timer, task, grouping, near.movable)
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
         temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
-        moved = near.propose(np.repeat(current[None], count, axis=0), generator, chances, max_window)
+        moved = near.propose(
+            np.repeat(current[None], count, axis=0),
+            generator,
+            chances,
+            max_window,
+            focus=critical.at(current),
+            focus_share=settings.critical_share,
+        )
         if guided is not None:
             moved = guided.mixed(current, moved, generator)
         draws = generator.exponential(size=count)

@@ -9,21 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Floats, Ints, is_kept, kernel
+from rlplace.jit import Ints, is_kept
 from rlplace.measure.problem import Problem
 from rlplace.search.groups import allowed_devices
+from rlplace.search.improve.move_kernels import COPY, DRAWS, propose_moves
 
-ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER, COPY = range(7)
-"""One group elsewhere; a group to a neighbour's device; two groups change places; consecutive groups, in order of their
-first op or of their module, to one device; a group with the neighbours that share its device, to another; consecutive
-rows of a table to where the row before or after them is, cell by cell."""
 CHANCES = (0.25, 0.35, 0.1, 0.1, 0.1, 0.1, 0.0)
 """How often each kind of move is tried by default ..."""
 TABLE_CHANCES = (*CHANCES[:COPY], 0.15)
 """... and where groups have a table."""
-DRAWS = 32
-"""Uniform draws that a move may use."""
-_TRIES = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +46,7 @@ class Neighbourhood:
         neighbour_offsets, neighbours: CSR (G + 1,), the groups that a tensor joins to each.
         blocks: (L, G) the block of each group on each of L coarser levels.
         rows, columns: (G,) the cell of each group's first op; (0,) without a table.
+        place, module_place: (G,) where each group is in `order` and in `module_order`.
     """
 
     allowed: NDArray[np.bool_]
@@ -64,6 +59,8 @@ class Neighbourhood:
     blocks: Ints
     rows: Ints
     columns: Ints
+    place: Ints
+    module_place: Ints
 
     @classmethod
     def of(
@@ -93,21 +90,31 @@ class Neighbourhood:
         if table is not None:  # without the rows that no group begins in
             rows = np.unique(table.rows[first_op], return_inverse=True)[1].astype(np.int32)
             columns = table.columns[first_op].astype(np.int32)
+        order, module_order = np.argsort(first_op, kind="stable"), np.lexsort((first_op, modules))
         return cls(
             allowed=allowed,
             movable=np.flatnonzero(allowed.sum(axis=1) > 1).astype(np.int32),
-            order=np.argsort(first_op, kind="stable").astype(np.int32),
-            module_order=np.lexsort((first_op, modules)).astype(np.int32),
+            order=order.astype(np.int32),
+            module_order=module_order.astype(np.int32),
             pairs=pairs,
             neighbour_offsets=np.searchsorted(both[:, 0], np.arange(num_groups + 1)).astype(np.int32),
             neighbours=both[:, 1].astype(np.int32),
             blocks=np.array([level.op_group[first_op] for level in coarse], np.int32).reshape(-1, num_groups),
             rows=rows,
             columns=columns,
+            place=np.argsort(order).astype(np.int32),
+            module_place=np.argsort(module_order).astype(np.int32),
         )
 
     def propose(
-        self, placements: NDArray[np.int32], generator: np.random.Generator, chances: Sequence[float], max_window: int
+        self,
+        placements: NDArray[np.int32],
+        generator: np.random.Generator,
+        chances: Sequence[float],
+        max_window: int,
+        *,
+        focus: NDArray[np.int32] | None = None,
+        focus_share: float = 0.0,
     ) -> NDArray[np.int32]:
         """(C, G) int32: each of `placements` (C, G) after one move; unchanged only where nothing may move.
 
@@ -117,11 +124,13 @@ class Neighbourhood:
             chances: (7,) how often each kind of move is tried, `ONE` to `COPY`; where a move changes nothing or may
                 not be, one group is moved elsewhere.
             max_window: longest window of consecutive groups.
+            focus: (F,) int32, movable groups that a share of the moves begins with.
+            focus_share: that share, 0 to 1.
         """
         moved = np.array(placements, dtype=np.int32)
         if len(self.movable):
             draws = generator.random((len(moved), DRAWS))
-            _propose(
+            propose_moves(
                 moved,
                 draws,
                 np.cumsum(chances) / np.sum(chances),
@@ -136,13 +145,17 @@ class Neighbourhood:
                 self.blocks,
                 self.rows,
                 self.columns,
+                self.movable if focus is None else focus,
+                focus_share,
+                self.place,
+                self.module_place,
             )
         return moved
 
 
 def are_kernels_kept() -> bool:
     """Whether the kernels of annealing were compiled by an earlier process; they are the last that a search calls."""
-    return is_kept(_propose)
+    return is_kept(propose_moves)
 
 
 def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
@@ -167,122 +180,3 @@ def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]
     labels = np.zeros(grouping.num_groups, dtype=np.int64)
     labels[keys[heaviest_last] // count] = keys[heaviest_last] % count
     return labels
-
-
-@kernel
-def _propose(
-    moved: NDArray[np.int32],
-    draws: Floats,
-    chances: Floats,
-    max_window: int,
-    allowed: NDArray[np.bool_],
-    movable: Ints,
-    order: Ints,
-    module_order: Ints,
-    pairs: Ints,
-    neighbour_offsets: Ints,
-    neighbours: Ints,
-    blocks: Ints,
-    rows: Ints,
-    columns: Ints,
-) -> None:
-    num_groups, num_devices = allowed.shape
-    for c in range(len(moved)):
-        row, u = moved[c], draws[c]
-        kind = 0
-        while kind < COPY and u[0] >= chances[kind]:
-            kind += 1
-        changed = False
-        if kind == NEIGHBOUR and len(pairs):
-            first = int(u[2] * len(pairs))
-            for step in range(len(pairs)):  # the first cut pair from a random one on
-                pair = pairs[(first + step) % len(pairs)]
-                a, b = (pair[0], pair[1]) if u[1] < 0.5 else (pair[1], pair[0])
-                if row[a] != row[b] and allowed[a, row[b]]:
-                    _move(row, a, row[b], blocks, u[DRAWS - 3], allowed)
-                    changed = True
-                    break
-        elif kind == SWAP:
-            for attempt in range(_TRIES):
-                a = movable[int(u[1 + 2 * attempt] * len(movable))]
-                b = movable[int(u[2 + 2 * attempt] * len(movable))]
-                if row[a] != row[b] and allowed[a, row[b]] and allowed[b, row[a]]:
-                    row[a], row[b] = row[b], row[a]
-                    changed = True
-                    break
-        elif kind in (WINDOW, MODULE):
-            line = order if kind == WINDOW else module_order
-            # short windows as often as long ones
-            length = int(2.0 * (min(max_window, num_groups) / 2.0) ** u[1] + 0.5)
-            first = int(u[2] * num_groups)
-            device = int(u[3] * num_devices) if u[4] < 0.3 else row[line[max(first - 1, 0)]]
-            for at in range(first, min(first + length, num_groups)):
-                if row[line[at]] != device and allowed[line[at], device]:
-                    row[line[at]] = device
-                    changed = True
-        elif kind == CLUSTER:
-            group = movable[int(u[1] * len(movable))]
-            home, device = row[group], _another(row[group], allowed[group], u[2])
-            row[group] = device
-            changed = True
-            for edge in range(neighbour_offsets[group], neighbour_offsets[group + 1]):
-                other = neighbours[edge]
-                if row[other] == home and allowed[other, device]:
-                    row[other] = device
-        elif kind == COPY and len(rows):
-            changed = _copy(row, u, allowed, rows, columns)
-        if not changed:
-            group = movable[int(u[DRAWS - 1] * len(movable))]
-            _move(row, group, _another(row[group], allowed[group], u[DRAWS - 2]), blocks, u[DRAWS - 3], allowed)
-
-
-@kernel
-def _copy(row: Ints, u: Floats, allowed: NDArray[np.bool_], rows: Ints, columns: Ints) -> bool:
-    """Puts some rows of the table where the one before or after them is, half of the time without column 0."""
-    num_rows = rows.max() + 1
-    length = int((max(num_rows // 2, 2) / 2.0) ** u[1] + 0.5)  # short ones as often as long ones
-    first = int(u[2] * num_rows)
-    source = first - 1 if u[3] < 0.5 else first + length
-    if source < 0 or source >= num_rows:
-        return False
-    device = np.full(columns.max() + 1, -1, np.int32)
-    for group in range(len(row)):
-        if rows[group] == source and device[columns[group]] < 0:
-            device[columns[group]] = row[group]
-    if u[4] < 0.5:
-        device[0] = -1
-    changed = False
-    for group in range(len(row)):
-        if first <= rows[group] < first + length:
-            to = device[columns[group]]
-            if to >= 0 and row[group] != to and allowed[group, to]:
-                row[group] = to
-                changed = True
-    return changed
-
-
-@kernel
-def _move(row: Ints, group: int, device: int, blocks: Ints, u: float, allowed: NDArray[np.bool_]) -> None:
-    """Puts `group` on `device`, with those of its block, on a level drawn by `u`, that are where it is."""
-    level, home = int(u * (len(blocks) + 1)) - 1, row[group]
-    row[group] = device
-    if level >= 0:
-        for other in range(len(row)):
-            if blocks[level, other] == blocks[level, group] and row[other] == home and allowed[other, device]:
-                row[other] = device
-
-
-@kernel
-def _another(device: int, allowed: NDArray[np.bool_], u: float) -> int:
-    """A device that is allowed and is not `device`, by the draw `u`."""
-    count = 0
-    for other in range(len(allowed)):
-        if allowed[other] and other != device:
-            count += 1
-    skip = int(u * count)
-    for other in range(len(allowed)):
-        if allowed[other] and other != device:
-            if skip == 0:
-                return other
-            skip -= 1
-    return device

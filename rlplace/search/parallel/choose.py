@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UserError
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.own_order import OwnOrder
+from rlplace.search.own_order import OwnOrderWithPaths
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 
@@ -229,7 +229,7 @@ class _Race:
 
 def _search(one: _Contender, evaluations: int, seed: int) -> int:
     """Evaluations that a short search took; what it found is kept where it is better."""
-    task = Task(one.problem, OwnOrder(Simulator(one.problem)), Budget(evaluations), seed=seed)
+    task = Task(one.problem, OwnOrderWithPaths(Simulator(one.problem)), Budget(evaluations), seed=seed)
     METHODS[SEARCH].run(task)
     if task.best_s < one.step_s:
         one.devices, one.step_s = task.best_devices, task.best_s

@@ -141,7 +141,8 @@ class Proposer:
         winners = Winners(WINNERS)
         task = Task(simulator.problem, simulator, rest, seed=self._seed(), observer=winners)
         task.score(start)
-        anneal_finer(task, start, start_s, until=1.0, settings=AnnealSettings(guide=self._guide))
+        settings = AnnealSettings(guide=self._guide, critical_share=0.0)  # other placements teach more than better ones
+        anneal_finer(task, start, start_s, until=1.0, settings=settings)
         self.evaluations += task.evaluations
         if task.best_devices is None:
             return []

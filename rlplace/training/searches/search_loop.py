@@ -12,7 +12,7 @@ from rlplace.measure.plan import Plan
 from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.failure import Failure
-from rlplace.search.own_order import OwnOrder
+from rlplace.search.own_order import OwnOrderWithPaths
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 from rlplace.training.resume.journal import MethodJournal
@@ -68,7 +68,7 @@ def search_and_measure(
     search_s = budget.seconds * budget.simulate_share
     task = Task(
         evaluator.problem,
-        OwnOrder(evaluator.simulator),
+        OwnOrderWithPaths(evaluator.simulator),
         Budget(seconds=max(search_s, 1e-3), measurements=budget.measurements),
         seed=seed,
         host=host,

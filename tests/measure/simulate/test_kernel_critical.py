@@ -196,3 +196,25 @@ def test_a_factor_counts_for_its_share_of_the_path(seed: int, num_ops: int) -> N
         timed = Simulator(replace(problem, costs=scaled), threads=1).retime_batch(batch)
         logs.append(np.log(timed[0].step_time_s))
     assert (logs[1] - logs[0]) / 2e-6 == pytest.approx(share, abs=1e-5)
+
+
+def test_the_ops_of_a_critical_path_are_told_of_a_placement_and_a_copy_stands_for_the_op_it_is_from() -> None:
+    problem = problem_of(op_graph([[], [0], [0], [1, 2]], 100), plain_host(2), [1.0, 1.0, 5.0, 1.0])
+    simulator = Simulator(problem, threads=1)
+    assert simulator.critical_ops(np.array([0, 0, 1, 0])).tolist() == [3, 2, 2, 0, 0]
+    fork = problem_of(op_graph([[], [0], [0]], 1), plain_host(2), [1.0, 3.0, 3.0])
+    ops = [
+        Simulator(fork).critical_ops(np.zeros(3, dtype=np.int32), np.array(order, dtype=float)).tolist()
+        for order in ([3, 2, 1], [3, 1, 2])
+    ]
+    assert ops == [[2, 1, 0], [1, 2, 0]]  # what has the device before, though nothing is read of it
+
+
+def test_what_does_not_fit_has_no_critical_ops_and_nor_has_a_throughput() -> None:
+    host = plain_host(2)
+    small = replace(host, devices=tuple(replace(device, memory_bytes=150) for device in host.devices))
+    problem = problem_of(op_graph([[], [0], [0], [1, 2]], 100), small, [1.0] * 4)
+    assert not len(Simulator(problem).critical_ops(np.zeros(4, dtype=np.int32)))
+    fits = replace(problem, host=host)
+    assert len(Simulator(fits).critical_ops(np.zeros(4, dtype=np.int32))) == 4
+    assert not len(Simulator(fits, objective="throughput").critical_ops(np.zeros(4, dtype=np.int32)))

@@ -12,7 +12,12 @@ from rlplace.search import AnnealSettings
 
 @pytest.mark.parametrize(
     ("settings", "field"),
-    [({"hot": 0.1, "cold": 0.2}, "temperatures"), ({"cold": 0.0}, "temperatures"), ({"batch": 0}, "batch")],
+    [
+        ({"hot": 0.1, "cold": 0.2}, "temperatures"),
+        ({"cold": 0.0}, "temperatures"),
+        ({"batch": 0}, "batch"),
+        ({"critical_share": 1.5}, "critical_share"),
+    ],
 )
 def test_nonsense_settings_are_refused(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidValue, match=field):

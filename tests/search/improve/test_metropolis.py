@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from search_problems import brute_force_s, fork_problem, tight_problem
@@ -44,6 +46,36 @@ def test_an_infeasible_start_is_left_behind_and_no_infeasible_placement_wins() -
     placement, step_s = anneal_from(problem, OnlyMixed(), np.zeros(6, dtype=np.int32), Budget(500))
     assert step_s == 1.0
     assert placement.sum() == 1
+
+
+def test_it_scores_no_more_than_its_budget_and_asks_for_critical_paths_of_what_it_scored() -> None:
+    problem = fork_problem(3)
+
+    class Recording(Simulator):
+        scored: ClassVar[set[bytes]] = set()
+        seen: ClassVar[set[bytes]] = set()
+        count = 0
+
+        def step_times(self, placements: np.ndarray, priorities: np.ndarray | None = None) -> np.ndarray:
+            self.scored.update(row.tobytes() for row in placements)
+            Recording.count += len(placements)
+            return super().step_times(placements, priorities)
+
+        def step_times_within(
+            self, placements: np.ndarray, cutoff_s: np.ndarray, priorities: np.ndarray | None = None
+        ) -> np.ndarray:
+            self.scored.update(row.tobytes() for row in placements)
+            Recording.count += len(placements)
+            return super().step_times_within(placements, cutoff_s, priorities)
+
+        def critical_ops(self, devices: np.ndarray, priorities: np.ndarray | None = None) -> np.ndarray:
+            self.seen.add(devices.tobytes())
+            return super().critical_ops(devices, priorities)
+
+    anneal_from(problem, Recording(problem, threads=1), np.zeros(6, dtype=np.int32), Budget(200), seed=1)
+    assert Recording.count == 200
+    assert len(Recording.seen) > 1
+    assert Recording.seen <= Recording.scored
 
 
 @pytest.mark.parametrize("seed", range(5))

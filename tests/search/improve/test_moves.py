@@ -13,18 +13,8 @@ from search_problems import barred, chain_problem
 
 from rlplace.graphs import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.moves import (
-    CLUSTER,
-    COPY,
-    MODULE,
-    NEIGHBOUR,
-    ONE,
-    SWAP,
-    WINDOW,
-    Neighbourhood,
-    Table,
-    main_modules,
-)
+from rlplace.search.improve.move_kernels import CLUSTER, COPY, MODULE, NEIGHBOUR, ONE, SWAP, WINDOW
+from rlplace.search.improve.moves import Neighbourhood, Table, main_modules
 
 
 def only(kind: int) -> np.ndarray:
@@ -159,3 +149,39 @@ def test_rows_that_no_group_begins_in_are_none() -> None:
     """Rows 0, 2 and 4 are next to each other where groups begin in those alone."""
     near = Neighbourhood.of(chain_problem(3, 2), table=cells([0, 2, 4], [1, 1, 1]))
     assert near.rows.tolist() == [0, 1, 2]
+
+
+FOCUS = np.array([2], dtype=np.int32)
+
+
+def focused(problem: Problem, start: list[int], kind: int, focus: np.ndarray = FOCUS, count: int = 200) -> set[tuple]:
+    rows = np.repeat(np.array(start, dtype=np.int32)[None], count, axis=0)
+    near = Neighbourhood.of(problem)
+    generator = np.random.default_rng(0)
+    return {tuple(r) for r in near.propose(rows, generator, only(kind), 4, focus=focus, focus_share=1.0).tolist()}
+
+
+def test_a_focused_move_begins_with_a_group_of_the_focus() -> None:
+    chain = chain_problem(5, 2)
+    assert focused(chain, [0, 0, 0, 0, 0], ONE) == {(0, 0, 1, 0, 0)}
+    assert focused(chain, [0, 1, 1, 0, 0], SWAP) == {(1, 1, 0, 0, 0), (0, 1, 0, 1, 0), (0, 1, 0, 0, 1), (0, 1, 0, 0, 0)}
+    assert focused(chain, [0, 0, 1, 1, 1], CLUSTER) == {(0, 0, 0, 0, 1)}
+    for row in focused(chain, [0, 0, 0, 0, 0], WINDOW) | focused(chain, [0, 0, 0, 0, 0], MODULE):
+        assert row[2] == 1
+
+
+def test_a_focused_group_joins_a_neighbour_or_the_neighbour_joins_it() -> None:
+    chain = chain_problem(5, 3)
+    expected = {(0, 0, 0, 2, 2), (0, 1, 1, 2, 2), (0, 0, 2, 2, 2), (0, 0, 1, 1, 2)}
+    assert focused(chain, [0, 0, 1, 2, 2], NEIGHBOUR) == expected
+    pinned = barred(chain, {2: (1,)})  # where the group itself may not go, the neighbour comes
+    assert focused(pinned, [0, 0, 1, 2, 2], NEIGHBOUR) == {(0, 1, 1, 2, 2), (0, 0, 1, 1, 2)}
+
+
+def test_a_share_of_the_moves_is_focused() -> None:
+    chain, start = chain_problem(40, 2), np.zeros((4000, 40), dtype=np.int32)
+    near, generator = Neighbourhood.of(chain), np.random.default_rng(0)
+    rows = near.propose(start, generator, only(ONE), 4, focus=FOCUS, focus_share=0.6)
+    assert np.mean(rows[:, 2] == 1) == pytest.approx(0.6 + 0.4 / 40, abs=0.03)
+    plain = near.propose(start, generator, only(ONE), 4, focus=FOCUS[:0], focus_share=0.6)
+    assert np.mean(plain[:, 2] == 1) < 0.1
