@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from best_known import encode
 from core_micro_table import markdown
-from core_true import append, read_lines
+from core_true import append, read_lines, whole_command
 from numpy.typing import NDArray
 from record import RESULTS, record
 from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
@@ -171,6 +171,7 @@ def render(path: Path) -> None:
     if lines:
         facts = [line["run"] for line in lines if "run" in line][-1]
         rows = list({key(line): line for line in lines if "method" in line}.values())
+        facts["command"] = whole_command(facts["command"])
         write_json_atomic(results, {"schema": 1, **facts, "rows": rows}, indent=None)
     kept = read_json(results)
     write_text_atomic(path.with_suffix(".md"), markdown(kept["rows"], kept))
