@@ -27,8 +27,8 @@ class AnnealSettings:
     table_chances: tuple[float, ...] = TABLE_CHANCES
     """... and in a step that is cut into micro-batches, whose runs of layers also move to where the next run is."""
     critical_share: float = 0.8
-    """Share of the moves that begin with a group of the critical path, where the timer tells it: moves of others make a
-    step no shorter, but make room."""
+    """Share of the moves that begin with a group of the critical path, where the timer tells it: moves of others
+    seldom make a step shorter, but make room."""
     guide: Guide | None = None
     """What suggests a share of the moves; it is told the placements that annealing goes on from."""
     batch: int | None = None
