@@ -38,12 +38,15 @@ class CheckResult:
         max_param_rel_diff: of parameters and buffers after the last step.
         num_steps: how many steps were compared.
         num_random_ops: ops of a step that draw random numbers; both steps were given the same.
+        is_accumulation: whether plain PyTorch accumulated gradients over the same micro-batches, as the placed step is
+            no step of the whole batch (batch norm, an accumulated loss).
     """
 
     max_loss_rel_diff: float
     max_param_rel_diff: float
     num_steps: int
     num_random_ops: int = 0
+    is_accumulation: bool = False
 
     @property
     def ok(self) -> bool:
@@ -58,6 +61,7 @@ class CheckResult:
             "max_param_rel_diff": self.max_param_rel_diff,
             "num_steps": self.num_steps,
             "num_random_ops": self.num_random_ops,
+            "compared_with": "gradient accumulation" if self.is_accumulation else "the whole batch",
             "ok": self.ok,
         }
 
@@ -115,7 +119,8 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
         state_difference = _state_difference(eager.state_dict(), placed.state_dict())
-        return CheckResult(loss_difference, state_difference, num_steps, len(drawing))
+        is_accumulation = origin.micro is not None and not origin.micro.equals_whole
+        return CheckResult(loss_difference, state_difference, num_steps, len(drawing), is_accumulation)
     finally:
         placed.close()
 

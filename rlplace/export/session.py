@@ -123,8 +123,10 @@ def _check(request: ExportRequest) -> dict[str, Any]:
         raise InvalidValue("host", request.config.get("host"), "one of this machine", where="export --check", hint=hint)
     graph, host = _graph(request), matching_host(placement)
     placement.require(graph, host)
+    count = graph.num_micro_batches
     checked = check_export(graph, host, placement.plan)
-    verdict = "agrees with eager" if checked.ok else "DIFFERS from eager"
+    eager = f"eager gradient accumulation over {count} slices" if checked.is_accumulation else "eager"
+    verdict = f"agrees with {eager}" if checked.ok else f"DIFFERS from {eager}"
     seeded = f", {checked.num_random_ops} random ops given the same seeds" if checked.num_random_ops else ""
     print(
         f"{checked.num_steps} placed steps{seeded}: {verdict}; largest relative difference of the loss "

@@ -31,7 +31,7 @@ class CutOptions:
     """K, how many slices; `auto` is chosen by simulation."""
     batch_dims: BatchDims | None = None
     """The dimension of the batch, None for a tensor that all slices share: of every tensor among the inputs, then the
-    targets; or by the names of keyword arguments. None: as the workload says, else found by sizes."""
+    targets; or by the names of `forward`'s parameters. None: as the workload says, else found by sizes."""
     loss: Loss = "auto"
     """How the losses of slices make that of the batch; `auto` is found by a check."""
     is_exact: bool = False
@@ -40,6 +40,8 @@ class CutOptions:
     def __post_init__(self) -> None:
         if self.count != AUTO and (type(self.count) is not int or not 1 <= self.count <= MOST):
             raise InvalidValue("micro_batches", self.count, f"`{AUTO}`, or a number from 1 to {MOST}")
+        if not isinstance(self.loss, str):
+            raise InvalidValue("loss", self.loss, f"one of {', '.join(LOSSES)}", where="micro-batches")
         if self.loss not in LOSSES:
             raise UnknownName("loss of micro-batches", self.loss, LOSSES)
         if self.count != 1:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
@@ -143,8 +144,12 @@ def chosen_problem(
     made: dict[int, Problem] = {}
 
     def kept(count: int) -> Problem:
-        made[count] = problem_of(count)
+        if count not in made:
+            made[count] = problem_of(count)
         return made[count]
+
+    if asked.is_auto:
+        _check_asked(asked, partial(kept, counts[1]))
 
     chosen = choose(
         {count: partial(kept, count) for count in counts},
@@ -163,6 +168,24 @@ def chosen_problem(
     for line in judged(problem.graph):
         say(line)
     return Prepared(problem, asked, chosen.spent, start)
+
+
+def _check_asked(asked: CutOptions, cut: Callable[[], Problem]) -> None:
+    """Cuts the batch, if the user says how: where that is wrong, `auto` is not to leave it out as it does what is slow.
+
+    Raises:
+        UserError: the dimensions or the loss that were asked for are not right.
+    """
+    if asked.batch_dims is None and asked.loss == "auto":
+        return
+    try:
+        cut()
+    except InvalidValue as error:
+        if error.field != "micro_batches":  # more of them than samples, or not exact
+            raise
+    except CaptureError:
+        if asked.loss != "auto":
+            raise
 
 
 def candidates(host: Host) -> tuple[int, ...]:

@@ -99,6 +99,10 @@ class Steps:
             raise only_simulated(spec)
         if spec.is_file and asked.is_auto:
             raise number_only(asked.count, "A file holds one batch, or a layer profile's grows with their number.")
+        if spec.is_file and (asked.batch_dims is not None or asked.loss != "auto"):
+            field, actual = ("loss", asked.loss) if asked.batch_dims is None else ("batch_dims", asked.batch_dims)
+            hint = "A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is."
+            raise InvalidValue(field, actual, f"none beside the file {spec.path}", where="micro-batches", hint=hint)
         self.spec, self.host, self.asked = spec, host, asked
         self._workload = None if spec.is_file else build_for(spec, host, seed)
         self._seed = seed

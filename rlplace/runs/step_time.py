@@ -134,22 +134,25 @@ def _graph_of(
     placement: Placement | None, spec: WorkloadSpec, host: Host, seed: int, asked: CutOptions
 ) -> tuple[OpGraph, int]:
     """The step and its micro-batches, cut as asked; where that is `auto`, as the placement was made for."""
+    cut = None if placement is None else placement.cut
+    loss = "" if cut is None or spec.is_file else cut.loss
     if not isinstance(asked.count, str):
+        count = asked.count
+        if cut is not None and cut.count == count:
+            asked = _as_placed(asked, count, loss)
         try:
-            return Steps(spec, host, seed, asked).graph(asked.count), asked.count
+            return Steps(spec, host, seed, asked).graph(count), count
         except UserError as error:
-            cut = None if placement is None else placement.cut
-            if cut is not None and (cut.count, cut.loss) != (asked.count, asked.loss):
+            if cut is not None and (cut.count, cut.loss) != (count, asked.loss):
                 error.add_note(f"The placement was made for {cut}.")
             raise
     if placement is None:
         hint = "`auto` is chosen by a search (`train`, `compare`), or found for a placement file."
         raise number_only(asked.count, hint)
-    cut = placement.cut
     if cut is not None:
         # a graph file may hold a step that was cut when it was captured, and is read as it is
         for count in (1, cut.count) if spec.is_file else (cut.count,):
-            graph = Steps(spec, host, seed, _as_placed(asked, count, cut.loss)).graph(count)
+            graph = Steps(spec, host, seed, _as_placed(asked, count, loss)).graph(count)
             if graph.fingerprint == placement.graph_fingerprint:
                 break
         return graph, count

@@ -23,6 +23,9 @@ from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 
+LEAST_TO_CHOOSE = 1000
+"""Evaluations of the search that micro-batches and orders of ops are chosen for, at least: few would choose blindly."""
+
 
 @one_thread_here()
 def place_workload(
@@ -47,7 +50,7 @@ def place_workload(
         host: where; one of this machine is profiled, but nothing is measured.
         path: the placement goes here.
         method: a name of `METHODS`.
-        evaluations: placements that it may simulate.
+        evaluations: placements that it may simulate, beside those that choose how the batch is cut.
         seed: of the workload and of the method.
         num_groups: most groups of ops that are moved.
         grouping: the rule that makes them.
@@ -67,7 +70,13 @@ def place_workload(
     steps = Steps(spec, host, seed, asked)
     with measuring_alone(host, say=progress.say, is_waiting=is_waiting):  # profiling counts seconds, too
         prepared = prepare(
-            steps, progress, seed=seed, num_groups=num_groups, grouping=grouping, constraints=constraints
+            steps,
+            progress,
+            seed=seed,
+            num_groups=num_groups,
+            grouping=grouping,
+            constraints=constraints,
+            evaluations=max(evaluations, LEAST_TO_CHOOSE),
         )
     problem = prepared.problem
     simulator = Simulator(problem)

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from rlplace.errors import InvalidValue, RlplaceError, UnknownName
 from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Workload
@@ -96,10 +98,15 @@ def _find(module: ModuleType, function_name: str, name: str) -> Callable[[], obj
 
 
 def _raised(error: BaseException) -> str:
-    """What was raised, and the last line of it that is not in the import machinery."""
-    ours = ("<frozen ", importlib.__file__, __file__)
+    """What was raised, and the last line of it that is neither in the import machinery nor in PyTorch."""
+    ours = ("<frozen ", importlib.__file__, __file__, str(Path(torch.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return (
+            f"It reads the values of a tensor{where}. On a simulated host it is called without them, so that a model "
+            "of any size needs no memory: take such numbers from Python's `random`, from NumPy, or as constants."
+        )
     return f"It raised {type(error).__name__}: {error}{where}."
 
 

@@ -79,9 +79,10 @@ def test_auto_is_what_a_placement_file_says(capsys: pytest.CaptureFixture[str], 
     (row,) = told(capsys, "compare", *words, "--evaluations", "30", "--save", str(tmp_path))["rows"]
     file = tmp_path / "data-parallel-0.placement.json"
     placement = ("--placement", str(file))
-    found = told(capsys, "simulate", TINY, *HOST, "--micro-batches", "auto", *placement)
-    assert (found["micro_batches"]["count"], found["micro_batches"]["verdict"]["kind"]) == (3, "accumulated")
-    assert found["step_time_s"] == pytest.approx(row["step_time_s"], rel=1e-12)
+    for asked in ("auto", "3"):
+        found = told(capsys, "simulate", TINY, *HOST, "--micro-batches", asked, *placement)
+        assert (found["micro_batches"]["count"], found["micro_batches"]["verdict"]["kind"]) == (3, "accumulated")
+        assert found["step_time_s"] == pytest.approx(row["step_time_s"], rel=1e-12)
     message = refused(capsys, "simulate", TINY, *HOST, "--micro-batches", "2", *placement)
     assert "It places 3 micro-batches of accumulated loss, yours is 2 micro-batches of separate loss" in message
     assert "give `--micro-batches 3`" in message
@@ -153,6 +154,9 @@ def test_a_layer_profile_is_as_many_micro_batches_as_asked(capsys: pytest.Captur
     assert told(capsys, "graph", str(path), "--micro-batches", "4")["costs_source"] == "given"
     message = refused(capsys, "compare", str(path), *HOST, "--micro-batches", "auto")
     assert "expected a number" in message
+    for flags in (("--loss", "accumulated"), ("--batch-dims", "0")):
+        message = refused(capsys, "compare", str(path), *HOST, "--micro-batches", "4", *flags)
+        assert f"expected none beside the file {path}" in message
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "simulate", "measure", "fidelity", "graph"])

@@ -35,6 +35,16 @@ def test_check_in_float64_is_exact_to_rounding() -> None:
     assert set(result.to_dict()) >= {"schema", "max_loss_rel_diff", "max_param_rel_diff", "ok"}
 
 
+@pytest.mark.parametrize(("model", "words"), [(normed(), "gradient accumulation"), (normed()[:1], "the whole batch")])
+def test_what_it_was_compared_with_is_said(model: nn.Module, words: str) -> None:
+    graph = capture(model, torch.randn(6, 6), mean_square, "sgd", micro_batches=2)
+    problem = Problem.profile(graph, Host.detect("cores"))
+    plan = Simulator(problem).plan(np.zeros(graph.num_ops, dtype=np.int32))
+    result = check_export(graph, problem.host, plan, num_steps=2)
+    assert result.ok
+    assert result.to_dict()["compared_with"] == words
+
+
 def with_dropout(micro_batches: int = 1) -> tuple[OpGraph, Host, Plan]:
     """A step with two dropouts, all of its ops on the first core but for the last layer's."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3), nn.Dropout(0.25))

@@ -24,6 +24,12 @@ def test_other_counts_are_refused(count: Any) -> None:
         CutOptions(count)
 
 
+@pytest.mark.parametrize("loss", [None, 3])
+def test_a_loss_is_a_word(loss: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"loss is (None|3), expected one of auto, separate"):
+        CutOptions(2, loss=loss)
+
+
 def test_options_of_a_cut_need_one() -> None:
     with pytest.raises(InvalidValue, match=r"loss is 'joined', expected `auto` for a batch that is not cut.*--micro-b"):
         CutOptions(1, loss="joined")

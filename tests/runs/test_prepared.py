@@ -9,6 +9,7 @@ import pytest
 import torch
 from micrographs import op_graph
 
+from rlplace import capture
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.measure import Problem, resolve_host
 from rlplace.report.progress import Progress
@@ -89,6 +90,36 @@ def test_a_loss_that_mixes_samples_is_refused_by_name() -> None:
 
     with pytest.raises(CaptureError, match="mean"):
         capture_workload(Workload("mine", Centred(3, 3), (torch.randn(4, 3),), lambda loss: loss, None), 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        (CutOptions("auto", (0,)), InvalidValue, "an entry for each of the 2 tensors"),
+        (CutOptions("auto", {"mask": None}), UnknownName, "mask"),
+        (CutOptions("auto", (9, 0)), InvalidValue, "batch_dims of input 0 is 9"),
+        (CutOptions("auto", loss="separate"), InvalidValue, "expected 'joined'"),
+    ],
+)
+def test_what_a_user_says_wrongly_is_an_error_under_auto_too(
+    asked: CutOptions, error: type[Exception], words: str
+) -> None:
+    """Not a number of micro-batches that is left out, as one that is slow would be."""
+    graphs = []
+
+    def problem_of(count: int) -> Problem:
+        built = (torch.nn.Linear(4, 3), torch.ones(4, 4), lambda y, t: (y * t).square().mean().sqrt())
+        cut = {} if count == 1 else {"micro_batches": count, "batch_dims": asked.batch_dims, "loss": asked.loss}
+        graphs.append(capture(*built, targets=torch.rand(4, 3), **cut))  # type: ignore[arg-type]
+        return Problem.estimate(graphs[-1], HOST)
+
+    with pytest.raises(error, match=words):
+        chosen_problem(asked, HOST, problem_of, seed=0, evaluations=30)
+    right = CutOptions("auto", (0, 0), "joined")
+    asked = right
+    assert chosen_problem(right, HOST, problem_of, seed=0, evaluations=30).asked == right
+    counts = [graph.num_micro_batches for graph in graphs]
+    assert len(set(counts)) == len(counts), "each number is captured once"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.workloads import build, parse_workload
+from rlplace.workloads import build, parse_workload, without_memory
 
 LINEAR = """
     import torch
@@ -172,6 +172,13 @@ def test_error_of_the_function_keeps_its_cause_and_place(write):
     with pytest.raises(InvalidValue, match=r"It raised ZeroDivisionError: boom \(.*mine.py:2\)") as caught:
         build(parse_workload("mine:make"))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_function_that_reads_values_where_there_are_none(write):
+    write("mine.py", "import torch\ndef make():\n    return torch.zeros(int(torch.randint(3, (1,))))\n")
+    message = r"reads the values of a tensor \(.*mine.py:3\)\. On a simulated host"
+    with without_memory(), pytest.raises(InvalidValue, match=message):
+        build(parse_workload("mine:make"))
 
 
 def test_function_with_arguments(write):

@@ -32,9 +32,13 @@ def exported(request: ExportRequest) -> Exported:
     """The device map of a run, with what it takes on each device and what giving up single ops costs.
 
     Raises:
-        UserError: the run's step cannot be had again, its host is several machines, or the model keeps no cache.
+        UserError: the run's step cannot be had again, or is cut into micro-batches; its host is several machines, or
+            the model keeps no cache.
     """
     problem = _problem(request)
+    if (count := problem.graph.num_micro_batches) > 1:
+        hint = f"Its batches are whole, other in step time and memory: train without micro-batches. {LEARN_MODULES}."
+        raise InvalidValue("micro_batches", count, "1 for a device map", where="export", hint=hint)
     places = map_places(problem.host)
     plan = request.placement.plan
     projection = project(problem, plan.devices)

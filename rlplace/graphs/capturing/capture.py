@@ -86,6 +86,8 @@ def capture(
         raise InvalidValue(
             "loss_fn", None, "a function of the output", where="capture", hint="An optimizer needs a loss."
         )
+    if not isinstance(loss, (str, LossVerdict)):
+        raise InvalidValue("loss", loss, f"one of {', '.join(ASKED)}", where="capture")
     if isinstance(loss, str) and loss not in ASKED:
         raise UnknownName("loss", loss, ASKED)
     micro = None

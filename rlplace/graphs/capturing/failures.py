@@ -57,6 +57,11 @@ _ADVICE = (
         "the backward needs a value that an in-place op has overwritten, eagerly too; use the op's out-of-place form "
         "(`inplace=False`)",
     ),
+    (
+        r"Expected more than 1 value per channel",
+        "batch norm in training needs two samples or more in every micro-batch: fewer micro-batches or a larger batch; "
+        "for the last batch of an epoch `drop_last=True` in the `DataLoader`, or `other_shapes='eager'`",
+    ),
     (r"same device|DeviceMismatch", "move the model and its inputs to one device; placing them is our part"),
     (
         r"backward through the graph a second time",

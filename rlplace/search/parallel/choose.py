@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UserError
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.improve.warm_starts import balanced
 from rlplace.search.own_order import OwnOrderWithPaths
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
@@ -66,16 +67,18 @@ class _Contender:
     problem: Problem
     devices: NDArray[np.int32] | None = None
     step_s: float = math.inf
+    fullness: float = math.inf
+    """Where nothing was found that fits into memory: the most that a device needs, over what it has, when it is spread.
+
+    More micro-batches hold fewer activations at a time, and more sums of gradients: either may be what is too much.
+    """
     evaluations: int = 0
 
     @property
-    def key(self) -> tuple[float, int, int]:
-        """Better ones are less; fewer micro-batches and the plainer order where step times are equal.
-
-        Where nothing was found that fits into memory, it is the other way round: small ones need less.
-        """
-        sign = 1 if math.isfinite(self.step_s) else -1
-        return self.step_s, sign * self.count, sign * OP_ORDERS.index(self.problem.op_order)
+    def key(self) -> tuple[float, float, int, int]:
+        """Better ones are less: a shorter step, or where none fits one nearer to it; else fewer, the plainer order."""
+        fullness = 0.0 if math.isfinite(self.step_s) else self.fullness
+        return self.step_s, fullness, self.count, OP_ORDERS.index(self.problem.op_order)
 
     def in_all_orders(self) -> list[_Contender]:
         """It and the same in every other order; a step that is not cut has one."""
@@ -197,8 +200,12 @@ class _Race:
                 attempt(count)
         if failures and not found:
             raise failures[0][1]
+        reasons: dict[str, list[int]] = {}
         for count, failure in failures:
-            self.say(f"{_micro_batches(count)}: left out ({str(failure).splitlines()[0]})")
+            reasons.setdefault(str(failure).splitlines()[0], []).append(count)
+        for reason, counts in reasons.items():
+            numbers = ", ".join(map(str, counts[:-1]))
+            self.say(f"{numbers}{' and ' if numbers else ''}{_micro_batches(counts[-1])}: left out ({reason})")
         return found
 
     def _first(self, count: int, problem: Problem, share: float) -> _Contender:
@@ -229,11 +236,25 @@ class _Race:
 
 def _search(one: _Contender, evaluations: int, seed: int) -> int:
     """Evaluations that a short search took; what it found is kept where it is better."""
-    task = Task(one.problem, OwnOrderWithPaths(Simulator(one.problem)), Budget(evaluations), seed=seed)
+    simulator = Simulator(one.problem)
+    task = Task(one.problem, OwnOrderWithPaths(simulator), Budget(evaluations), seed=seed)
     METHODS[SEARCH].run(task)
     if task.best_s < one.step_s:
         one.devices, one.step_s = task.best_devices, task.best_s
-    return task.evaluations
+    if math.isfinite(one.step_s) or math.isfinite(one.fullness):
+        return task.evaluations
+    one.fullness = _fullness(simulator)
+    return task.evaluations + 1
+
+
+def _fullness(simulator: Simulator) -> float:
+    """The peak of the fullest device over its memory, where groups are spread so that devices are about as full."""
+    problem = simulator.problem
+    spread = balanced(problem)[problem.grouping.op_group]
+    (measured,) = simulator.measure(spread[None])
+    return max(
+        peak / device.memory_bytes for peak, device in zip(measured.peak_bytes, problem.host.devices, strict=True)
+    )
 
 
 def _words(one: _Contender) -> str:

@@ -20,6 +20,7 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import save_placement
 from rlplace.report.format import format_bytes
 from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.runs.micro_batches import CutOptions
 from rlplace.runs.setup import capture_workload, describe_problem
 from rlplace.workloads import build, without_memory
 
@@ -122,6 +123,18 @@ def test_modules_that_do_not_fit_are_said(tmp_path: Path, capsys: pytest.Capture
     assert told["projection"]["status"] == "ok"
     assert [each["fits"] for each in told["memory"]] == [False, False]
     assert "short where gradients stay until the optimizer's step" in capsys.readouterr().err
+
+
+def test_a_step_in_micro_batches_is_no_device_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with without_memory():
+        graph = capture_workload(build(WORKLOAD), 2, CutOptions(2, loss="accumulated"))
+    cut = Problem.estimate(graph, resolve_host("RTX4090+RTX3060"))
+    run = run_of(tmp_path / "run", cut, np.zeros(graph.num_ops, dtype=np.int32))
+    config = {"count": 2, "loss": "accumulated", "verdict": {"kind": "accumulated"}}
+    run.write_json("config.json", {**json.loads(run.path("config.json").read_text()), "micro_batches": config})
+    assert main(["export", str(run.root), "--format", "device_map"]) == 2
+    assert "micro_batches is 2, expected 1 for a device map" in capsys.readouterr().err
+    assert not run.path("device_map.json").exists()
 
 
 def test_what_cannot_be_a_device_map_is_refused(

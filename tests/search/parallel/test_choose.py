@@ -85,6 +85,22 @@ def test_one_that_fits_only_backward_first_is_found() -> None:
     assert chosen.devices is not None
 
 
+def test_where_nothing_fits_what_is_nearest_to_it_goes_on() -> None:
+    """Parameters are what is too much: sums of gradients of more micro-batches need more, not less."""
+    whole = layered_step(4, layer_bytes=400, activation_bytes=1)
+    host = plain_host(2, FAST)
+    tight = dataclasses.replace(host, devices=tuple(dataclasses.replace(d, memory_bytes=100) for d in host.devices))
+    made = {count: step_problem(cut_graph(whole, count) if count > 1 else whole, tight) for count in (1, 2, 4)}
+    heard: list[str] = []
+    chosen = choose({count: lambda count=count: made[count] for count in made}, evaluations=90, say=heard.append)  # type: ignore[misc]
+    assert chosen.devices is None
+    assert (chosen.num_micro_batches, chosen.op_order) == (1, "rank")
+    assert chosen.spent <= 0.3 * 90 + len(made) * 2
+    held = step_problem(cut_graph(layered_step(4, layer_bytes=1, activation_bytes=400), 4), tight)
+    lean = {1: lambda: step_problem(layered_step(4, layer_bytes=1, activation_bytes=400), tight), 4: lambda: held}
+    assert choose(lean, evaluations=90).num_micro_batches == 4
+
+
 def test_what_cannot_be_cut_is_left_out_and_said() -> None:
     def refused() -> Problem:
         raise CaptureError("the batch has 3 samples, 4 micro-batches were asked for")
@@ -93,6 +109,8 @@ def test_what_cannot_be_cut_is_left_out_and_said() -> None:
     chosen = choose(problems((1, 2)) | {4: refused}, evaluations=500, say=heard.append)
     assert chosen.num_micro_batches == 2
     assert "4 micro-batches: left out (the batch has 3 samples, 4 micro-batches were asked for)" in heard
+    choose(problems((1, 2)) | {4: refused, 8: refused}, evaluations=500, say=heard.append)
+    assert "4 and 8 micro-batches: left out (the batch has 3 samples, 4 micro-batches were asked for)" in heard
     with pytest.raises(CaptureError, match="3 samples"):
         choose({4: refused}, evaluations=500)
 

@@ -53,12 +53,14 @@ class Pinned(TorchDispatchMode):
 
     Attributes:
         labels: one entry for every loss of negative log-likelihood that ran.
+        compared: the numbers that tensors were compared with; NaN where one was with itself, as `isnan` does.
         normalises_batch: whether batch normalisation would have used the statistics of the batch.
     """
 
     def __init__(self, *, is_double: bool, deadline: float = math.inf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels: list[Labels] = []
+        self.compared: set[float] = set()
         self.normalises_batch = False
         self._is_double, self._deadline = is_double, deadline
 
@@ -81,6 +83,8 @@ class Pinned(TorchDispatchMode):
                     given["grad_out"], given["input"], given.get("weight"), mean, variance, None, None, False,
                     given["eps"], given["output_mask"],
                 )  # fmt: skip
+        if func.overloadpacket in _COMPARISONS:
+            self._note_comparison(args)
         if func in _LOSSES:
             self._note(_named(func, args, kwargs))
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -103,7 +107,15 @@ class Pinned(TorchDispatchMode):
         is_weighted = is_mean and given.get("weight") is not None
         self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_mean, is_weighted))
 
+    def _note_comparison(self, args: tuple[Any, ...]) -> None:
+        one, other = args[0], args[-1]
+        if one is other:  # so, too, where there is one alone
+            self.compared.add(math.nan)
+        elif not isinstance(other, Tensor) or (other.numel() == 1 and not other.is_complex()):
+            self.compared.add(float(other))
 
+
+_COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan}
 _NORMS = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,

@@ -16,11 +16,11 @@ MOST_SLICES = 3
 
 
 def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False) -> tuple[list[Tensor], Slicing]:
-    """The first samples of a batch, at most two a slice, and how to cut them.
+    """Samples from all over a batch, at most two a slice, and how to cut them.
 
-    Sizes differ, so that a mean of means is told from a mean, and are above 1 where those of the batch are and there is
-    room. A tensor whose samples are all alike, as in `torch.ones(8, 16)`, gets others in their range: alike, they would
-    hide what mixes them.
+    A batch may be sorted, by length for one, and padded at its end alone. Sizes differ, so that a mean of means is told
+    from a mean, and are above 1 where those of the batch are and there is room. A tensor whose samples are all alike,
+    as in `torch.ones(8, 16)`, gets others in their range: alike, they would hide what mixes them.
 
     Args:
         tensors: inputs and targets.
@@ -36,8 +36,9 @@ def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = 
         sizes[0] += 1
         sizes[-1] -= 1
     generator = torch.Generator().manual_seed(0)
+    spread = torch.arange(batch) * slicing.batch // batch
     cut = [
-        tensor if dim is None else _varied(tensor.narrow(dim, 0, batch).clone(), dim, generator)
+        tensor if dim is None else _varied(tensor.index_select(dim, spread), dim, generator)
         for tensor, dim in zip(tensors, slicing.dims, strict=True)
     ]
     return cut, Slicing(slicing.dims, tuple(sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def plan_slices(
         count: micro-batches, K.
         batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one
             that is shared. Or a dict of some: by the name of a keyword argument (all tensors in it), or by the position
-            of a tensor; the others follow the rule above.
+            of a tensor, or by the name of a parameter of `forward`; the others follow the rule above.
 
     Raises:
         InvalidValue: K is no number from 1 to the batch; no input has a batch, or inputs have batches of different
@@ -57,7 +58,7 @@ def plan_slices(
     num_inputs = len(tensors) - len(targets)
     dims = _default_dims(tensors, num_inputs)
     if batch_dims is not None:
-        dims = _given_dims(batch_dims, names, tensors, dims)
+        dims = _given_dims(batch_dims, names, _forward_names(model, args), tensors, dims)
     lengths = {name: int(tensor.shape[dim]) for (name, tensor), dim in zip(named, dims, strict=True) if dim is not None}
     if not any(dim is not None for dim in dims[:num_inputs]):
         if count == 1:
@@ -127,12 +128,16 @@ def _default_dims(tensors: Sequence[torch.Tensor], num_inputs: int) -> list[int 
 
 
 def _given_dims(
-    given: object, names: Sequence[str], tensors: Sequence[torch.Tensor], default: Sequence[int | None]
+    given: object,
+    names: Sequence[str],
+    aliases: Mapping[str, str],
+    tensors: Sequence[torch.Tensor],
+    default: Sequence[int | None],
 ) -> list[int | None]:
     if isinstance(given, Mapping):
         dims = list(default)
         for key, dim in given.items():
-            for position in _positions(key, names):
+            for position in _positions(key, names, aliases):
                 dims[position] = _checked_dim(dim, names[position], tensors[position])
         return dims
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -149,15 +154,28 @@ def _given_dims(
     return [_checked_dim(*entry) for entry in zip(given, names, tensors, strict=True)]
 
 
-def _positions(key: str | int, names: Sequence[str]) -> list[int]:
+def _forward_names(model: torch.nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
+    """What `forward` calls its positional arguments, and what they are called here."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # none that Python can tell
+        return {}
+    plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return {name: f"input {position}" for position, (name, _) in enumerate(zip(plain, args, strict=False))}
+
+
+def _positions(key: str | int, names: Sequence[str], aliases: Mapping[str, str]) -> list[int]:
     """The tensors that an entry of a dict is about."""
+    if isinstance(key, str) and key.isdecimal():
+        key = int(key)
     if type(key) is int:
         if not 0 <= key < len(names):
             raise InvalidValue("batch_dims", key, f"the position of a tensor, 0 to {len(names) - 1}", where=_WHERE)
         return [key]
-    found = [position for position, name in enumerate(names) if name == key]
+    wanted = aliases.get(str(key), key)
+    found = [position for position, name in enumerate(names) if name == wanted]
     if not found:
-        raise UnknownName("tensor in batch_dims", str(key), names)
+        raise UnknownName("tensor in batch_dims", str(key), (*names, *aliases))
     return found
 
 

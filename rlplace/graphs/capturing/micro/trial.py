@@ -63,6 +63,7 @@ class Trial:
     Attributes:
         model: the copy.
         tensors: copies of the tensors among the inputs, then the targets.
+        num_inputs: how many of them are inputs.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Trial:
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
         self._leaves, self._spec = pytree.tree_flatten(call)
         given = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
-        self._num_inputs = len(given)
+        self.num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
         self._buffers = [
             _Kept(module, name, buffer, buffer.clone())
@@ -108,7 +109,7 @@ class Trial:
     def loss(self, output: Any, tensors: Sequence[Tensor]) -> Tensor:
         """The loss of an output, and of the targets among `tensors`."""
         assert self._loss_fn is not None
-        loss: Tensor = check_alone(self._loss_fn(output, *tensors[self._num_inputs :]))
+        loss: Tensor = check_alone(self._loss_fn(output, *tensors[self.num_inputs :]))
         return loss.reshape(())
 
     def step(self, tensors: Sequence[Tensor]) -> Stepped:

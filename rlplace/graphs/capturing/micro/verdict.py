@@ -38,6 +38,9 @@ _MEANS = {
     "mean": "the losses of the micro-batches, weighted by their samples, make that of the batch",
     "sum": "the losses of the micro-batches add up to that of the batch",
 }
+_OUTSIDE = (
+    "return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so that outputs can be joined"
+)
 _INSTEAD = (
     "`loss='accumulated'` (--loss accumulated) takes eager gradient accumulation over the micro-batches instead, which "
     "is another step; micro_batches=1 keeps the batch whole"
@@ -84,8 +87,8 @@ def judge_loss(
 ) -> LossVerdict:
     """Which loss of micro-batches is that of the batch.
 
-    A loss that is right only while no label is ignored is not taken unless it is asked for: the labels of the next
-    batch may be padded.
+    A loss that is right only while no label is ignored, or while a mask keeps all, is not taken unless it is asked for:
+    the labels of the next batch may be padded.
 
     Args:
         model: in the mode of the step; it, its random states and its gradients stay as they are.
@@ -165,12 +168,11 @@ def _judged(
     if found.when_padded:
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
-            f" return the model's outputs and compute the loss in `loss_fn(output, *targets)`, so that outputs can be "
-            f"joined; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
+            f" {_OUTSIDE}; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
     words = cut_words(call[0], call[1], targets, slicing)
-    raise _refused(ops, found, words, is_failing=ways.fails, has_loss=loss_fn is not None)
+    raise _refused(ops, found, words, ways, has_loss=loss_fn is not None)
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,13 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
         separate = ways.reason
         if weights is not None:
             if asked == "separate":
-                unless = ", as long as no label is ignored" if ways.counts_labels else ""
+                unless = ""
+                if ways.counts_labels:
+                    unless = ", as long as no label is ignored"
+                elif not ways.separate_with_others(weights):
+                    unless = f" ({ways.reason})"
                 return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
-            if ways.separate_when_padded(weights):
+            if ways.separate_when_padded(weights) and ways.separate_with_others(weights):
                 return _checked("separate", weights, _MEANS[weights], ways)
             when_padded = ways.reason
     if ways.joined():
@@ -256,23 +262,25 @@ def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> lis
     return []
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, *, is_failing: bool, has_loss: bool) -> CaptureError:
+def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
     """What to say where neither loss is right.
 
     Args:
         ops: that mix samples.
         wrong: why neither is.
         cut: how the tensors are cut, in words.
-        is_failing: whether the model failed on a slice.
+        ways: that were tried last.
         has_loss: whether it is a training step.
     """
     dims = "`batch_dims` (--batch-dims)"
     instead = _INSTEAD if has_loss else "micro_batches=1 keeps the batch whole"
     hint = f"if the batch is another dimension, say it with {dims}; else {instead}"
+    if ways.is_loss_inside:
+        hint = f"{_OUTSIDE}; {hint}"
     what = f"it cannot be cut so ({cut})"
     if ops:
         what, hint = f"samples of the batch are mixed by {', '.join(map(str, ops))}", f"{hint}. Now {cut}"
-    elif is_failing:
+    elif ways.fails:
         what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
         hint = f"{dims} says which dimension of every tensor is the batch; micro_batches=1 keeps the batch whole"
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []

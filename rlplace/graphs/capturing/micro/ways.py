@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import RlplaceError
+from rlplace.graphs.capturing.micro.other_values import other_values
 from rlplace.graphs.capturing.micro.pinned import Pinned, TimeUp
 from rlplace.graphs.capturing.micro.samples import few_samples, padded
 from rlplace.graphs.capturing.micro.trial import Stepped, Trial, rehearsal
@@ -17,6 +20,8 @@ from rlplace.graphs.capturing.micro.trial_outputs import Joined, join_outputs
 from rlplace.graphs.slicing import Slicing
 
 Weights = Literal["mean", "sum"]
+SHARE_OF_OTHERS = 0.25
+"""Part of what is left of a check's time that other values of labels and masks may take."""
 
 
 class NotComputable(RlplaceError):
@@ -40,6 +45,7 @@ class Ways:
         counts_labels: whether a loss divides by how many labels are not ignored.
         reason: why the last way that was tried is not right; "" where it is.
         fails: whether the model failed on a slice.
+        is_loss_inside: whether the model returns a scalar, its loss most likely; known once `joined` was tried.
 
     Raises:
         NotComputable: the step fails on them, or is not finite.
@@ -50,7 +56,7 @@ class Ways:
     ) -> None:
         self._trial, self._deadline = trial, deadline
         self.tensors, self.slicing = trial.tensors, slicing
-        self.reason, self.fails = "", False
+        self.reason, self.fails, self.is_loss_inside = "", False, False
         pinned = self._pinned()
         try:
             if not is_whole:
@@ -65,6 +71,7 @@ class Ways:
             raise NotComputable(f"its loss or a gradient is not finite for {self.slicing.batch} samples")
         self.normalises_batch = pinned.normalises_batch
         self.counts_labels = any(label.is_mean for label in pinned.labels)
+        self._compared = frozenset(pinned.compared)
         self._reads_class_weights = any(label.is_weighted for label in pinned.labels)
 
     def separate(self) -> Weights | None:
@@ -90,12 +97,46 @@ class Ways:
         )
         return False
 
+    def separate_with_others(self, weights: Weights) -> bool:
+        """Whether they do so too with other labels, masks and lengths, which the loss may count; as far as is known.
+
+        Losses alone are computed: without the model where it is a target that is changed, and it is an input only where
+        the model makes its loss itself.
+        """
+        until = time.monotonic() + SHARE_OF_OTHERS * (self._deadline - time.monotonic())
+        num_inputs = self._trial.num_inputs
+        with rehearsal(self._pinned(), is_double=self._trial.is_double), torch.no_grad():
+            outputs = self._outputs(self.tensors)
+            is_loss_inside = _has_scalar(pytree.tree_leaves(outputs[0]))
+            for other in other_values(self.tensors, self.slicing, num_inputs, self._compared):
+                if time.monotonic() > until:
+                    break
+                is_input = other.position < num_inputs
+                if is_input and not is_loss_inside:
+                    continue
+                try:
+                    given = self._outputs(other.tensors) if is_input else outputs
+                    is_right = self._is_loss(given, other.tensors, weights)
+                except TimeUp:
+                    raise
+                except Exception:  # an index out of range, say: no such value is ever there
+                    continue
+                if not is_right:
+                    what = f"input {other.position}" if is_input else f"target {other.position - num_inputs}"
+                    self.reason = (
+                        f"losses of slices make it with this batch, but not once some of {what} is {other.value:g}: it "
+                        f"divides by how many count, it seems"
+                    )
+                    return False
+        return True
+
     def joined(self) -> bool:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
         with self._caught(), rehearsal(self._pinned(), is_double=self._trial.is_double):
             with torch.no_grad():
                 whole = pytree.tree_leaves(self._trial.output(self.tensors))
+            self.is_loss_inside = self._trial.has_loss and _has_scalar(whole)
             with torch.set_grad_enabled(self._trial.has_loss):
                 cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
                 outputs = [self._trial.output(tensors) for tensors in cut]
@@ -142,6 +183,21 @@ class Ways:
             self.reason = "neither their sum nor their mean over samples is the loss of the batch"
         return None
 
+    def _outputs(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """What the model returns for all of the samples, then for each slice."""
+        cut = [self.slicing.cut(tensors, index) for index in range(len(self.slicing.sizes))]
+        return [self._trial.output(given) for given in (tensors, *cut)]
+
+    def _is_loss(self, outputs: Sequence[Any], tensors: Sequence[Tensor], weights: Weights) -> bool:
+        """Whether the weighted losses of the slices are that of the whole; so, too, where that is not finite."""
+        whole = float(self._trial.loss(outputs[0], tensors))
+        parts = [
+            weight * float(self._trial.loss(output, self.slicing.cut(tensors, index)))
+            for index, (output, weight) in enumerate(zip(outputs[1:], self.slicing.weights(weights), strict=True))
+        ]
+        rtol = 1e-6 if self._trial.is_double else 1e-3
+        return not math.isfinite(whole) or abs(sum(parts) - whole) <= rtol * (abs(whole) + 1e-3)
+
     def _step(self, tensors: Sequence[Tensor]) -> Stepped:
         if self._trial.has_loss:
             return self._trial.step(tensors)
@@ -177,6 +233,10 @@ class _Caught:
             return False
         self._ways.reason, self._ways.fails = f"the model does not run on a slice ({_said(error)})", True
         return True
+
+
+def _has_scalar(leaves: Sequence[Any]) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in leaves)
 
 
 def _of_output(output: Any) -> Stepped:

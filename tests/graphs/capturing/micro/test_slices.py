@@ -105,6 +105,21 @@ def test_dimensions_that_do_not_fit_are_refused(dims: Any, message: str) -> None
         plan(zeros((4, 3)), 2, dims, targets=zeros((4,)))
 
 
+class Two(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return x * mask
+
+
+@pytest.mark.parametrize("key", ["mask", "input 1", "1", 1])
+def test_a_positional_input_is_named_as_forward_names_it(key: Any) -> None:
+    inputs = zeros((4, 3), (4, 3), (4,))
+    assert plan_slices(Two(), inputs, {}, None, (), 2, {key: 1 if key == 2 else None}).dims == (0, None, 0)
+    with pytest.raises(UnknownName, match="did you mean 'mask'"):
+        plan_slices(Two(), inputs, {}, None, (), 2, {"masks": None})
+    with pytest.raises(UnknownName, match="others"):  # there are none, one or many
+        plan_slices(Two(), inputs, {}, None, (), 2, {"others": None})
+
+
 def test_a_scalar_has_no_dimension_to_cut() -> None:
     with pytest.raises(InvalidValue, match="batch_dims of input 1 is 0, expected None"):
         plan(zeros((4, 3), ()), 2, (0, 0))
