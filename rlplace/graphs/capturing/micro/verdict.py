@@ -282,7 +282,7 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, ha
         what, hint = f"samples of the batch are mixed by {', '.join(map(str, ops))}", f"{hint}. Now {cut}"
     elif ways.fails:
         what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
-        hint = f"{dims} says which dimension of every tensor is the batch; micro_batches=1 keeps the batch whole"
+        hint = f"{dims} says which dimension of every tensor is the batch; fewer micro-batches make larger slices"
     tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
     tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
     if wrong.separate == wrong.joined:
