@@ -15,12 +15,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from best_known import decode, encode, known, locked
 from core_micro import SEARCH, counts_of, problem_of
+from core_micro_table import KNOWN_CUT as STORE
 from numpy.typing import NDArray
 from record import RESULTS
 from suites import CORE, WORKLOADS, key_of
@@ -32,7 +32,6 @@ from rlplace.search.parallel.micro_batch_orders import list_priorities
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
 
-STORE = Path(__file__).parent / "best_known_micro.json"
 TABLE = RESULTS / "core-micro.json"
 PASSES = ((0, 50_000), (1, 50_000), (2, 100_000), (3, 300_000))
 """Seed and evaluations of each pass, that for the choice included."""

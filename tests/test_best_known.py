@@ -60,6 +60,8 @@ def test_what_is_known_of_micro_batches_is_no_worse_than_whole_ops(
         assert entry["step_time_s"] <= entries[key]["step_time_s"], key
         assert entry["evaluations"] == sum(run["evaluations"] for run in entry["runs"]), key
         assert entry["step_time_s"] <= min((run["step_time_s"] or np.inf for run in entry["runs"]), default=np.inf), key
+        spent = entry["evaluations"] + (entry["whole_evaluations"] if entry["count"] == 1 else 0)
+        assert spent >= 500_000, key
         if entry["count"] == 1:
             assert entry["devices"] == entries[key]["devices"] or entry["runs"], key
 
