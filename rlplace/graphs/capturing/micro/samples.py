@@ -15,17 +15,21 @@ MOST_SLICES = 3
 """Slices of a check: what mixes samples shows in two, a mean of means in uneven ones."""
 
 
-def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False) -> tuple[list[Tensor], Slicing]:
-    """Samples from all over a batch, at most two a slice, and how to cut them.
+def few_samples(
+    tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False, is_spread: bool = True
+) -> tuple[list[Tensor], Slicing]:
+    """A few samples of a batch, at most two a slice, and how to cut them.
 
-    A batch may be sorted, by length for one, and padded at its end alone. Sizes differ, so that a mean of means is told
-    from a mean, and are above 1 where those of the batch are and there is room. A tensor whose samples are all alike,
-    as in `torch.ones(8, 16)`, gets others in their range: alike, they would hide what mixes them.
+    They are from all over it: it may be sorted, by length for one, and padded at its end alone. Sizes differ, so that a
+    mean of means is told from a mean, and are above 1 where those of the batch are and there is room. A tensor whose
+    samples are all alike, as in `torch.ones(8, 16)`, gets others in their range: alike, they would hide what mixes
+    them.
 
     Args:
         tensors: inputs and targets.
         slicing: how they are to be cut.
         is_even: whether sizes are the same instead, where they can be.
+        is_spread: else they are the first.
     """
     count = min(slicing.num_micro_batches, MOST_SLICES)
     batch = min(slicing.batch, 2 * count)
@@ -36,9 +40,9 @@ def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = 
         sizes[0] += 1
         sizes[-1] -= 1
     generator = torch.Generator().manual_seed(0)
-    spread = torch.arange(batch) * slicing.batch // batch
+    taken = torch.arange(batch) * slicing.batch // batch if is_spread else torch.arange(batch)
     cut = [
-        tensor if dim is None else _varied(tensor.index_select(dim, spread), dim, generator)
+        tensor if dim is None else _varied(tensor.index_select(dim, taken), dim, generator)
         for tensor, dim in zip(tensors, slicing.dims, strict=True)
     ]
     return cut, Slicing(slicing.dims, tuple(sizes))

@@ -55,7 +55,7 @@ class Ways:
         self, trial: Trial, slicing: Slicing, deadline: float, *, is_whole: bool = False, is_even: bool = False
     ) -> None:
         self._trial, self._deadline = trial, deadline
-        self.tensors, self.slicing = trial.tensors, slicing
+        self.tensors, self.slicing, self._whole_slicing = trial.tensors, slicing, slicing
         self.reason, self.fails, self.is_loss_inside = "", False, False
         pinned = self._pinned()
         try:
@@ -79,7 +79,11 @@ class Ways:
         if self._reads_class_weights:
             self.reason = "the loss divides by the weights of the classes that occur, other ones in every slice"
             return None
-        return self._separate(self.tensors, self._whole)
+        weights = self._separate(self.tensors, self._whole)
+        if weights is None or self._is_right_elsewhere(weights):
+            return weights
+        self.reason = f"their {weights} is the loss of some samples, not of others"
+        return None
 
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
@@ -197,6 +201,21 @@ class Ways:
         ]
         rtol = 1e-6 if self._trial.is_double else 1e-3
         return not math.isfinite(whole) or abs(sum(parts) - whole) <= rtol * (abs(whole) + 1e-3)
+
+    def _is_right_elsewhere(self, weights: Weights) -> bool:
+        """Whether the losses of slices make that of the first samples too: where ops saturate, they hide what mixes."""
+        if self.slicing.batch == self._whole_slicing.batch:
+            return True
+        tensors, slicing = few_samples(self._trial.tensors, self._whole_slicing, is_spread=False)
+        if slicing != self.slicing:  # of the same size each, which the first are not, or ...
+            return True
+        try:
+            with rehearsal(self._pinned(), is_double=self._trial.is_double), torch.no_grad():
+                return self._is_loss(self._outputs(tensors), tensors, weights)
+        except TimeUp:
+            raise
+        except Exception:  # ... whatever the model does not take
+            return True
 
     def _step(self, tensors: Sequence[Tensor]) -> Stepped:
         if self._trial.has_loss:

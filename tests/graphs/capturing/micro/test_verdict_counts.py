@@ -129,3 +129,19 @@ def test_other_values_are_next_to_what_was_compared_and_change_one_slice_of_one_
 
 def others(given: list[Tensor], slicing: Slicing) -> list[Any]:
     return list(other_values(given, slicing, 1, {-100.0}))
+
+
+def test_samples_that_an_op_saturates_for_do_not_hide_what_mixes_them() -> None:
+    """Every fourth is at right angles to the others like it, and long: a softmax over them is that over each itself."""
+    samples = x(16, 5)
+    samples[::4] = 10 * torch.eye(4, 5)
+
+    def over_the_batch(y: Tensor) -> Tensor:
+        return (y @ y.T).logsumexp(1).mean()
+
+    layer = nn.Linear(5, 5, bias=False)
+    nn.init.eye_(layer.weight)
+    verdict = judge(layer, samples[::4], over_the_batch)
+    assert (verdict.kind, verdict.is_checked) == ("separate", True), "as far as these can tell"
+    verdict = judge(layer, samples, over_the_batch)
+    assert (verdict.kind, "not of others" in verdict.why) == ("joined", True)
