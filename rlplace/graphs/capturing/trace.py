@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from rlplace.graphs.capturing.refusals import (
     check_model,
     no_numbers_drawn,
 )
+from rlplace.graphs.capturing.untouched import untouched
 from rlplace.graphs.program import Autocast
 
 LossFn = Callable[..., torch.Tensor]
@@ -156,7 +157,13 @@ def trace_step(
     with contextlib.ExitStack() as around:
         if isinstance(part, AsSlice):
             handed_out = around.enter_context(statistics_handed_out(model))
-        for each in (untouched(model), explained(model), portable(model), _use_lazy_graph_module(True), grad_mode):
+        for each in (
+            untouched(model, loss_fn),
+            explained(model),
+            portable(model),
+            _use_lazy_graph_module(True),
+            grad_mode,
+        ):
             around.enter_context(each)
         with no_numbers_drawn(again=make):
             module = make()
@@ -233,35 +240,3 @@ def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         return value.detach()
     with mode:  # `copy.deepcopy` of a fake tensor copies its mode too, as `nn.TransformerEncoder` does with its layers
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-
-
-@contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Afterwards attributes that `forward` set (a cache, a counter) are what they were: they hold traced values.
-
-    Raises:
-        CaptureError: a plain tensor attribute was written in place, which the graph would take for a constant.
-    """
-    before = [(path, module, dict(vars(module))) for path, module in model.named_modules()]
-    plain = [
-        (f"{path}.{name}".removeprefix("."), value, value._version, value.detach().clone())
-        for path, _, attributes in before
-        for name, value in attributes.items()
-        if isinstance(value, torch.Tensor) and not value.is_inference()
-    ]
-    try:
-        yield
-    finally:
-        for _, module, attributes in before:
-            for name in vars(module).keys() - attributes.keys():
-                del vars(module)[name]
-            vars(module).update(attributes)
-        written = [(name, tensor, value) for name, tensor, version, value in plain if tensor._version != version]
-        with torch.no_grad():
-            for _, tensor, value in written:
-                tensor.copy_(value)
-    if written:
-        raise CaptureError(
-            f"`forward` writes to {written[0][0]!r} in place, a tensor in a plain attribute, which the graph would "
-            f"hold as a constant; make it a buffer (`register_buffer`)."
-        )

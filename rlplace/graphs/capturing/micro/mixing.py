@@ -16,6 +16,8 @@ from rlplace.graphs.capturing.micro.pinned import Pinned, TimeUp
 from rlplace.graphs.capturing.micro.trial import Trial, rehearsal
 from rlplace.graphs.slicing import Slicing
 
+aten = torch.ops.aten
+
 MOST_NAMED = 3
 
 
@@ -65,6 +67,10 @@ def mixing_ops(
     return watch.found
 
 
+_UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+"""What they return is whatever lay there."""
+
+
 class _Enough(Exception):
     """As many ops are found as anybody wants to read."""
 
@@ -106,6 +112,8 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _UNFILLED:
+            return result
         outputs = [value for value in _flat((result,)) if value.is_floating_point()]
         module = self._running[-1] if self._running else "the loss"
         place = (module, self._counts[module])

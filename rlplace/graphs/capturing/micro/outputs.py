@@ -14,7 +14,8 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.failures import explained
 from rlplace.graphs.capturing.micro.norms import statistics_handed_out
 from rlplace.graphs.capturing.portable import portable
-from rlplace.graphs.capturing.trace import fakes, untouched
+from rlplace.graphs.capturing.trace import fakes
+from rlplace.graphs.capturing.untouched import untouched
 
 
 def fake_output(

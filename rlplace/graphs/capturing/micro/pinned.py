@@ -16,6 +16,8 @@ aten = torch.ops.aten
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 """What becomes float64."""
+MOST_COMPARED = 4
+"""Numbers in a tensor, at most, that are noted where another is compared with it: a few labels, not a batch of them."""
 DRAWN = 0.5
 """What a random op of floats draws instead: neither nothing nor everything."""
 
@@ -111,8 +113,10 @@ class Pinned(TorchDispatchMode):
         one, other = args[0], args[-1]
         if one is other:  # so, too, where there is one alone
             self.compared.add(math.nan)
-        elif not isinstance(other, Tensor) or (other.numel() == 1 and not other.is_complex()):
+        elif not isinstance(other, Tensor):
             self.compared.add(float(other))
+        elif other.numel() <= MOST_COMPARED and not other.is_complex():
+            self.compared.update(other.flatten().tolist())
 
 
 _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan}

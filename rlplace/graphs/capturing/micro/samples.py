@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rlplace.graphs.capturing.micro.other_values import with_value
 from rlplace.graphs.capturing.micro.pinned import Labels, Pinned
 from rlplace.graphs.capturing.micro.trial import Trial, rehearsal
 from rlplace.graphs.slicing import Slicing, even_sizes
@@ -65,15 +67,17 @@ def padded(
     Returns:
         the tensors, and what the losses read of them; the same as before where no loss reads labels.
     """
-    generator = torch.Generator().manual_seed(1)
+    draws = np.random.default_rng(1)  # none of torch, which a check has return constants
     found, now = list(tensors), _labels(trial, tensors, deadline)
     for position, (tensor, dim) in enumerate(zip(tensors, slicing.dims, strict=True)):
         if dim is None or tensor.dtype not in (torch.int64, torch.uint8):
             continue
         for ignored in sorted({label.ignore_index for label in now}):
             for share in (0.5, 1.0):
-                changed = list(found)
-                changed[position] = _ignoring(tensor, dim, slicing.sizes[0], ignored, share, generator)
+                if tensor.dtype is torch.uint8 and not 0 <= ignored <= 255:
+                    continue
+                other = with_value(tensor, dim, slicing.sizes[0], ignored, share, draws)
+                changed = found if other is None else [*found[:position], other, *found[position + 1 :]]
                 try:
                     read = _labels(trial, changed, deadline)
                 except (IndexError, RuntimeError, ValueError):  # whatever else reads them
@@ -94,18 +98,6 @@ def _labels(trial: Trial, tensors: Sequence[Tensor], deadline: float) -> list[La
 
 def _num_ignored(labels: Sequence[Labels]) -> int:
     return sum(label.num_ignored for label in labels)
-
-
-def _ignoring(tensor: Tensor, dim: int, size: int, ignored: int, share: float, generator: torch.Generator) -> Tensor:
-    """A copy in which a share of the labels of the first `size` samples is `ignored`."""
-    changed = tensor.clone()
-    if tensor.dtype is torch.uint8 and not 0 <= ignored <= 255:
-        return changed
-    first = changed.narrow(dim, 0, size)
-    is_chosen = torch.rand(first.shape, generator=generator) < share
-    is_chosen.view(-1)[:1] = True
-    first[is_chosen] = ignored
-    return changed
 
 
 def _varied(tensor: Tensor, dim: int, generator: torch.Generator) -> Tensor:

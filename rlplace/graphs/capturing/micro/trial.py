@@ -82,7 +82,9 @@ class Trial:
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
         self._buffers = [
             _Kept(module, name, buffer, buffer.clone())
-            for module in self.model.modules()
+            for owner in (self.model, self._loss_fn, getattr(self._loss_fn, "__self__", None))
+            if isinstance(owner, nn.Module)
+            for module in owner.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
@@ -98,7 +100,7 @@ class Trial:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def output(self, tensors: Sequence[Tensor]) -> Any:
-        """What the model returns for these inputs (targets may follow); its buffers are as they were at first."""
+        """What the model returns for these inputs (targets may follow); all buffers are as they were at first."""
         for kept in self._buffers:
             kept.restore()
         inputs = iter(tensors)

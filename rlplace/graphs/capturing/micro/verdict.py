@@ -23,6 +23,7 @@ from rlplace.graphs.capturing.micro.slices import cut_words
 from rlplace.graphs.capturing.micro.trial import Trial, has_values
 from rlplace.graphs.capturing.micro.ways import NotComputable, Ways, Weights
 from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.capturing.untouched import untouched
 from rlplace.graphs.program import MicroBatches
 from rlplace.graphs.slicing import Slicing
 
@@ -122,7 +123,8 @@ def judge_loss(
             raise NotComputable("its tensors are fake, without values")
         if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
-        return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, time.monotonic() + check_s)
+        with untouched(model, loss_fn):
+            return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, time.monotonic() + check_s)
     except TimeUp:
         why = f"the check took longer than {check_s:g} s"
     except NotComputable as problem:
@@ -199,7 +201,8 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
                     unless = f" ({ways.reason})"
                 return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
             if ways.separate_when_padded(weights) and ways.separate_with_others(weights):
-                return _checked("separate", weights, _MEANS[weights], ways)
+                untried = "; there was no time for all other values of labels and masks" if ways.left_untried else ""
+                return _checked("separate", weights, f"{_MEANS[weights]}{untried}", ways)
             when_padded = ways.reason
     if ways.joined():
         if asked == "separate":

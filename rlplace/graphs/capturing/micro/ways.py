@@ -45,6 +45,7 @@ class Ways:
         counts_labels: whether a loss divides by how many labels are not ignored.
         reason: why the last way that was tried is not right; "" where it is.
         fails: whether the model failed on a slice.
+        left_untried: whether there was no time for all other values of labels and masks.
         is_loss_inside: whether the model returns a scalar, its loss most likely; known once `joined` was tried.
 
     Raises:
@@ -56,7 +57,7 @@ class Ways:
     ) -> None:
         self._trial, self._deadline = trial, deadline
         self.tensors, self.slicing, self._whole_slicing = trial.tensors, slicing, slicing
-        self.reason, self.fails, self.is_loss_inside = "", False, False
+        self.reason, self.fails, self.left_untried, self.is_loss_inside = "", False, False, False
         pinned = self._pinned()
         try:
             if not is_whole:
@@ -92,7 +93,7 @@ class Ways:
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
             whole = self._step(tensors)
-        if self._separate(tensors, whole, (weights,)):
+        if not whole.is_finite or self._separate(tensors, whole, (weights,)):
             return True
         ignored = sorted({label.ignore_index for label in labels if label.num_ignored})
         self.reason = (
@@ -105,18 +106,20 @@ class Ways:
         """Whether they do so too with other labels, masks and lengths, which the loss may count; as far as is known.
 
         Losses alone are computed: without the model where it is a target that is changed, and it is an input only where
-        the model makes its loss itself.
+        the model makes its loss itself, or hands on what counts.
         """
         until = time.monotonic() + SHARE_OF_OTHERS * (self._deadline - time.monotonic())
         num_inputs = self._trial.num_inputs
         with rehearsal(self._pinned(), is_double=self._trial.is_double), torch.no_grad():
             outputs = self._outputs(self.tensors)
-            is_loss_inside = _has_scalar(pytree.tree_leaves(outputs[0]))
+            leaves = [leaf for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)]
+            hands_on = any(leaf.dim() == 0 or not leaf.is_floating_point() for leaf in leaves)
             for other in other_values(self.tensors, self.slicing, num_inputs, self._compared):
                 if time.monotonic() > until:
+                    self.left_untried = True
                     break
                 is_input = other.position < num_inputs
-                if is_input and not is_loss_inside:
+                if is_input and not hands_on:
                     continue
                 try:
                     given = self._outputs(other.tensors) if is_input else outputs

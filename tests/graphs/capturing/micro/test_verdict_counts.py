@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from judged_losses import BATCH, CLASSES, judge, labels, net, x
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.micro.other_values import MOST_VALUES, other_values
+from rlplace.graphs.capturing.micro.other_values import MOST_VALUES, other_values, with_value
 from rlplace.graphs.slicing import Slicing
 
 
@@ -43,6 +44,38 @@ def known(y: Tensor, t: Tensor) -> Tensor:
     return ((y - t.nan_to_num()).square() * is_known).sum() / is_known.sum()
 
 
+def tokens_shifted(y: Tensor, t: Tensor) -> Tensor:
+    """Of a causal language model: each position predicts the next, and 0 is padding."""
+    counts = t[:, 1:] != 0
+    return (each(y[:, :-1].mT, t[:, 1:]) * counts).sum() / counts.sum()
+
+
+def shifted_by_sample(y: Tensor, t: Tensor) -> Tensor:
+    losses = functional.cross_entropy(y[:, :-1].mT, t[:, 1:], reduction="none")
+    return (losses.sum(1) / (t[:, 1:] != -100).sum(1)).mean()
+
+
+def positives(y: Tensor, t: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(y, t, reduction="none").sum() / t.sum().clamp(min=1)
+
+
+def padded_by_cast(y: Tensor, t: Tensor) -> Tensor:
+    return (each(y, t) * t.bool()).sum() / t.bool().sum()
+
+
+def not_special(y: Tensor, t: Tensor) -> Tensor:
+    is_plain = ~torch.isin(t, torch.tensor([0, 9]))
+    return (each(y, t.clamp(max=CLASSES - 1)) * is_plain).sum() / is_plain.sum()
+
+
+def non_zero(y: Tensor, t: Tensor) -> Tensor:
+    return (y - t).square().sum() / t.count_nonzero()
+
+
+def token_labels() -> Tensor:
+    return 1 + labels(BATCH, 5) % (CLASSES - 1)
+
+
 ALL = torch.ones(BATCH)
 COUNTING: dict[str, tuple[Callable[..., Tensor], Any]] = {
     "label -100, by hand": (unpadded, labels()),
@@ -52,6 +85,10 @@ COUNTING: dict[str, tuple[Callable[..., Tensor], Any]] = {
     "mask of bools": (masked, (labels(), ALL.bool())),
     "lengths": (up_to_length, torch.full((BATCH,), CLASSES)),
     "targets that are unknown": (known, x(BATCH, CLASSES)),
+    "one-hot labels": (positives, functional.one_hot(labels(), CLASSES).float()),
+    "labels as truth": (padded_by_cast, 1 + labels() % (CLASSES - 1)),
+    "labels among some": (not_special, 1 + labels() % (CLASSES - 1)),
+    "targets that are not 0": (non_zero, x(BATCH, CLASSES)),
 }
 
 
@@ -61,6 +98,32 @@ def test_a_loss_that_divides_by_what_counts_is_joined_though_all_counts(name: st
     loss_fn, targets = COUNTING[name]
     verdict = judge(net(), x(), loss_fn, targets, count)
     assert (verdict.kind, verdict.is_checked) == ("joined", True)
+
+
+def words() -> nn.Module:
+    return nn.Sequential(nn.Embedding(CLASSES, 6), nn.Linear(6, CLASSES))
+
+
+def test_tokens_that_are_shifted_are_padded_too() -> None:
+    assert judge(words(), token_labels(), tokens_shifted, token_labels()).kind == "joined"
+    assert judge(words(), token_labels(), shifted_by_sample, token_labels()).kind == "separate"
+
+
+class HandsOn(nn.Module):
+    """Returns its mask beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(x), mask != 0
+
+
+def test_a_mask_that_the_model_hands_on_is_counted() -> None:
+    inputs = {"x": x(), "mask": ALL.long()}
+    assert judge(HandsOn(), inputs, lambda y, t: masked(y[0], t, y[1]), labels()).kind == "joined"
+    assert judge(HandsOn(), inputs, lambda y, t: (each(y[0], t) * y[1]).mean(), labels()).kind == "separate"
 
 
 def test_labels_are_looked_at_all_over_the_batch() -> None:
@@ -111,19 +174,64 @@ def test_a_model_that_counts_its_mask_is_refused() -> None:
     assert judge(Inside(), inputs, lambda loss: loss, asked="separate").kind == "separate"
 
 
+class Known(nn.Module):
+    """A mean over the targets that are known, and kept by a mask of floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, t: Tensor, kept: Tensor | None = None) -> Tensor:
+        if kept is None:
+            return known(self.net(x), t)
+        return ((self.net(x) - t).square().mean(1) * kept).sum() / kept.sum()
+
+
+@pytest.mark.parametrize(
+    ("others", "what"), [({}, "input 1 is nan"), ({"kept": torch.tensor([1.0, 0.0] * (BATCH // 2))}, "neither")]
+)
+def test_floats_of_a_model_that_makes_its_loss_may_be_targets_and_masks(others: dict[str, Tensor], what: str) -> None:
+    with pytest.raises(CaptureError, match=what):
+        judge(Known(), {"x": x(), "t": x(BATCH, CLASSES), **others}, lambda loss: loss)
+
+
+def test_where_time_is_short_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.graphs.capturing.micro.ways.SHARE_OF_OTHERS", 0.0)
+    verdict = judge(net(), x(), masked, (labels(), ALL.bool()))
+    assert (verdict.kind, verdict.is_checked) == ("separate", True)
+    assert "no time for all other values" in verdict.why
+
+
+def test_what_lay_there_before_mixes_nothing() -> None:
+    """A dropout makes an empty tensor first; what mixes is the loss."""
+    with pytest.raises(CaptureError, match="samples of the batch are mixed by") as caught:
+        judge(nn.Sequential(nn.Dropout(0.5), net(), Root()), x(), lambda y: y)
+    assert "empty" not in str(caught.value)
+
+
+class Root(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return y.square().mean().sqrt()
+
+
 def test_other_values_are_next_to_what_was_compared_and_change_one_slice_of_one_tensor() -> None:
     given = [x(), torch.tensor([3, 1, 4, 1]), torch.ones(4, dtype=torch.bool)]
     slicing = Slicing((None, 0, 0), (1, 3))
     found = [(other.position, other.value, other.tensors[other.position].tolist()) for other in others(given, slicing)]
-    assert found == [
-        (1, -99.0, [-99, 1, 4, 1]),
-        (1, -100.0, [-100, 1, 4, 1]),
-        (1, -101.0, [-101, 1, 4, 1]),
+    assert found == [  # masks first, and in turn; the first slice of the mask is true already
         (2, 0.0, [False, True, True, True]),
-        (2, 1.0, [True, True, True, True]),
+        (1, -100.0, [-100, 1, 4, 1]),
+        (1, 0.0, [0, 1, 4, 1]),
+        (1, -99.0, [-99, 1, 4, 1]),
+        (1, -101.0, [-101, 1, 4, 1]),
     ]
     assert given[1].tolist() == [3, 1, 4, 1]
-    assert len(list(other_values(given, slicing, 1, set(range(50))))) == MOST_VALUES + 2
+    assert len(list(other_values(given, slicing, 1, set(range(5, 50))))) == MOST_VALUES + 1
+    half = with_value(torch.arange(12).view(2, 6), 1, 4, 0, 0.5, np.random.default_rng(0))
+    assert half is not None
+    assert int((half[:, :4] == 0).sum()) == 1 + 4, "of seven that are not 0"
+    assert half[:, 4:].tolist() == [[4, 5], [10, 11]]
+    assert with_value(torch.zeros(3), 0, 2, 0.0, 0.5, np.random.default_rng(0)) is None
     assert not list(other_values([x()], Slicing((0,), (4, 4)), 1, {0.0}))
 
 
