@@ -54,7 +54,8 @@ def main() -> None:
         print(row, flush=True)
     if options.render:
         rows = [done[name] for name in (" ".join(map(str, one)) for one in problems()) if name in done]
-        result = {"schema": 1, **record(), "evaluations": options.evaluations, "rows": rows}
+        facts = record() | {"command": "python benchmarks/dapple.py FOLDER, then with --render"}
+        result = {"schema": 1, **facts, "evaluations": options.evaluations, "rows": rows}
         write_json_atomic(RESULTS / "dapple.json", result)
         write_text_atomic(RESULTS / "dapple.md", markdown(result))
 
