@@ -63,25 +63,18 @@ def markdown(rows: Rows, facts: dict[str, Any]) -> str:
         ]
         text.append(f"| {words} | {' | '.join(cells)} |\n")
     text.append(f"\n`{SEARCH}` over the best of the others, at the same memory:\n\n| problems | ratio |\n|---|---|\n")
-    for words, problems in parts.items():
-        ratios = []
-        for problem in problems:
-            others = [row["step_time_s"] for name, row in found[problem].items() if name != SEARCH]
-            if others and SEARCH in found[problem]:
-                ratios.append(found[problem][SEARCH]["step_time_s"] / min(others))
-        text.append(f"| {words} | {geometric(ratios)} |\n")
+    field_s = {
+        problem: min(others)
+        for problem, answers in found.items()
+        if (others := [row["step_time_s"] for name, row in answers.items() if name != SEARCH])
+    }
+    text += _ratios(found, parts, field_s)
     text.append(
         f"\n`{SEARCH}` over the best known with any number of micro-batches (`benchmarks/{KNOWN_CUT.name}`,\n"
         "half a million evaluations each or more, those of whole ops included where these are best):\n\n"
         "| problems | ratio |\n|---|---|\n"
     )
-    for words, problems in parts.items():
-        ratios = [
-            found[p][SEARCH]["step_time_s"] / entries[p]["step_time_s"]
-            for p in problems
-            if SEARCH in found[p] and p in entries
-        ]
-        text.append(f"| {words} | {geometric(ratios)} |\n")
+    text += _ratios(found, parts, {problem: entry["step_time_s"] for problem, entry in entries.items()})
     text.append(
         "\nStep times in ms, of what is best known too; micro-batches and order of ops in brackets.\n\n"
         f"| problem | whole ops | known | {' | '.join(methods)} | {SEARCH} / whole |\n"
@@ -96,6 +89,16 @@ def markdown(rows: Rows, facts: dict[str, Any]) -> str:
         text.append(f"| {problem} | {known_ms} | {_answer(entry)} | {' | '.join(cells)} | {ratio} |\n")
     text.append("\nWorkloads: " + "; ".join(f"`{name}` is `{spec}`" for name, spec in WORKLOADS.items()) + ".\n")
     return "".join(text)
+
+
+def _ratios(
+    found: dict[str, dict[str, dict[str, Any]]], parts: dict[str, list[str]], others_s: dict[str, float]
+) -> list[str]:
+    """A line for each part: what was searched over `others_s`, by problem."""
+    ratio = {p: found[p][SEARCH]["step_time_s"] / others_s[p] for p in found if p in others_s and SEARCH in found[p]}
+    return [
+        f"| {words} | {geometric([ratio[p] for p in problems if p in ratio])} |\n" for words, problems in parts.items()
+    ]
 
 
 def _answer(row: dict[str, Any] | None) -> str:

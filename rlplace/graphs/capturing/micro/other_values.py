@@ -37,7 +37,12 @@ class OtherValue:
 
 
 def other_values(
-    tensors: Sequence[Tensor], slicing: Slicing, num_inputs: int, compared: Collection[float]
+    tensors: Sequence[Tensor],
+    slicing: Slicing,
+    num_inputs: int,
+    compared: Collection[float],
+    *,
+    with_inputs: bool = True,
 ) -> Iterator[OtherValue]:
     """What might become of a loss that counts: every tensor that is cut, with other values in half of its first slice.
 
@@ -51,11 +56,12 @@ def other_values(
         slicing: how they are cut.
         num_inputs: how many are inputs.
         compared: numbers that the step compared tensors with; NaN where it asked for NaN.
+        with_inputs: else targets alone change.
     """
     cut = [
         (position, tensor)
         for position, (tensor, dim) in enumerate(zip(tensors, slicing.dims, strict=True))
-        if dim is not None and tensor.numel() and not tensor.is_complex()
+        if dim is not None and tensor.numel() and not tensor.is_complex() and (with_inputs or position >= num_inputs)
     ]
     values = {
         position: _candidates(tensor, compared, is_input=position < num_inputs)

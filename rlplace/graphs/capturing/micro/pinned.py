@@ -113,9 +113,9 @@ class Pinned(TorchDispatchMode):
         one, other = args[0], args[-1]
         if one is other:  # so, too, where there is one alone
             self.compared.add(math.nan)
-        elif not isinstance(other, Tensor):
+        elif isinstance(other, (int, float)):
             self.compared.add(float(other))
-        elif other.numel() <= MOST_COMPARED and not other.is_complex():
+        elif isinstance(other, Tensor) and other.numel() <= MOST_COMPARED and not other.is_complex():
             self.compared.update(other.flatten().tolist())
 
 

@@ -72,12 +72,13 @@ def padded(
     for position, (tensor, dim) in enumerate(zip(tensors, slicing.dims, strict=True)):
         if dim is None or tensor.dtype not in (torch.int64, torch.uint8):
             continue
+        in_range = torch.iinfo(tensor.dtype)
         for ignored in sorted({label.ignore_index for label in now}):
-            for share in (0.5, 1.0):
-                if tensor.dtype is torch.uint8 and not 0 <= ignored <= 255:
-                    continue
+            for share in (0.5, 1.0) if in_range.min <= ignored <= in_range.max else ():
                 other = with_value(tensor, dim, slicing.sizes[0], ignored, share, draws)
-                changed = found if other is None else [*found[:position], other, *found[position + 1 :]]
+                if other is None:
+                    continue
+                changed = [*found[:position], other, *found[position + 1 :]]
                 try:
                     read = _labels(trial, changed, deadline)
                 except (IndexError, RuntimeError, ValueError):  # whatever else reads them

@@ -42,8 +42,8 @@ def plan_slices(
         targets: what the loss takes besides the model's output.
         count: micro-batches, K.
         batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one
-            that is shared. Or a dict of some: by the name of a keyword argument (all tensors in it), or by the position
-            of a tensor, or by the name of a parameter of `forward`; the others follow the rule above.
+            that is shared. Or a dict of some: by the name of a parameter of `forward` (all tensors in it), or by the
+            position of a tensor; the others follow the rule above.
 
     Raises:
         InvalidValue: K is no number from 1 to the batch; no input has a batch, or inputs have batches of different
@@ -161,7 +161,7 @@ def _forward_names(model: torch.nn.Module, args: tuple[Any, ...]) -> dict[str, s
     except (TypeError, ValueError):  # none that Python can tell
         return {}
     plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return {name: f"input {position}" for position, (name, _) in enumerate(zip(plain, args, strict=False))}
+    return {name: f"input {position}" for position, name in enumerate(plain[: len(args)])}
 
 
 def _positions(key: str | int, names: Sequence[str], aliases: Mapping[str, str]) -> list[int]:

@@ -80,11 +80,11 @@ class Trial:
         given = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self.num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
+        owners = (self.model, self._loss_fn, getattr(self._loss_fn, "__self__", None))
+        modules = [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
         self._buffers = [
             _Kept(module, name, buffer, buffer.clone())
-            for owner in (self.model, self._loss_fn, getattr(self._loss_fn, "__self__", None))
-            if isinstance(owner, nn.Module)
-            for module in owner.modules()
+            for module in dict.fromkeys(modules)  # a loss may be a method of the model
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]

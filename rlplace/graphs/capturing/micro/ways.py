@@ -114,13 +114,11 @@ class Ways:
             outputs = self._outputs(self.tensors)
             leaves = [leaf for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)]
             hands_on = any(leaf.dim() == 0 or not leaf.is_floating_point() for leaf in leaves)
-            for other in other_values(self.tensors, self.slicing, num_inputs, self._compared):
+            for other in other_values(self.tensors, self.slicing, num_inputs, self._compared, with_inputs=hands_on):
                 if time.monotonic() > until:
                     self.left_untried = True
                     break
                 is_input = other.position < num_inputs
-                if is_input and not hands_on:
-                    continue
                 try:
                     given = self._outputs(other.tensors) if is_input else outputs
                     is_right = self._is_loss(given, other.tensors, weights)

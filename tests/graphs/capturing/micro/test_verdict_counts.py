@@ -184,11 +184,13 @@ class Known(nn.Module):
     def forward(self, x: Tensor, t: Tensor, kept: Tensor | None = None) -> Tensor:
         if kept is None:
             return known(self.net(x), t)
-        return ((self.net(x) - t).square().mean(1) * kept).sum() / kept.sum()
+        return ((self.net(x) - t).square() * kept).sum() / kept.sum()
 
 
 @pytest.mark.parametrize(
-    ("others", "what"), [({}, "input 1 is nan"), ({"kept": torch.tensor([1.0, 0.0] * (BATCH // 2))}, "neither")]
+    ("others", "what"),
+    [({}, "input 1 is nan"), ({"kept": 1 - functional.one_hot(labels(), CLASSES).float()}, "input 2 is 0")],
+    ids=["unknown", "as many of each sample are kept"],
 )
 def test_floats_of_a_model_that_makes_its_loss_may_be_targets_and_masks(others: dict[str, Tensor], what: str) -> None:
     with pytest.raises(CaptureError, match=what):
