@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,6 +20,8 @@ MOST_JSON_VALUES = 20_000_000
 """Values in a JSON text, about: one of brackets alone takes twenty times its size in memory."""
 PARTIAL_ENDING = ".partial"
 _MOST_CHARACTERS = 80
+_NO_FOLDER_SYNC = frozenset((errno.EINVAL, errno.ENOTSUP, errno.ENOSYS))
+"""What some network file systems answer for a folder: they have nothing to write there."""
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 """The escape of one; two of them may be a character."""
 
@@ -164,5 +167,8 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         write_bytes_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_where_a_folder_cannot_be_synced_a_file_is_written(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, "no")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    write_bytes_atomic(tmp_path / "a.bin", b"new")
+    assert (tmp_path / "a.bin").read_bytes() == b"new"
 
 
 def test_data_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:

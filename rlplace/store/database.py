@@ -1,16 +1,23 @@
 """Opening a store's database: for writing one's own, for reading anyone's; a failure is one line that says what to do.
 
-Opening runs no code: no extension is loaded, what a schema says is not trusted, and a file that holds a view or a
-trigger is refused before anything else is read.
+`connect_safely` opens any database of a folder that somebody may have sent. Opening runs no code: no extension is
+loaded, what a schema says is not trusted, no other database can be attached, and a file that holds a view or a trigger
+is refused before anything else is read.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import re
 import sqlite3
+import stat
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,23 +28,34 @@ BUSY_S = 5.0
 """How long another process that is writing is waited for."""
 LARGEST_VALUE = 64 << 20
 """Bytes of a value or a row."""
+LARGEST_COPY = 1 << 30
+"""Bytes of a database, with its write-ahead log, that is read: it is copied first."""
 COMPANIONS = ("-wal", "-shm", "-journal")
 """Endings of the files that SQLite keeps beside a database."""
+LOCAL_FILE_SYSTEMS = (
+    *("apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "fuse.fuse-overlayfs"),
+    *("jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"),
+)
+"""Their memory maps are shared by all processes that see them, as the write-ahead log needs."""
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_MOUNTS = Path("/proc/self/mountinfo")
 _RETRY_S = 0.05
 _ELSEWHERE = "name another with `--store PATH`, or `--store off`"
+_COPYING = threading.Lock()
+"""SQLite's locks on a file end when its process closes any descriptor of it: nothing is opened while one is copied."""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """A connection to the store at `path`, which is made where there is none.
 
-    It is in WAL mode where the file system allows it, so that readers and one writer never wait for each other.
+    A new one is in WAL mode on a local file system, so that readers and one writer never wait for each other. On any
+    other it has a rollback journal, since several hosts may write: a write-ahead log needs memory that they share.
 
     Raises:
         FileProblem: it cannot be made or written, is no store, is of another version, or is locked by another process.
     """
-    _check_file(path)
     with told(path):
-        connection = _connect(path, "rwc")
+        connection = connect_safely(path, is_writable=True)
         try:
             _set_up(connection, path)
         except BaseException:
@@ -47,26 +65,78 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection to the store at `path`, which it cannot change.
+    """A connection to the store at `path` as it is now (`connect_safely`), which it cannot change.
 
     Raises:
         FileProblem: there is none, it cannot be read, is no store, or is of another version.
     """
-    _check_file(path)
-    if not path.exists():
+    if not os.path.lexists(path):
         hint = "Searches on this machine keep what they measure in one; name it, or a run folder that has one."
         raise FileProblem(path, f"no such store. {hint}")
-    # where nobody is writing, a database can be read without leaving files beside it, also on a read-only disk
-    is_quiet = not any(_beside(path, ending).exists() for ending in COMPANIONS)
     with told(path):
-        connection = _connect(path, "ro", "&immutable=1" if is_quiet else "")
+        connection = connect_safely(path, is_writable=False)
         try:
-            connection.execute("PRAGMA query_only = ON")
             schema.check(connection, path)
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def connect_safely(path: Path, *, is_writable: bool) -> sqlite3.Connection:
+    """A connection to any SQLite database, also one in a folder that a stranger sent; what it holds is not checked.
+
+    SQLite believes the files beside a database before anybody can look into it: a journal may name a further file (its
+    super-journal), which SQLite then removes. Hence links, pipes and hard links are refused there, and such journals.
+    To be read, the database and its write-ahead log are copied to a private folder: nothing is rolled back, made or
+    mapped in the stranger's. That does not hold against a process that changes the folder while it is opened for
+    writing: a folder that others can write into is no place for a database.
+
+    Args:
+        path: of the database; for reading it must be there.
+        is_writable: whether it may be changed, and is made where there is none.
+
+    Raises:
+        FileProblem: one of the files is refused, too large, cannot be read, or is being written all the time.
+        sqlite3.Error: SQLite cannot open it; see `told`.
+    """
+    for each in (path, *(_beside(path, ending) for ending in COMPANIONS)):
+        _check_plain(each, is_companion=each != path)
+    _refuse_super_journal(_beside(path, "-journal"))
+    with _COPYING:
+        if is_writable:
+            return _connect(path, "rwc")
+        if _is_open_here(path):  # it was checked when it was opened, and its locks must outlive this reading
+            return _for_reading(path)
+        try:
+            # SQLite goes on reading what is open: nothing is left to be removed later, also after `kill -9`
+            with tempfile.TemporaryDirectory(prefix="rlplace-", ignore_cleanup_errors=True) as folder:
+                copy = Path(folder) / "copy.db"
+                _copy(path, copy)
+                return _for_reading(copy)
+        except OSError as error:
+            hint = "free some space in the temporary folder, or set TMPDIR to another."
+            raise FileProblem(path, f"cannot be copied to be read ({error.strerror or error}): {hint}") from error
+
+
+def is_local(folder: Path, mounts: str) -> bool:
+    """Whether a folder is on a file system of this machine alone; where nothing is known of it, it is.
+
+    Args:
+        folder: that is there.
+        mounts: as `/proc/self/mountinfo` of Linux says them; empty elsewhere.
+    """
+    kind, deepest, real = "", -1, os.path.realpath(folder)
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        words = before.split(" ")
+        if len(words) < 6 or not after:
+            continue
+        # spaces in it are written in octal: proc(5)
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])
+        if len(point) >= deepest and (real == point or real.startswith(point.rstrip("/") + "/")):
+            kind, deepest = after.split(" ")[0], len(point)  # of two mounts at one place the later is seen
+    return not kind or kind in LOCAL_FILE_SYSTEMS
 
 
 @contextmanager
@@ -91,21 +161,46 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _connect(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
-    address = f"file:{quote(os.path.abspath(path))}?mode={mode}{more}"
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    address = f"file:{quote(os.path.abspath(path))}?mode={mode}"
     connection = sqlite3.connect(address, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     for setting in ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "mmap_size = 0"):
         connection.execute(f"PRAGMA {setting}")
     return connection
 
 
+def _for_reading(path: Path) -> sqlite3.Connection:
+    connection = _connect(path, "ro")
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # opens the write-ahead log, too
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _set_up(connection: sqlite3.Connection, path: Path) -> None:
-    if not schema.is_empty(connection):  # a file of others is refused before anything in it changes
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        mounts = ""
+    is_shared = not is_local(path.parent, mounts)
+    if is_shared:  # a write-ahead log of before is read without memory that other hosts would have to share
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    is_new = schema.is_empty(connection)
+    if not is_new:  # a file of others is refused before anything in it changes
         schema.check(connection, path)
     connection.execute("PRAGMA auto_vacuum = FULL")  # before the first table: what is pruned gives its space back
-    _use_wal(connection)
-    connection.execute("PRAGMA synchronous = NORMAL")
+    if is_shared:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+        connection.execute("PRAGMA locking_mode = NORMAL")
+    elif is_new:  # one that was on a network file system may be there again
+        _use_wal(connection)
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        connection.execute("PRAGMA synchronous = NORMAL")
     with transaction(connection):
         if schema.is_empty(connection):
             schema.create(connection)
@@ -126,16 +221,120 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _check_file(path: Path) -> None:
+def _check_plain(path: Path, *, is_companion: bool) -> None:
     """Refuses what is no plain file: SQLite would follow a link, and wait for ever at a pipe."""
-    for each in (path, *(_beside(path, ending) for ending in COMPANIONS)):
-        try:
-            if each.is_symlink():
-                raise FileProblem(each, "a symbolic link, expected a regular file: name the file that it leads to.")
-            if each.exists() and not each.is_file():
-                raise FileProblem(each, "not a regular file, expected a store of measurements: name another.")
-        except (OSError, ValueError) as error:
-            raise FileProblem(each, f"cannot be read: {error}.") from error
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise FileProblem(path, f"cannot be read: {error}.") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise FileProblem(path, "a symbolic link, expected a regular file: name the file that it leads to.")
+    if not stat.S_ISREG(found.st_mode):
+        raise FileProblem(path, "not a regular file, expected a store of measurements: name another.")
+    if is_companion and found.st_nlink > 1:
+        raise FileProblem(path, "a file with a second name (a hard link), which SQLite would write: copy the database.")
+
+
+def _refuse_super_journal(journal: Path) -> None:
+    """Refuses a journal that names a super-journal, as its last eight bytes say ("The Rollback Journal" in SQLite's
+    file format: a page number, the name, its length, a checksum, and the magic of a journal).
+
+    SQLite removes the file of that name, and writes such a journal only where databases are attached: none of ours.
+    """
+    if _piece(journal, -len(_JOURNAL_MAGIC), len(_JOURNAL_MAGIC)) == _JOURNAL_MAGIC:
+        raise FileProblem(
+            journal,
+            "a journal that names another file, which SQLite would remove, expected that of a store: do not use this "
+            "folder.",
+        )
+
+
+def _piece(path: Path, start: int, size: int) -> bytes:
+    """`size` bytes of a file, from the end where `start` is negative; empty where there is no such file."""
+    try:
+        with _open_plain(path) as file:
+            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
+            return file.read(size)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+
+
+def _open_plain(path: Path) -> io.FileIO:
+    """A file for reading that is looked at once it is open, so that nobody puts a link or a pipe in its place."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    file = io.FileIO(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
+def _is_open_here(path: Path) -> bool:
+    """Whether a descriptor of this process leads to the file."""
+    try:
+        wanted, entries = path.stat(), os.listdir("/dev/fd")
+    except OSError:
+        return False
+    for entry in entries:
+        with suppress(OSError, ValueError):
+            if os.path.samestat(os.stat(int(entry)), wanted):
+                return True
+    return False
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copies a database and its write-ahead log as they were at one moment; a journal never."""
+    deadline_s = time.monotonic() + BUSY_S
+    while True:
+        before = _moment(path)
+        if before is not None:
+            left = LARGEST_COPY
+            for ending in ("", "-wal"):
+                left -= _copy_file(_beside(path, ending), _beside(copy, ending), left)
+            if _moment(path) == before:
+                return
+        if time.monotonic() > deadline_s:
+            raise FileProblem(
+                path,
+                "a write into it goes on or was cut off, expected one that is whole: try again; the next command that "
+                f"writes into it mends it. Or read it without {path.name}-journal: move that away.",
+            )
+        time.sleep(_RETRY_S)
+
+
+def _moment(path: Path) -> tuple[object, ...] | None:
+    """What differs once a database has changed, appended frames of its log aside; None amid a transaction."""
+    if _piece(_beside(path, "-journal"), 0, 1).strip(b"\0"):  # as SQLite sees that one is hot
+        return None
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    header, log = _piece(path, 0, 100), _piece(_beside(path, "-wal"), 0, 32)
+    return found.st_ino, found.st_size, found.st_mtime_ns, header, log
+
+
+def _copy_file(path: Path, copy: Path, most: int) -> int:
+    """Copies a file, as long as it is now; says how long that is."""
+    try:
+        file = _open_plain(path)
+    except FileNotFoundError:
+        copy.unlink(missing_ok=True)
+        return 0
+    with file, copy.open("wb") as out:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            hint = "`rlplace measurements prune --older-than 90d` makes your own smaller."
+            raise FileProblem(path, f"{size} bytes, expected at most {most}: {hint}")
+        left = size
+        while left and (piece := file.read(min(left, 1 << 20))):
+            out.write(piece)
+            left -= len(piece)
+    return size
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -31,6 +31,8 @@ from rlplace.store.records import (
     encode_list,
 )
 
+AHEAD_S = 86400.0
+"""What is dated so far ahead answers nothing: a clock was wrong, and it would never grow old."""
 LONGEST_S = 7 * 86400.0
 """After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
 _OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
@@ -59,6 +61,7 @@ class MeasurementStore:
         connection.row_factory = sqlite3.Row
         self.path, self.is_writable = path, is_writable
         self._connection = connection
+        self._begun: dict[int, Session] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -71,7 +74,7 @@ class MeasurementStore:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MeasurementStore:
-        """The store at `path`, which nothing here can change; safe for files of strangers.
+        """The store at `path` as it is now, which nothing here can change; safe for files of strangers.
 
         Raises:
             FileProblem: it is missing, cannot be read, is no store, or is of another version.
@@ -95,24 +98,23 @@ class MeasurementStore:
         Raises:
             FileProblem: the database cannot be written, as for everything below that writes.
         """
-        columns = asdict(session)
         with told(self.path):
-            cursor = self._connection.execute(_insert("sessions", columns), columns)
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
+            number = self._add_session(session)
+        self._begun[number] = session
+        return number
 
     def add(self, session_id: int, plan: Plan, row: StoredMeasurement) -> None:
         """Keeps a measurement of a plan, both or neither."""
-        columns = {name: getattr(row, name) for name in _OWN} | {"session_id": session_id}
+        columns = {name: getattr(row, name) for name in _OWN}
         columns |= {name: encode_list(columns[name]) for name in LISTS}
         with told(self.path), transaction(self._connection):
+            columns["session_id"] = self._session(session_id)
             self._add_plan(plan)
             self._connection.execute(_insert("measurements", columns), columns)
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
         """Keeps what a traced step of a plan came to (`trace.summarise`)."""
-        columns = {
-            "session_id": session_id,
+        columns: dict[str, object] = {
             "taken_s": time.time(),
             "graph": graph,
             "host": host,
@@ -120,25 +122,28 @@ class MeasurementStore:
             "summary": json.dumps(jsonable(dict(summary)), allow_nan=False),
         }
         with told(self.path), transaction(self._connection):
+            columns["session_id"] = self._session(session_id)
             self._add_plan(plan)
             self._connection.execute(_insert("traces", columns), columns)
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
         """Keeps what a search learned about its host."""
-        columns = {
-            "session_id": session_id,
+        columns: dict[str, object] = {
             "taken_s": time.time(),
             "graph": graph,
             "host": learned.host_fingerprint,
             "model": json.dumps(jsonable(asdict(learned)), allow_nan=False),
         }
-        with told(self.path):
+        with told(self.path), transaction(self._connection):
+            columns["session_id"] = self._session(session_id)
             self._connection.execute(_insert("learned_hosts", columns), columns)
 
     def find(
         self, key: MeasurementKey, reference: str, session: Session, since_s: float, least_idle: float = 0.0
     ) -> StoredMeasurement | None:
         """The latest whole measurement under a key, beside the same reference, on a machine like this.
+
+        The latest is the one that was added last, whatever the clock said; what is dated `AHEAD_S` ahead is none.
 
         Args:
             key: what was measured, how, and with which versions.
@@ -153,19 +158,20 @@ class MeasurementStore:
         condition = """m.graph = :graph AND m.host = :host AND m.plan = :plan AND m.protocol = :protocol
             AND m.versions = :versions AND m.reference = :reference AND s.machine = :machine
             AND (coalesce(s.idle_share, 1.0) >= :least_idle OR s.begun_s = :begun_s)
-            AND m.taken_s >= :since_s AND m.is_whole = 1 ORDER BY m.taken_s DESC, m.id DESC LIMIT 1"""
-        values = asdict(key) | {"reference": reference, "since_s": since_s, "least_idle": least_idle}
+            AND m.taken_s BETWEEN :since_s AND :until_s AND m.is_whole = 1 ORDER BY m.id DESC LIMIT 1"""
+        values = asdict(key) | {"reference": reference, "since_s": since_s, "until_s": time.time() + AHEAD_S}
+        values["least_idle"] = least_idle
         values |= {"machine": session.machine, "begun_s": session.begun_s}
         return next(self._rows(condition, values), None)
 
     def measurements(self, chosen: Filter | None = None) -> Iterator[StoredMeasurement]:
-        """The measurements that a filter means, the latest first.
+        """The measurements that a filter means, the last added first.
 
         Raises:
             FileProblem, InvalidValue, UnknownName: as `find`; names the row and the column.
         """
         condition, values = (chosen or Filter()).sql()
-        yield from self._rows(f"{condition} ORDER BY m.taken_s DESC, m.id DESC", values)
+        yield from self._rows(f"{condition} ORDER BY m.id DESC", values)
 
     def count(self, chosen: Filter | None = None) -> int:
         """How many measurements a filter means."""
@@ -191,18 +197,18 @@ class MeasurementStore:
         return decode_plan(dict(row), f"{self.path}: plan {fingerprint}")
 
     def traces(self, plan: str) -> list[dict[str, Any]]:
-        """What traced steps of the plan with this fingerprint came to, the latest first.
+        """What traced steps of the plan with this fingerprint came to, the last added first.
 
         Raises:
             FileProblem: the database cannot be read, or one of them is no JSON.
         """
         with told(self.path):
-            statement = "SELECT summary FROM traces WHERE plan = ? ORDER BY taken_s DESC, id DESC"
+            statement = "SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC"
             texts = [row["summary"] for row in self._connection.execute(statement, (plan,))]
         return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
-        """What searches learned about hosts, the latest first.
+        """What searches learned about hosts, the last added first; not what is dated `AHEAD_S` ahead.
 
         Args:
             host: fingerprint; every host where it is empty.
@@ -214,8 +220,8 @@ class MeasurementStore:
         """
         statement = """SELECT l.id AS number, l.model FROM learned_hosts l JOIN sessions s ON s.id = l.session_id
             WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
-            AND coalesce(s.idle_share, 1.0) >= :least_idle ORDER BY l.taken_s DESC, l.id DESC"""
-        values = {"host": host, "machine": machine, "least_idle": least_idle}
+            AND coalesce(s.idle_share, 1.0) >= :least_idle AND l.taken_s <= :until_s ORDER BY l.id DESC"""
+        values = {"host": host, "machine": machine, "least_idle": least_idle, "until_s": time.time() + AHEAD_S}
         with told(self.path):
             rows = self._connection.execute(statement, values).fetchall()
         found = []
@@ -261,6 +267,21 @@ class MeasurementStore:
                 columns = dict(row)
                 number = columns.pop("number")
                 yield decode_measurement(columns, f"{self.path}: measurement {number}")
+
+    def _add_session(self, session: Session) -> int:
+        columns = asdict(session)
+        number = self._connection.execute(_insert("sessions", columns), columns).lastrowid
+        assert number is not None
+        return number
+
+    def _session(self, number: int) -> int:
+        """The number of a session now: where another process pruned it, its number may be another session's."""
+        if number not in self._begun:
+            return number
+        columns = asdict(self._begun[number])
+        same = " AND ".join(f"{name} IS :{name}" for name in columns)
+        row = self._connection.execute(f"SELECT id FROM sessions WHERE {same}", columns).fetchone()
+        return self._add_session(self._begun[number]) if row is None else int(row[0])
 
     def _add_plan(self, plan: Plan) -> None:
         columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}

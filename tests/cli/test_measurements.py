@@ -54,15 +54,15 @@ def test_people_see_a_table_and_nothing_that_a_terminal_acts_on(
     assert "2 measurements, the latest 1" in capsys.readouterr().err
 
 
-def test_json_lists_the_latest_first(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_the_last_added_first(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measurements", "list", "--json", "--limit", "2"]) == 0
     out = told(capsys)
     assert (out["store"], out["count"]) == (str(path), 3)
     rows = out["measurements"]
     assert isinstance(rows, list)
     assert [(row["workload"], row["status"], row["ratio"]) for row in rows] == [
-        ("nmt@small", "ok", 0.5),
         ("\x1b[31mevil\n", "error", None),
+        ("nmt@small", "ok", 0.5),
     ]
     assert main(["measurements", "list", "--json", "--workload", "nmt*", "--older-than", "12h"]) == 0
     assert told(capsys)["count"] == 1

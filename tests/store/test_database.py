@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -211,3 +213,91 @@ def test_the_schema_is_what_a_new_store_has(path: Path) -> None:
     schema.check(connection, path)
     assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert connection.execute("PRAGMA foreign_keys").fetchone()[0] == 1
+
+
+MOUNTS = """22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:40 / /home rw - nfs4 server:/home rw,vers=4.2
+31 30 8:2 / /home/a\\040b rw - xfs /dev/sdb1 rw
+32 22 0:41 / /mnt rw - ext4 /dev/sdc1 rw
+33 32 0:42 / /mnt rw master:2 - fuse.sshfs server:/ rw
+34 22 0:43 / /vendor rw - some_cluster_fs none rw
+cut off
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("/srv/runs", True),
+        ("/homes", True),
+        ("/home", False),
+        ("/home/ann/.cache", False),
+        ("/home/a b/.cache", True),
+        ("/mnt/x", False),
+        ("/vendor", False),
+    ],
+)
+def test_what_a_file_system_is_is_read_from_the_mounts(folder: str, expected: bool) -> None:
+    assert database.is_local(Path(folder), MOUNTS) == expected
+    assert database.is_local(Path(folder), "")
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As if every folder were on a network file system."""
+    (tmp_path / "mounts").write_text("30 1 0:40 / / rw - nfs4 server:/ rw\n")
+    monkeypatch.setattr(database, "_MOUNTS", tmp_path / "mounts")
+    return monkeypatch
+
+
+def mode_of(store: MeasurementStore) -> str:
+    return str(store._connection.execute("PRAGMA journal_mode").fetchone()[0])
+
+
+def test_on_a_network_file_system_several_hosts_use_a_rollback_journal(path: Path, network: pytest.MonkeyPatch) -> None:
+    stores = [MeasurementStore.open(path) for _ in range(2)]
+    assert [mode_of(store) for store in stores] == ["delete", "delete"]
+    for store in stores:
+        number = store.begin(SESSION)
+        store.add(number, PLAN, row_of())
+    with MeasurementStore.read(path) as reader:
+        assert reader.count() == 2
+    for store in stores:
+        store.close()
+    assert not any(Path(f"{path}{ending}").exists() for ending in database.COMPANIONS)
+    network.undo()
+    with MeasurementStore.open(path) as store:  # a server of these files sees them on a disk of its own
+        assert (mode_of(store), store.count()) == ("delete", 2)
+
+
+def test_a_store_of_before_gives_its_log_up_on_a_network_file_system_once_nobody_uses_it(
+    path: Path, tmp_path: Path, network: pytest.MonkeyPatch
+) -> None:
+    monkeypatch, mounts = network, database._MOUNTS
+    monkeypatch.setattr(database, "_MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(database, "BUSY_S", 0.05)
+    with MeasurementStore.open(path) as other:
+        other.add(other.begin(SESSION), PLAN, row_of())
+        monkeypatch.setattr(database, "_MOUNTS", mounts)
+        with pytest.raises(FileProblem, match="has kept it locked"):
+            MeasurementStore.open(path)
+    with MeasurementStore.open(path) as store:
+        assert (mode_of(store), store.count()) == ("delete", 1)
+
+
+OPENS_AND_CLOSES = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1])
+other.execute("SELECT count(*) FROM plans").fetchone()
+other.close()
+"""
+
+
+def test_reading_in_the_process_that_writes_keeps_its_locks(path: Path) -> None:
+    """Where they ended, the next process to close the database would remove the log that is still written into."""
+    with MeasurementStore.open(path) as store:
+        store.add(store.begin(SESSION), PLAN, row_of())
+        with MeasurementStore.read(path) as reader:
+            assert reader.count() == 1
+        subprocess.run([sys.executable, "-c", OPENS_AND_CLOSES, str(path)], check=True)
+        assert Path(f"{path}-wal").exists()

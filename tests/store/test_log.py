@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 from core_hosts import core_host
 from random_problems import plain_host
-from stored import GRAPH, MACHINE, PLAN, REFERENCE, SESSION, foreign, key_of, outcome_of, row_of
+from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, foreign, key_of, outcome_of, row_of
 
 from rlplace.errors import FileProblem
 from rlplace.measure.host_model import LearnedHost, Prior
-from rlplace.store import MeasurementStore, Session, StoreLog, database, open_log
+from rlplace.store import Filter, MeasurementStore, Session, StoreLog, database, open_log
 from rlplace.store.log import ANSWERS_S, FAILURE_ANSWERS_S, check_store
 
 
@@ -203,3 +204,44 @@ def test_a_session_says_how_the_machine_was() -> None:
     assert session.idle_share is None or 0.0 <= session.idle_share <= 1.0
     assert session.load is None or session.load >= 0.0
     assert database.BUSY_S > 0
+
+
+def test_what_is_dated_in_the_future_does_not_answer_for_ever(log: StoreLog, tmp_path: Path) -> None:
+    """A clock that was a year ahead, and one that was an hour ahead when the machine was another."""
+    with MeasurementStore.open(tmp_path / "user.db") as store:
+        number = store.begin(SESSION)
+        store.add(number, PLAN, row_of(PLAN, 0.25, age_s=-365 * 86400.0))
+        assert log.recall(key_of(), REFERENCE) is None
+        store.add(number, PLAN, row_of(PLAN, 0.5, age_s=-3600.0))
+        store.add(number, PLAN, row_of(PLAN, 0.75))
+        store.add(number, PLAN, row_of(PLAN, 0.25, age_s=-365 * 86400.0))
+    found = log.recall(key_of(), REFERENCE)
+    assert found is not None
+    assert found.step_time_s == 0.75
+
+
+def test_a_host_model_that_is_dated_in_the_future_teaches_nothing(
+    log: StoreLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, now_s = core_host(), time.time()
+    learned = LearnedHost("cores", host.fingerprint, "profiled", Prior(), (), ())
+    with monkeypatch.context() as patch:
+        patch.setattr("rlplace.store.store.time.time", lambda: now_s + 365 * 86400.0)
+        log.keep_learned(GRAPH, learned)
+    assert log.learned_hosts(host) == []
+
+
+def test_a_session_that_another_process_pruned_goes_on(log: StoreLog, tmp_path: Path, said: list[str]) -> None:
+    log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    with MeasurementStore.open(tmp_path / "user.db") as other:
+        assert other.prune(Filter()) == 1
+        other.begin(dataclasses.replace(SESSION, workload="of others"))  # under the number of the one that is gone
+    for _ in range(2):
+        log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+    log.keep_learned(GRAPH, LearnedHost("cores", HOST, "profiled", Prior(), (), ()))
+    log.close()
+    assert said == []
+    assert counts(tmp_path) == [3, 2]
+    with MeasurementStore.read(tmp_path / "user.db") as store:
+        assert {row.workload for row in store.measurements()} == {SESSION.workload}
+        assert len(store.learned_hosts(HOST)) == 1

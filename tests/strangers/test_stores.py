@@ -1,0 +1,127 @@
+"""A stranger's database beside files that SQLite would believe: nothing of the user's is removed or written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import struct
+from pathlib import Path
+
+import pytest
+from asking import asked
+from stored import PLAN, SESSION, plan_of, row_of
+
+from rlplace.errors import FileProblem
+from rlplace.store import MeasurementStore, database
+
+MAGIC = bytes.fromhex("d9d505f920a163d7")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store in a stranger's folder."""
+    path = tmp_path / "sent" / "measurements.db"
+    path.parent.mkdir()
+    with MeasurementStore.open(path) as store:
+        store.add(store.begin(SESSION), PLAN, row_of())
+    return path
+
+
+def hot_journal(path: Path, super_journal: str = "") -> Path:
+    """A journal that SQLite rolls back, without a page; with the record of a super-journal."""
+    page_size = struct.unpack(">H", path.read_bytes()[16:18])[0]
+    header = MAGIC + struct.pack(">5I", 0, 7, path.stat().st_size // page_size, 512, page_size)
+    name, record = os.fsencode(super_journal), b""
+    if name:
+        record = struct.pack(">I", 2**30 // page_size + 1) + name + struct.pack(">2I", len(name), sum(name)) + MAGIC
+    journal = path.with_name(path.name + "-journal")
+    journal.write_bytes(header.ljust(512, b"\0") + record)
+    return journal
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+COMMANDS = {
+    "list": ("measurements", "list"),
+    "export": ("measurements", "export"),
+    "count": ("measurements", "prune", "--all", "--dry-run"),
+    "fit-priors": ("fit-priors",),
+    "prune": ("measurements", "prune", "--all"),
+    "train": ("train", "rnnlm@layers=1,units=8,batch=2,steps=2,vocab=10", "--host", "cores", "--budget", "1s"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_journal_that_names_a_file_of_the_users_removes_nothing(
+    command: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "thesis.tex"
+    own.write_text("years of work")
+    hot_journal(path, str(own))
+    before = contents(path.parent)
+    code, said = asked(*COMMANDS[command], "--store", str(path))
+    assert code == 2
+    assert "measurements.db-journal: a journal that names another file" in said
+    assert own.read_text() == "years of work"
+    assert contents(path.parent) == before
+
+
+def test_what_is_not_yet_in_the_database_is_read_and_the_folder_stays_as_it_is(path: Path, tmp_path: Path) -> None:
+    with MeasurementStore.open(path) as store:
+        store.add(store.begin(SESSION), plan_of(0, 0), row_of(plan_of(0, 0)))
+        left = tmp_path / "left" / path.name  # as where a run was killed
+        left.parent.mkdir()
+        for ending in ("", "-wal"):
+            shutil.copy(f"{path}{ending}", f"{left}{ending}")
+    left.with_name(f"{left.name}-shm").write_bytes(b"made by a stranger " * 2000)
+    before = contents(left.parent)
+    with MeasurementStore.read(left) as reader:
+        assert contents(left.parent) == before
+        assert reader.count() == 2
+        assert len(list(reader.measurements())) == 2
+    assert contents(left.parent) == before
+
+
+def test_a_write_that_was_cut_off_is_not_read_and_the_next_write_mends_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 0.05)
+    journal = hot_journal(path)
+    with pytest.raises(FileProblem, match="was cut off"):
+        MeasurementStore.read(path)
+    with MeasurementStore.open(path) as store:
+        assert store.count() == 1
+    assert not journal.exists()
+    with MeasurementStore.read(path) as reader:
+        assert reader.count() == 1
+
+
+@pytest.mark.parametrize("ending", ["-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+def test_what_is_no_plain_file_beside_it_is_refused(kind: str, ending: str, path: Path, tmp_path: Path) -> None:
+    own, beside = tmp_path / "own", Path(f"{path}{ending}")
+    own.write_text("mine")
+    make = {"link": lambda: beside.symlink_to(own), "hard link": lambda: beside.hardlink_to(own)}
+    make |= {"pipe": lambda: os.mkfifo(beside), "folder": beside.mkdir}
+    make[kind]()
+    for use in (MeasurementStore.open, MeasurementStore.read):
+        with pytest.raises(FileProblem, match=f"measurements.db{ending}: "):
+            use(path)
+    assert own.read_text() == "mine"
+
+
+def test_a_store_that_is_too_large_to_be_copied_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "LARGEST_COPY", path.stat().st_size - 1)
+    with pytest.raises(FileProblem, match="expected at most"):
+        MeasurementStore.read(path)
+
+
+def test_no_other_database_can_be_attached(path: Path, tmp_path: Path) -> None:
+    for use in (MeasurementStore.open, MeasurementStore.read):
+        with use(path) as store, pytest.raises(sqlite3.OperationalError, match="too many attached"):
+            store._connection.execute("ATTACH ? AS other", (str(tmp_path / "other.db"),))
+    assert not (tmp_path / "other.db").exists()
