@@ -52,7 +52,7 @@ class ModuleGraph:
         seed: int,
     ) -> None:
         graph = captured.graph
-        self._program, self._plan = require_program(graph), plan
+        self._program, self._plan, self._crew = require_program(graph), plan, crew
         self._with_gradient = captured.with_gradient
         self._residents = Residents(graph, host, seed=seed)
         second = backward_ops(graph)
@@ -112,8 +112,9 @@ class ModuleGraph:
     def backward(self, gradients: Sequence[torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
         """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given."""
         seeds = [gradients[position] for position in self._with_gradient]
-        given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
-        return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
+        with self._crew.turn():
+            given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
+            return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
 
     def without_gradient(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs that have none."""
