@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, NoReturn, Self, get_args
 
 import torch
 from torch import nn
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, UserError
 from rlplace.export.placed.arguments import Arguments
 from rlplace.export.placed.eager_step import run_eagerly
 from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
@@ -21,6 +22,7 @@ from rlplace.export.placed.saved import load_state, save_state
 from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import loss_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
@@ -173,6 +175,27 @@ class PlacedModel:
             self._graphs.follow_state()
             return self._graphs.of_evaluation(tensors).run(tensors, self.num_steps)
 
+    def train(self, mode: bool = True) -> NoReturn:
+        """Refuses: a step has the modes that its model was captured in.
+
+        Raises:
+            UserError: says what to do instead.
+        """
+        what = "trains" if self._program.is_training else "runs"
+        raise UserError(
+            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` gives "
+            "the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before `capture`, "
+            "or take `to_module(model, graph, placement)`, which has both."
+        )
+
+    def eval(self) -> NoReturn:
+        """Refuses: `evaluate` gives the output in evaluation mode.
+
+        Raises:
+            UserError: says what to do instead.
+        """
+        self.train(mode=False)
+
     @property
     def num_graphs(self) -> int:
         """Graphs that were captured: one for all inputs of the same shapes, and for evaluation likewise."""
@@ -320,4 +343,27 @@ class PlacedModel:
             with self._state.grad_filled(loss_scale):
                 result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
+        if self._program.is_training:
+            loss_of(result).backward = _HAS_RUN  # type: ignore[method-assign]
         return result
+
+
+class _HasRun:
+    """In the place of `backward` of a loss that a step returned."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UserError(
+            "the step that returned this loss has run its backward already: leave out `loss.backward()`. A call of a "
+            "step that was captured with an optimizer has updated the parameters, too; `step.backward(x)` leaves gradients "
+            "in `grad` for an optimizer of your own, and `to_module(model, graph, placement)` leaves the loss to you."
+        )
+
+    def __reduce__(self) -> Any:
+        """Nothing of ours: a saved loss is loaded where rlplace is not, and by `torch.load` as it is safest."""
+        return OrderedDict, ()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+_HAS_RUN = _HasRun()
