@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.export.placed.arguments import InputCutter
 from rlplace.graphs.capturing.module import CapturedModule
@@ -145,9 +146,14 @@ class ModuleGraph:
         return [times[base] > 1 or base in late or int(graph.tensor_op[base]) in sources for base in bases]
 
     def _apart(self, tensors: Sequence[torch.Tensor], is_shared: Sequence[bool]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            pairs = zip(tensors, is_shared, strict=True)
-            return [tensor.clone() if shared else tensor for tensor, shared in pairs]
+        """What may be handed out; on GPUs, the next caller may launch on other streams than this one."""
+        pairs = list(zip(tensors, is_shared, strict=True))
+        with torch.no_grad(), self._residents.settled():
+            apart = [tensor.clone() if shared else tensor for tensor, shared in pairs]
+        for tensor, shared in pairs:
+            if tensor.device.type == "cuda" and not shared:  # its memory is that of the thread that made it
+                cuda.keep_for(tensor, cuda.current_stream(tensor.device))
+        return apart
 
 
 class _Forward(torch.autograd.Function):
