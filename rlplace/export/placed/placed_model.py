@@ -183,9 +183,9 @@ class PlacedModel:
         """
         what = "trains" if self._program.is_training else "runs"
         raise UserError(
-            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` gives "
-            "the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before `capture`, "
-            "or take `to_module(model, graph, placement)`, which has both."
+            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` "
+            "gives the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before "
+            "`capture`, or take `to_module(model, graph, placement)`, which has both."
         )
 
     def eval(self) -> NoReturn:
@@ -344,7 +344,7 @@ class PlacedModel:
                 result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
         if self._program.is_training:
-            loss_of(result).backward = _HAS_RUN  # type: ignore[method-assign]
+            loss_of(result).backward = _HAS_RUN
         return result
 
 
@@ -354,8 +354,9 @@ class _HasRun:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UserError(
             "the step that returned this loss has run its backward already: leave out `loss.backward()`. A call of a "
-            "step that was captured with an optimizer has updated the parameters, too; `step.backward(x)` leaves gradients "
-            "in `grad` for an optimizer of your own, and `to_module(model, graph, placement)` leaves the loss to you."
+            "step that was captured with an optimizer has updated the parameters, too; `step.backward(x)` leaves "
+            "gradients in `grad` for an optimizer of your own, and `to_module(model, graph, placement)` leaves the "
+            "loss to you."
         )
 
     def __reduce__(self) -> Any:

@@ -131,8 +131,8 @@ class Crew:
             if runs:
                 raise UserError(
                     "a placed model was called in a process that was forked from its own: threads do not survive a "
-                    "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` of "
-                    "a server), or call it in the process that made it."
+                    "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` "
+                    "of a server), or call it in the process that made it."
                 )
             yield
             return
