@@ -78,6 +78,7 @@ def _job(
         for channel in incoming:
             channel.wait_ready()
             arrived.append(channel.take())
+            channel.wait_arrived()
             channel.acknowledge()
         for tensor, channel in zip(mine, outgoing, strict=True):
             channel.wait_copied()

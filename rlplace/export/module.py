@@ -12,11 +12,11 @@ from torch import nn
 
 from rlplace.errors import InvalidValue
 from rlplace.export.placed.placed_module import PlacedForward, PlacedModule
-from rlplace.export.step import matching_host
+from rlplace.export.step import check_arguments, matching_host
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placement import Placement, check_is_placement, check_plan
+from rlplace.measure.placement import Placement, check_plan
 
 
 def to_module(
@@ -37,11 +37,11 @@ def to_module(
         seed: of random ops: each draws from (seed, op, call).
 
     Raises:
-        InvalidValue: what is given is no placement.
+        InvalidValue: what is given is no model, graph or placement, or in another order.
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: `graph` was captured from another model.
     """
-    check_is_placement(placement, "to_module")
+    check_arguments(model, graph, placement, "to_module")
     host = matching_host(placement) if host is None else host
     placement.require(graph, host)
     if require_program(graph).origin.model is not model:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from rlplace import cuda
-from rlplace.errors import FingerprintMismatch
+from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.export.placed.graphs_by_shape import OtherShapes
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs.opgraph import OpGraph
@@ -39,15 +39,29 @@ def to_step(
             run them in `eager` mode; or `refuse`.
 
     Raises:
-        InvalidValue: what is given is no placement.
+        InvalidValue: what is given is no model, graph or placement, or in another order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
-    check_is_placement(placement, "to_step")
+    check_arguments(model, graph, placement, "to_step")
     host = matching_host(placement) if host is None else host
     placement.require(graph, host)
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
+
+
+def check_arguments(model: object, graph: object, placement: object, where: str) -> None:
+    """Checks that a user gave `where` a model, a graph and a placement, in this order.
+
+    Raises:
+        InvalidValue: one of them is something else.
+    """
+    for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
+        if not isinstance(value, kind):
+            hint = f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph."
+            expected = f"of type {kind.__name__}"
+            raise InvalidValue(name, f"of type {type(value).__name__}", expected, where=where, hint=hint)
+    check_is_placement(placement, where)
 
 
 def matching_host(placement: Placement) -> Host:

@@ -6,13 +6,25 @@ parameters and the buffers of one CPU core, to the bit. `benchmarks/cuda_order.p
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from fake_gpus.gpu_plans import MODELS, gpu_host, input_elsewhere, random_setting, setting_of
 from fake_gpus.plan_runs import crew_of, judged, machine_installed, placed_steps, trained
 from fake_gpus.scenarios import failed_and_run_again, gang, placed_model, timed_out_and_run_again
+from fake_gpus.vector_clocks import Actor, Clock
+from torch import nn
 
+from rlplace.graphs import capture
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.run.placed.placed_step import PlacedStep
 from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.simulate.simulator import Simulator
 
 NUM_PLANS, AT_ONCE = 100, 10
 
@@ -75,3 +87,48 @@ def test_a_timeline_of_gpus_has_one_item_at_a_time_on_each() -> None:
     for device in range(2):
         ops = [op for op in plan.sequence if op < graph.num_ops and is_timed[op] and plan.devices[op] == device]
         assert np.all(timeline.op_end_s[ops][:-1] <= timeline.op_start_s[ops][1:] + 1e-9)
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x)) + torch.sin(torch.cos(x))
+
+
+@pytest.mark.parametrize("names", [("cuda:0", "cuda:1"), ("cuda:0/0", "cuda:0/1"), ("cuda:0", "cpu")])
+def test_what_stands_between_a_transfer_and_its_first_reader_runs_beside_the_copy(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the simulator: the copy is before its reader, and in no order with ops before that."""
+    graph, host = capture(Branches(), torch.ones(4)), gpu_host(names)
+    first, second, cos, sin, add = (k for k in range(graph.num_ops) if not graph.is_source[k])
+    assert [graph.targets[op].split(".")[1] for op in (cos, sin, add)] == ["cos", "sin", "add"]
+    devices = np.array([int(op not in (first, second)) for op in range(graph.num_ops)], dtype=np.int32)
+    (source,) = np.flatnonzero(graph.is_source)
+    n, sent = graph.num_ops, [int(graph.output_offsets[op]) for op in (source, second)]
+    sequence = [source, n, first, second, n + 1, cos, sin, add]
+    plan = Plan(devices, *(np.array(each, dtype=np.int32) for each in (sent, [0, 1], sequence)))
+
+    costs = Costs(np.full((n, 2), 1e-4), "estimated")  # so that launches run ahead
+    simulated = Simulator(Problem.grouped(graph, host, costs), threads=1).timeline(plan)
+    assert simulated.op_start_s[sin] < simulated.transfer_end_s[1] <= simulated.op_start_s[add]
+
+    ran: dict[str, tuple[Actor, Clock]] = {}
+    with machine_installed("lazy") as machine:
+        access = machine.order.access
+
+        def note(actor: Actor, *rest: Any) -> None:
+            access(actor, *rest)
+            name = "copy" if "copies" in actor.name else rest[-1]
+            ran[name] = actor, dict(actor.clock)  # the last of its kind: of copies, that to the second device
+
+        monkeypatch.setattr(machine.order, "access", note)
+        crew = Crew(host.devices)
+        try:
+            PlacedStep(graph, host, plan, Residents(graph, host), crew).run()
+        finally:
+            crew.stop()
+        assert not machine.order.violations
+    copying, at = ran["copy"]
+    for name, is_after in (("aten.cos.default", False), ("aten.sin.default", False), ("aten.add.Tensor", True)):
+        _, clock = ran[name]
+        assert (clock.get(copying.number, 0) >= at[copying.number]) == is_after, name

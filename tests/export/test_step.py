@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 
 import rlplace
 from rlplace import cuda
-from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName, UserError
 from rlplace.export import matching_host
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement, Problem, Simulator
@@ -39,6 +40,36 @@ def test_devices_of_ops_are_no_placement_yet(export: Callable[..., object]) -> N
     graph = capture(net, torch.randn(4, 6), mean_square, "sgd")
     with pytest.raises(InvalidValue, match=r"of type ndarray.*Placement\.of\(problem, Simulator"):
         export(net, graph, np.zeros(graph.num_ops, dtype=np.int32))
+
+
+@pytest.mark.parametrize("export", [rlplace.export.to_step, rlplace.export.to_module])
+def test_arguments_in_another_order_are_told(
+    export: Callable[..., object], placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]
+) -> None:
+    model, _, graph, _, placement = placed
+    for wrong, actual, expected in (
+        ((graph, model, placement), "OpGraph", "Module"),
+        ((model, placement, graph), "Placement", "OpGraph"),
+        ((placement, graph, model), "Placement", "Module"),
+    ):
+        with pytest.raises(InvalidValue, match=rf"type {actual}.*type {expected}.*\(model, graph, placement\)"):
+            export(*wrong)
+
+
+def test_habits_of_plain_loops_are_told_what_to_do_instead(
+    placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement], tmp_path: Path
+) -> None:
+    model, x, graph, problem, placement = placed
+    with rlplace.export.to_step(model, graph, placement, host=problem.host) as step:
+        for call in (step.train, step.eval):
+            with pytest.raises(UserError, match=r"step\.evaluate\(x\).*to_module"):
+                call()
+        for loss in (step(x), step.backward(x), copy.deepcopy(step(x))):
+            with pytest.raises(UserError, match=r"has run its backward already.*to_module"):
+                loss.backward()
+        assert type(loss) is torch.Tensor
+        torch.save({"loss": loss}, tmp_path / "loss.pt")
+        assert torch.equal(torch.load(tmp_path / "loss.pt")["loss"], loss)
 
 
 @pytest.fixture(scope="module")

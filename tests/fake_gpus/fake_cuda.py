@@ -15,6 +15,7 @@ from fake_gpus.fake_threads import FakeThreading
 from fake_gpus.late_queues import FakeEvent, FakeStream, Position
 from fake_gpus.machine import Machine
 from rlplace import cuda
+from rlplace.export.placed.state import PlacedState
 from rlplace.measure.run.crew import channels, workers
 from rlplace.measure.run.placed import placed_step
 from rlplace.measure.run.placed.residents import Residents
@@ -152,7 +153,8 @@ def install(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda(machine)
     for name in (name for name in vars(FakeCuda) if not name.startswith("_")):
         patch.setattr(cuda, name, getattr(fake, name), raising=name != "unsettled")
-    patch.setattr(Residents, "unsettled", lambda _: machine.attached(), raising=False)
+    for owner in (Residents, PlacedState):
+        patch.setattr(owner, "unsettled", lambda _: machine.attached(), raising=False)
     threads = FakeThreading(machine)
     for module in SYNCHRONISING:
         patch.setattr(module, "threading", threads)

@@ -24,6 +24,8 @@ class FakeThreading:
         self._waiting: set[FakeLock] = set()  # of those who wait with a time limit
         self._num_threads, self._num_waiting = 0, 0
 
+    get_ident = staticmethod(threading.get_ident)
+
     def Lock(self) -> FakeLock:
         return FakeLock(self._machine, self)
 

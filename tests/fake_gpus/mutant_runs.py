@@ -8,7 +8,16 @@ from fake_gpus.gpu_plans import gpu_host, input_elsewhere, late_copy, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.mutants import Mutant, alive
 from fake_gpus.plan_runs import Body, judged, trained
-from fake_gpus.scenarios import clock_alone, failed_and_run_again, gang, gradients_out, inference, module, placed_model
+from fake_gpus.scenarios import (
+    clock_alone,
+    failed_and_run_again,
+    gang,
+    gradients_out,
+    inference,
+    module,
+    module_of_several_callers,
+    placed_model,
+)
 
 
 @functools.cache
@@ -28,6 +37,7 @@ def runs() -> dict[str, Body]:
         "model, gradients out": gradients_out(plain),
         "inference": inference,
         "module": module,
+        "module of several callers": module_of_several_callers,
         "clock": clock_alone,
         "failure": failed_and_run_again(pair, 6),
         "gang": gang(late_copy()),

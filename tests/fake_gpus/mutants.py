@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from rlplace.export.placed import module_graph, placed_graph
+from rlplace.export.placed import module_graph, placed_graph, placed_model
 from rlplace.measure.run.codegen import generate
 from rlplace.measure.run.crew import channels, clocks, streams, workers
 from rlplace.measure.run.placed import placed_step, residents
@@ -29,11 +29,12 @@ MODULES: tuple[ModuleType, ...] = (
     workers,
     placed_graph,
     module_graph,
+    placed_model,
 )
 ORDERING = {"record", "wait", "keep_for", "await_event", "await_stream", "await_all"}
 METHODS = {("self", "_mark"), ("self._ready", "release"), ("self._copied", "release"), ("self._copied", "acquire")}
 METHODS |= {("self.streams", "settle")}
-EMITTED = ("_done()", "_copied()", "_wait()")
+EMITTED = ("_done()", "_copied()", "_wait()", "_arrived()")
 """What lines of generated code that order a transfer end with."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fake_gpus.gpu_plans import Setting, expected_run, gpu_host
 from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
+from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.export.placed.carried import carried_plan
 from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
@@ -33,6 +36,7 @@ from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.run.placed.placed_step import PlacedStep
 from rlplace.measure.run.placed.residents import Residents
 
+TWO_GPUS = gpu_host(("cuda:0", "cuda:1"))
 FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
@@ -91,15 +95,18 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
         run = Run()
         try:
             for _ in range(NUM_STEPS):
-                run.losses.append(placed(*args, targets=targets or None, **kwargs))
+                with another_caller(machine):
+                    run.losses.append(placed(*args, targets=targets or None, **kwargs))
                 if "state_dict" in reads:
-                    run.state = placed.state_dict()
+                    with another_caller(machine):
+                        run.state = placed.state_dict()
                 if "copy_to" in reads:
-                    with machine.attached():
+                    with another_caller(machine):
                         run.state = _zeros(setting)
-                    placed.copy_to(_Model(run.state))  # type: ignore[arg-type]
+                        placed.copy_to(_Model(run.state))  # type: ignore[arg-type]
                 if "load_state_dict" in reads:
-                    placed.load_state_dict(run.state)
+                    with another_caller(machine):
+                        placed.load_state_dict(run.state)
             run.state = run.state or placed.state_dict()
         finally:
             placed.close()
@@ -108,6 +115,15 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
         return differences(run, expected_run(setting.model, setting.optimizer))
 
     return body
+
+
+@contextlib.contextmanager
+def another_caller(machine: Machine) -> Iterator[None]:
+    """While active, the calling thread launches on streams of its own, as other threads do that share a model."""
+    with contextlib.ExitStack() as streams:
+        for place in (FIRST_GPU, LAST_GPU):
+            streams.enter_context(machine.using(machine.new_stream(place.index, is_urgent=False, name="caller")))
+        yield
 
 
 def gradients_out(setting: Setting) -> Body:
@@ -142,24 +158,29 @@ def gradients_out(setting: Setting) -> Body:
     return body
 
 
+def _module_graph(
+    machine: Machine, model: nn.Module, x: Tensor, crew: Crew, *, has_backward: bool
+) -> tuple[ModuleGraph, dict[str, Tensor]]:
+    """A model in two parts on two GPUs, and its parameters and buffers there."""
+    captured = capture_module(model, (x,), {}, has_backward=has_backward)
+    graph, generator = captured.graph, np.random.default_rng(0)
+    start = naive_plan(graph, random_devices(graph, 2, generator))
+    plan = carried_plan(graph, start, graph, last=backward_ops(graph))
+    state = {}
+    for op, source in require_program(graph).sources.items():
+        if source.kind in ("parameter", "buffer"):
+            with machine.attached():
+                state[source.key] = source.value.detach().to(torch.device("cuda", int(plan.devices[op])))
+    return ModuleGraph(captured, TWO_GPUS, plan, crew, state, seed=0), state
+
+
 def module(machine: Machine) -> list[str]:
     """Forward and backward of a model in two parts, its loss and updates on the caller's streams between them."""
     model, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double(), random(3, 4)
-    host, eager = gpu_host(("cuda:0", "cuda:1")), copy.deepcopy(model)
-    captured = capture_module(model, (x,), {}, has_backward=True)
-    graph, generator = captured.graph, np.random.default_rng(3)
-    start = naive_plan(graph, random_devices(graph, 2, generator))
-    plan = carried_plan(graph, start, graph, last=backward_ops(graph))
-    program = require_program(graph)
-    state = {}
-    for op, source in program.sources.items():
-        if source.kind == "parameter":
-            with machine.attached():
-                state[source.key] = source.value.detach().to(torch.device("cuda", int(plan.devices[op])))
-    crew = Crew(host.devices)
+    eager, crew = copy.deepcopy(model), Crew(TWO_GPUS.devices)
     wrong = []
     try:
-        placed = ModuleGraph(captured, host, plan, crew, state, seed=0)
+        placed, state = _module_graph(machine, model, x, crew, has_backward=True)
         with machine.attached():
             given = x.to(FIRST_GPU)
         for step in range(NUM_STEPS):
@@ -170,7 +191,7 @@ def module(machine: Machine) -> list[str]:
                 seed = ours * 2
             found = placed.backward([seed], kept, step)
             with machine.attached(), torch.no_grad():
-                for name, gradient in zip(program.gradients, found, strict=True):
+                for name, gradient in zip(dict(eager.named_parameters()), found, strict=True):
                     state[name].sub_(gradient * 0.1)
                 for parameter, gradient in zip(eager.parameters(), expected, strict=True):
                     parameter.sub_(gradient * 0.1)
@@ -180,6 +201,39 @@ def module(machine: Machine) -> list[str]:
         crew.stop()
     named = dict(eager.named_parameters())
     return [*wrong, *(name for name, value in state.items() if not torch.allclose(plain(value), named[name].detach()))]
+
+
+class _Twice(nn.Module):
+    """Returns one tensor twice, as two of their own, and one once."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = torch.tanh(x)
+        return hidden, hidden, torch.sin(x)
+
+
+def module_of_several_callers(machine: Machine) -> list[str]:
+    """Each computes with the outputs on streams of its own and drops them; nobody waits for anybody."""
+    x, crew = random(3, 4), Crew(TWO_GPUS.devices)
+    try:
+        placed, _ = _module_graph(machine, _Twice(), x, crew, has_backward=False)
+        with machine.attached():
+            given = x.to(FIRST_GPU)
+        found, streams = [], []
+        for number in range(NUM_STEPS):
+            with another_caller(machine):
+                found.append([output * 2 for output in placed.forward([given], number)[0]])
+                streams += [cuda.current_stream(place) for place in (FIRST_GPU, LAST_GPU)]
+        for stream in streams:
+            cuda.await_stream(stream)
+    finally:
+        crew.stop()
+    expected = [output * 2 for output in _Twice()(x)]
+    return [
+        f"output {k} of call {number}"
+        for number, outputs in enumerate(found)
+        for k, (output, right) in enumerate(zip(outputs, expected, strict=True))
+        if not torch.equal(plain(output), right)
+    ]
 
 
 def inference(machine: Machine) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.export.placed.arguments import InputCutter
 from rlplace.graphs.capturing.module import CapturedModule
@@ -52,7 +53,7 @@ class ModuleGraph:
         seed: int,
     ) -> None:
         graph = captured.graph
-        self._program, self._plan = require_program(graph), plan
+        self._program, self._plan, self._crew = require_program(graph), plan, crew
         self._with_gradient = captured.with_gradient
         self._residents = Residents(graph, host, seed=seed)
         second = backward_ops(graph)
@@ -112,8 +113,9 @@ class ModuleGraph:
     def backward(self, gradients: Sequence[torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
         """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given."""
         seeds = [gradients[position] for position in self._with_gradient]
-        given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
-        return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
+        with self._crew.turn():
+            given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
+            return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
 
     def without_gradient(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs that have none."""
@@ -144,9 +146,14 @@ class ModuleGraph:
         return [times[base] > 1 or base in late or int(graph.tensor_op[base]) in sources for base in bases]
 
     def _apart(self, tensors: Sequence[torch.Tensor], is_shared: Sequence[bool]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            pairs = zip(tensors, is_shared, strict=True)
-            return [tensor.clone() if shared else tensor for tensor, shared in pairs]
+        """What may be handed out; on GPUs, the next caller may launch on other streams than this one."""
+        pairs = list(zip(tensors, is_shared, strict=True))
+        with torch.no_grad(), self._residents.settled():
+            apart = [tensor.clone() if shared else tensor for tensor, shared in pairs]
+        for tensor, shared in pairs:
+            if tensor.device.type == "cuda" and not shared:  # its memory is that of the thread that made it
+                cuda.keep_for(tensor, cuda.current_stream(tensor.device))
+        return apart
 
 
 class _Forward(torch.autograd.Function):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, NoReturn, Self, get_args
 
 import torch
 from torch import nn
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, UserError
 from rlplace.export.placed.arguments import Arguments
 from rlplace.export.placed.eager_step import run_eagerly
 from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
@@ -20,6 +22,7 @@ from rlplace.export.placed.saved import load_state, save_state
 from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import loss_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
@@ -35,6 +38,9 @@ class PlacedModel:
     Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
     plan that was measured: the same devices, orders and transfers. Inputs of other shapes are captured when they are
     first seen, and their graphs are placed as the measured one is, op by op.
+
+    Threads may share it: each call, and what else reads or sets its state, has it alone, and the others wait. A call
+    within a call (by a hook, a loss or an op) is refused, and so is one in a forked process.
 
     As a context manager, it is closed at the end.
 
@@ -86,9 +92,13 @@ class PlacedModel:
         return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_") and name != "num_steps" and not hasattr(type(self), name):
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        if name != "num_steps" and not hasattr(type(self), name):
             raise UnknownName("attribute of a placed step", name, _SETTABLE, hint="Only these may be set.")
-        super().__setattr__(name, value)
+        with self._crew.turn(runs=False):
+            super().__setattr__(name, value)
 
     def __call__(self, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
         """Runs one step: what the loss function returned in training, else the model's output.
@@ -104,14 +114,16 @@ class PlacedModel:
                 it was captured, or that has a hook of its own.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
+            UserError: it is called within a call, or in a forked process.
         """
-        if self._optimizer is not None:
-            self._optimizer.refresh()
-            self._state.check_trained(is_updating=True)
-        result = self._run(args, kwargs, targets)
-        if self._optimizer is not None:
-            self._optimizer.note_step()
-        return result
+        with self._turn():
+            if self._optimizer is not None:
+                self._optimizer.refresh()
+                self._state.check_trained(is_updating=True)
+            result = self._run(args, kwargs, targets)
+            if self._optimizer is not None:
+                self._optimizer.note_step()
+            return result
 
     def backward(self, *args: Any, targets: Any = None, loss_scale: float | torch.Tensor = 1.0, **kwargs: Any) -> Any:
         """Forward and backward: gradients are added to `grad` of `parameters()`, and nothing is updated.
@@ -133,6 +145,7 @@ class PlacedModel:
                 as in a call.
             CaptureError: as in a call.
             RunnerError: as in a call.
+            UserError: as in a call.
         """
         if not self._program.is_training:
             hint = "Capture with `capture(..., loss_fn, targets=...)`."
@@ -140,8 +153,9 @@ class PlacedModel:
         scale = float(loss_scale)
         if not math.isfinite(scale):
             raise InvalidValue("loss_scale", scale, "a finite number", where="backward")
-        self._state.check_trained(is_updating=False)
-        return self._run(args, kwargs, targets, loss_scale=scale)
+        with self._turn():
+            self._state.check_trained(is_updating=False)
+            return self._run(args, kwargs, targets, loss_scale=scale)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output with all modules in evaluation mode, as placed; nothing changes.
@@ -154,10 +168,33 @@ class PlacedModel:
             InvalidValue: as in a call.
             CaptureError: the model cannot be captured so.
             RunnerError: an op failed.
+            UserError: as in a call.
         """
-        tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
-        self._graphs.follow_state()
-        return self._graphs.of_evaluation(tensors).run(tensors, self.num_steps)
+        with self._turn():
+            tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
+            self._graphs.follow_state()
+            return self._graphs.of_evaluation(tensors).run(tensors, self.num_steps)
+
+    def train(self, mode: bool = True) -> NoReturn:
+        """Refuses: a step has the modes that its model was captured in.
+
+        Raises:
+            UserError: says what to do instead.
+        """
+        what = "trains" if self._program.is_training else "runs"
+        raise UserError(
+            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` "
+            "gives the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before "
+            "`capture`, or take `to_module(model, graph, placement)`, which has both."
+        )
+
+    def eval(self) -> NoReturn:
+        """Refuses: `evaluate` gives the output in evaluation mode.
+
+        Raises:
+            UserError: says what to do instead.
+        """
+        self.train(mode=False)
 
     @property
     def num_graphs(self) -> int:
@@ -219,12 +256,14 @@ class PlacedModel:
 
     def zero_grad(self) -> None:
         """Forgets the gradients of all parameters."""
-        for parameter in self.parameters():
-            parameter.grad = None
+        with self._turn(runs=False):
+            for parameter in self.parameters():
+                parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters and buffers, by dotted name: what the model itself loads. `save` keeps all else."""
-        return self._state.copies()
+        with self._turn(runs=False):
+            return self._state.copies()
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; names that are left out stay.
@@ -233,7 +272,8 @@ class PlacedModel:
             UnknownName: no parameter or buffer has that name.
             InvalidValue: another shape or dtype.
         """
-        self._state.load(state)
+        with self._turn(runs=False):
+            self._state.load(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all that a straight run would go on with: parameters, buffers, optimizer state, options, steps.
@@ -244,9 +284,10 @@ class PlacedModel:
         Raises:
             FileProblem: it cannot be written.
         """
-        if self._optimizer is not None:
-            self._optimizer.refresh()
-        save_state(path, self._state, self._optimizer, {"num_steps": self.num_steps, "seed": self._seed})
+        with self._turn(runs=False):
+            if self._optimizer is not None:
+                self._optimizer.refresh()
+            save_state(path, self._state, self._optimizer, {"num_steps": self.num_steps, "seed": self._seed})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from what `save` wrote for this model, whatever its placement was: the next step is the same.
@@ -254,14 +295,16 @@ class PlacedModel:
         Raises:
             FileProblem: no such file, or of another model, optimizer or seed.
         """
-        self.num_steps = load_state(path, self._state, self._optimizer, seed=self._seed)
+        with self._turn(runs=False):
+            self.num_steps = load_state(path, self._state, self._optimizer, seed=self._seed)
 
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`."""
-        self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
+        with self._turn(runs=False):
+            self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Ends its threads, once a call of another thread has ended."""
         self._crew.stop()
 
     def __enter__(self) -> Self:
@@ -277,6 +320,15 @@ class PlacedModel:
     ) -> None:
         self.close()
 
+    @contextlib.contextmanager
+    def _turn(self, *, runs: bool = True) -> Iterator[None]:
+        """While active, the calling thread has the model alone; on GPUs, all that it launched is done afterwards.
+
+        The next caller may launch on other streams.
+        """
+        with self._crew.turn(runs=runs), self._state.settled():
+            yield
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
         tensors = self._arguments.tensors(args, kwargs, targets)
@@ -291,4 +343,28 @@ class PlacedModel:
             with self._state.grad_filled(loss_scale):
                 result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
+        if self._program.is_training:
+            loss_of(result).backward = _HAS_RUN
         return result
+
+
+class _HasRun:
+    """In the place of `backward` of a loss that a step returned."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UserError(
+            "the step that returned this loss has run its backward already: leave out `loss.backward()`. A call of a "
+            "step that was captured with an optimizer has updated the parameters, too; `step.backward(x)` leaves "
+            "gradients in `grad` for an optimizer of your own, and `to_module(model, graph, placement)` leaves the "
+            "loss to you."
+        )
+
+    def __reduce__(self) -> Any:
+        """Nothing of ours: a saved loss is loaded where rlplace is not, and by `torch.load` as it is safest."""
+        return OrderedDict, ()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+_HAS_RUN = _HasRun()

@@ -32,12 +32,16 @@ class PlacedModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns; its backward runs as placed, too.
 
+        Threads may share the module: forwards and backwards take turns, and any number of forwards may wait for theirs.
+
         Raises:
             CaptureError: the model cannot be captured for these inputs.
             RunnerError: an op failed.
+            UserError: it is called within a call (by an op of it), or in a forked process.
         """
         placed: PlacedForward = vars(self)["_placed"]
-        return placed(self, args, kwargs)
+        with placed.crew.turn():
+            return placed(self, args, kwargs)
 
     @property
     def num_graphs(self) -> int:
@@ -46,7 +50,7 @@ class PlacedModule(nn.Module):
         return len(placed.graphs)
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Ends its threads, once a call of another thread has ended."""
         placed: PlacedForward = vars(self)["_placed"]
         placed.crew.stop()
 

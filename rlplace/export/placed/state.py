@@ -21,7 +21,7 @@ from rlplace.measure.run.placed.residents import Residents
 class PlacedState:
     """What every graph of one placed model has in common.
 
-    What the calling thread does with these tensors on a GPU is waited for by the next step.
+    What the calling thread does with these tensors on a GPU is waited for by the next step of the same thread.
 
     Args:
         graph: the first of them, with its program.
@@ -31,6 +31,7 @@ class PlacedState:
     Attributes:
         parameters: by dotted name, in the order of the model; they show the memory that steps read and update.
         buffers: likewise.
+        settled: what the calling thread launches on the GPUs while active is done afterwards.
         updates: optimizer state of each parameter that the captured optimizer updates, by dotted name.
         reached: names of parameters that the backward reaches.
         gradients: where steps leave gradients that are asked for.
@@ -38,6 +39,7 @@ class PlacedState:
 
     def __init__(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
         program = require_program(graph)
+        self.settled = residents.settled
         devices = plan.devices.tolist()
         ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
         tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items()}

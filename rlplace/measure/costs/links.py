@@ -110,6 +110,7 @@ def _round_s(size: int, answer_size: int, source: Device, destination: Device, r
             there.send(original)
             back.wait_ready()
             back.take()
+            back.wait_arrived()
             if place.type == "cuda":
                 cuda.await_stream(cuda.current_stream(place))
             samples.append(time.perf_counter() - begin)
@@ -117,7 +118,8 @@ def _round_s(size: int, answer_size: int, source: Device, destination: Device, r
     def catch(_: int) -> None:
         for _ in range(repeats + 3):
             there.wait_ready()
-            taken = there.take()  # on a GPU the answer is sent after it has arrived: both on one stream
+            taken = there.take()
+            there.wait_arrived()  # on a GPU the answer is sent after it: both on one stream
             back.send(taken if answer_size == size else answer)
 
     def give_up() -> None:

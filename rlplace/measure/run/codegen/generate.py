@@ -78,6 +78,13 @@ class _Generator:
                 plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
             )
         )
+        gpus = {device.name for device in host.devices if device.backend == "cuda"}
+        self.is_late = tuple(  # by transfer: a copy that goes on once it was taken
+            not gpus.isdisjoint((names[producer_device[tensor]], names[destination]))
+            for tensor, destination in zip(
+                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
+            )
+        )
         self.is_split, self.second = second is not None, frozenset(second or ())
         self.signals = gang_signals(graph, host, plan, self.is_handover, self.second)
         gradients = [*self.program.gradients.values(), *self.program.input_gradients.values()]
@@ -134,6 +141,7 @@ class _Generator:
         lines += self._source_lines(items, words, is_second=False)
         owners += [-1] * len(lines)
         is_first, made = self.is_split, set[int]()
+        on_the_way: dict[int, int] = {}  # tensor -> transfer that nothing has waited for
         is_held = self.hold_every > 0 and self.host.devices[device].backend == "cuda"
         num_run = 0
         for item in items:
@@ -141,7 +149,7 @@ class _Generator:
                 continue
             if is_first and item in self.second:
                 is_first = False
-                lines += self._turn(device, items, made, words)
+                lines += self._turn(device, items, made, words, on_the_way)
                 owners += [-1] * (len(lines) - len(owners))
             if is_held and num_run % self.hold_every == 0:
                 lines.append("hold()")
@@ -157,7 +165,11 @@ class _Generator:
                     body.append(f"k{transfer}_done()")
                 if not self.is_handover[transfer]:
                     produced = (tensor,)
+                if self.is_late[transfer]:
+                    on_the_way[tensor] = transfer
             else:
+                read = dict.fromkeys(t for t in self.reads[item] if t in on_the_way)
+                lines += [f"k{on_the_way.pop(t)}_arrived()" for t in read]
                 call = program.calls[item]
                 body, produced = self._op_lines(item, call, words)
                 lines += [f"k{k}_copied()" for tensor in self.mutated[item] for k in self.outgoing[tensor]]
@@ -180,7 +192,7 @@ class _Generator:
                     lines.append(f"del {', '.join(gone)}")
             owners += [item] * (len(lines) - len(owners))
         if is_first:
-            lines += self._turn(device, items, made, words)
+            lines += self._turn(device, items, made, words, on_the_way)
         lines += self._result_lines(device, words, is_second=self.is_split)
         indented = (line if line.startswith("def ") else f"    {line}" for line in lines)
         source = "\n".join(["def run(step):", *indented, "    return None", ""])
@@ -206,8 +218,13 @@ class _Generator:
                 lines += self._handed_out(op, words)
         return lines
 
-    def _turn(self, device: int, items: list[int], made: set[int], words: Expressions) -> list[str]:
-        """Between the parts of a step: results of the first are handed out, and tensors that the second reads kept."""
+    def _turn(
+        self, device: int, items: list[int], made: set[int], words: Expressions, on_the_way: dict[int, int]
+    ) -> list[str]:
+        """Between the parts of a step: results of the first are handed out, and tensors that the second reads kept.
+
+        Copies that are on the way for the second part are waited for in the first: its end is that of all it launched.
+        """
         n, program = self.graph.num_ops, self.program
         needed = {program.base(ref) for ref, is_second in self.results if is_second}
         for item in items:
@@ -220,7 +237,9 @@ class _Generator:
         }
         kept = ", ".join(f"t{tensor}" for tensor in sorted(needed & (made | given)))
         comma = "," if kept else ""
-        lines = self._result_lines(device, words, is_second=False)
+        lines = [f"k{transfer}_arrived()" for transfer in on_the_way.values()]
+        on_the_way.clear()
+        lines += self._result_lines(device, words, is_second=False)
         words.forget_all()
         lines += [f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
         return [*lines, *self._source_lines(items, words, is_second=True)]

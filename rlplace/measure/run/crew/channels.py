@@ -17,14 +17,16 @@ from rlplace.measure.run.crew.streams import CopyStreams, torch_device
 class Channel(Protocol):
     """One transfer of a plan, used once a step: the producer sends, the destination waits, then takes.
 
-    `wait_ready` returns when the tensor may be taken; `take` returns it on the destination; `wait_copied` (called by
-    an op about to overwrite the tensor) returns when the destination no longer reads the original. `abort` wakes those
-    who wait, so that a failed step ends; a channel is not used again after it.
+    `wait_ready` returns when the tensor may be taken; `take` returns it on the destination, where nothing may read it
+    before `wait_arrived`; `wait_copied` (called by an op about to overwrite the tensor) returns when the destination no
+    longer reads the original. `abort` wakes those who wait, so that a failed step ends; a channel is not used again
+    after it.
     """
 
     def send(self, tensor: torch.Tensor) -> None: ...
     def wait_ready(self) -> Any: ...
     def take(self) -> torch.Tensor: ...
+    def wait_arrived(self) -> None: ...
     def acknowledge(self) -> None: ...
     def wait_copied(self) -> Any: ...
     def abort(self) -> None: ...
@@ -83,6 +85,9 @@ class CpuChannel:
         self._slot = None
         return tensor.clone() if self._is_copy else tensor
 
+    def wait_arrived(self) -> None:
+        """Nothing: what was taken is there."""
+
     def abort(self) -> None:
         self._is_aborted = True
         self._slot = None
@@ -91,6 +96,8 @@ class CpuChannel:
 
 class CudaChannel:
     """A copy on a stream of its own: it waits for the producer by an event and holds up neither device's compute.
+
+    What the destination launches between `take` and `wait_arrived` runs beside the copy.
 
     What a GPU copies from or to the host is pinned there: from pageable memory the call would wait for the copy.
 
@@ -140,10 +147,7 @@ class CudaChannel:
             self._mark(self.began)
             copy = cuda.copy(tensor, self._destination) if self._destination.type == "cuda" else _pinned_copy(tensor)
             self._mark(self.arrived)
-        if self._destination.type == "cpu":
-            cuda.await_event(self.arrived)
-            return copy
-        return self._received(copy)
+        return self._kept(copy)
 
     def _from_host(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._staging is None:
@@ -153,13 +157,18 @@ class CudaChannel:
             self._mark(self.began)
             copy = cuda.copy(self._staging, self._destination)
             self._mark(self.arrived)
-        return self._received(copy)
+        return self._kept(copy)
 
-    def _received(self, copy: torch.Tensor) -> torch.Tensor:
-        compute = cuda.current_stream(self._destination)
-        cuda.wait(compute, self.arrived)
-        cuda.keep_for(copy, compute)
+    def _kept(self, copy: torch.Tensor) -> torch.Tensor:
+        if self._destination.type == "cuda":
+            cuda.keep_for(copy, cuda.current_stream(self._destination))
         return copy
+
+    def wait_arrived(self) -> None:
+        if self._destination.type == "cuda":
+            cuda.wait(cuda.current_stream(self._destination), self.arrived)
+        else:
+            cuda.await_event(self.arrived)
 
     def _mark(self, event: cuda.Event | None) -> None:
         if event is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from rlplace import cuda
-from rlplace.errors import RunnerError
+from rlplace.errors import RunnerError, UserError
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.run.crew.streams import Streams
 from rlplace.measure.run.threads import pin_current_thread, set_intra_op_threads
@@ -42,6 +43,11 @@ class Worker:
         self._done.acquire()
         self._thread = threading.Thread(target=self._loop, name=f"rlplace {device.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the calling thread is this worker's."""
+        return threading.get_ident() == self._thread.ident
 
     def start(self, job: Job, step: int, report: Report) -> None:
         """Starts `job(step)`; `report` is called on the worker's thread with what it raises.
@@ -106,6 +112,45 @@ class Crew:
         self.workers = [Worker(device, self.streams) for device in devices]
         self._is_stopped = False
         self._is_settled = True  # False: what a failed step launched may still run
+        self._process, self._turns = os.getpid(), threading.Lock()
+        self._caller: int | None = None  # the thread whose turn it is
+
+    @contextlib.contextmanager
+    def turn(self, *, runs: bool = True) -> Iterator[None]:
+        """While active, the calling thread alone uses the crew and what it works on; other threads wait.
+
+        Args:
+            runs: whether a step is run. What only reads or sets state may also be done within a turn of the same
+                thread, and in a forked process.
+
+        Raises:
+            UserError: a step is run within another one, by a hook, a loss or an op; or in a forked process, which has
+                none of the threads.
+        """
+        if os.getpid() != self._process:
+            if runs:
+                raise UserError(
+                    "a placed model was called in a process that was forked from its own: threads do not survive a "
+                    "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` "
+                    "of a server), or call it in the process that made it."
+                )
+            yield
+            return
+        is_within = threading.get_ident() == self._caller
+        if is_within and not runs:
+            yield
+            return
+        if is_within or any(worker.is_calling for worker in self.workers):
+            raise UserError(
+                "a placed model was called within a call of itself, by a hook, a loss or an op of it. Call it after "
+                "that call has returned, or make a second placed model for the inner calls."
+            )
+        with self._turns:
+            self._caller = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._caller = None
 
     def run(self, jobs: list[Job], step: int, *, on_error: Callable[[], None], deadline_s: float) -> None:
         """Runs one job a device and returns when all have ended.
@@ -159,10 +204,11 @@ class Crew:
             self.workers[self.workers.index(worker)] = Worker(worker.device, self.streams)
 
     def stop(self) -> None:
-        """Ends all threads."""
-        self._is_stopped = True
-        for worker in self.workers:
-            worker.stop()
+        """Ends all threads, once the turn of another thread has ended."""
+        with self.turn(runs=False):
+            self._is_stopped = True
+            for worker in self.workers:
+                worker.stop()
 
 
 class _Late(Exception):

@@ -75,6 +75,7 @@ def order_names(channels: Sequence[Channel], signals: Sequence[threading.Lock]) 
         for method in ("send", "take"):
             names[f"k{transfer}_{method}"] = getattr(channel, method)
         names[f"k{transfer}_wait"] = channel.wait_ready
+        names[f"k{transfer}_arrived"] = channel.wait_arrived
         names[f"k{transfer}_done"] = channel.acknowledge
         names[f"k{transfer}_copied"] = channel.wait_copied
     for index, signal in enumerate(signals):

@@ -110,6 +110,7 @@ def test_a_gpu_copies_on_its_own_stream_and_tells_when(to_gpu: bool) -> None:
         channel.send(original)
         channel.wait_ready()
         copy = channel.take()
+        channel.wait_arrived()
         channel.acknowledge()
         channel.wait_copied()
         original.add_(1)
