@@ -75,6 +75,23 @@ Duration = Annotated[
 """The type of every time: `90`, `150s`, `5m`, `1.5h` or `7d`."""
 
 
+class MoreTime(float):
+    """Seconds on top of those that a run was given: `+30s`, `+5m`."""
+
+
+Budget = Annotated[
+    float,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="TIME",
+        instance_from_str=lambda words: parse_budget(words[0]),
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [format_duration(value)],
+    ),
+]
+"""The type of a budget: a time, or with `+` before it so much more."""
+
+
 @dataclass(frozen=True)
 class PlacementOptions:
     """Where ops may run."""
@@ -205,6 +222,19 @@ def parse_duration(text: str, field: str = "budget") -> float:
     if match is None:
         raise InvalidValue(field, text, "a duration such as 90, 150s, 5m, 1.5h or 7d")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_budget(text: str) -> float:
+    """Seconds in a duration, as `MoreTime` where a `+` stands before it.
+
+    Raises:
+        InvalidValue: anything else.
+
+    >>> parse_budget("+3s") == MoreTime(3.0)
+    True
+    """
+    word = text.strip()
+    return MoreTime(parse_duration(word[1:])) if word.startswith("+") else parse_duration(word)
 
 
 def print_json(data: dict[str, Any]) -> None:

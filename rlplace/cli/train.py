@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from rlplace.cli.arguments import (
     Batched,
-    Duration,
+    Budget,
     Grouped,
+    MoreTime,
     Placing,
     Seed,
     Stored,
@@ -23,7 +24,12 @@ from rlplace.policy.config import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
-BESIDE_RESUME = ("resume", "budget", "json", "quiet", "no-wait", "in-process", "cluster")
+if TYPE_CHECKING:
+    from rlplace.training.resume.reopen import Named
+
+AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
+"""Options that a run folder is not believed where they reach out of it: they may be given again."""
+BESIDE_RESUME = ("resume", "budget", *AGAIN, "json", "quiet", "no-wait")
 """Options that go with `--resume`; all others are as the run was started."""
 BESIDE_HOST = ("host", "run", "overwrite", "gangs", "pin", "exclude", "together")
 """Those that go with it where `--host` names another host."""
@@ -39,7 +45,7 @@ def train(
     agent: AgentConfig,
     workload: tyro.conf.Positional[str | None] = None,
     host: str = "auto",
-    budget: Duration = TrainConfig.budget_s,
+    budget: Budget = TrainConfig.budget_s,
     evaluations: int | None = TrainConfig.evaluations,
     run: Path | None = None,
     resume: Path | None = None,
@@ -71,8 +77,8 @@ def train(
             the same
         run: run folder; by default runs/WORKLOAD
         resume: go on with the run in this folder, after any end, from what it measured and learned, as it was started;
-            a larger `--budget` extends it; with `--host` the run is begun again on that host, in a folder of its own,
-            from what the one in this folder measured, learned and found
+            a larger `--budget`, or `--budget +TIME`, extends it; with `--host` the run is begun again on that host, in
+            a folder of its own, from what the one in this folder measured, learned and found
         seed: of the policy, of sampling, of the workload and of random ops
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
         track: Weights & Biases: disabled, offline or online
@@ -84,17 +90,37 @@ def train(
         quiet: no progress; the table stays, but beside `--json`
     """
     if resume is not None:
+        given = given_options()
+        _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
+        from rlplace.training.resume.reopen import Named
+        from rlplace.training.session import resume_training
+
+        more_s = budget if isinstance(budget, MoreTime) else 0.0
+        named = Named(
+            workload=workload,
+            budget_s=budget if "budget" in given and not more_s else None,
+            more_s=more_s,
+            store=storing.store if "store" in given else None,
+            track=track if "track" in given else None,
+            cluster=cluster if "cluster" in given else None,
+            isolated=False if in_process else None,
+            init=learn.init,
+            priors=search.priors,
+        )
         shown = {"is_quiet": quiet, "is_table": not (quiet and json), "is_waiting": not storing.no_wait}
-        if "host" in given_options():
-            result = _elsewhere(resume, workload, placing, host, run, budget, overwrite, in_process, cluster, shown)
+        if "host" in given:
+            result = _elsewhere(resume, named, placing, host, run, overwrite, shown)
         else:
-            result = _resumed(resume, workload, budget, in_process, cluster, shown)
+            result = resume_training(resume, named, **shown)
         if json:
             print_json(result)
         return
     if workload is None:
         hint = "For example: rlplace train nmt. To go on with a run: rlplace train --resume DIR."
         raise InvalidValue("workload", None, "a name, package.module:function or a graph file", hint=hint)
+    if isinstance(budget, MoreTime):
+        hint = "`+` is time on top of what a run was given, beside `--resume DIR`."
+        raise InvalidValue("budget", f"+{budget:g} s", "a time of its own", hint=hint)
     if evaluations is not None and "budget" in given_options():
         raise InvalidValue("evaluations", evaluations, "none beside --budget", hint="Leave one of the two out.")
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
@@ -134,35 +160,18 @@ def train(
         print_json(result)
 
 
-def _resumed(
-    folder: Path, workload: str | None, budget: float, in_process: bool, cluster: str, shown: dict[str, bool]
-) -> dict[str, Any]:
-    _check_given(BESIDE_RESUME)
-    from rlplace.training.session import resume_training
-
-    return resume_training(
-        folder,
-        workload=workload,
-        budget_s=budget if "budget" in given_options() else None,
-        isolated=False if in_process else None,
-        cluster=cluster if "cluster" in given_options() else None,
-        **shown,
-    )
-
-
 def _elsewhere(
     folder: Path,
-    workload: str | None,
+    named: Named,
     placing: Placing,
     host: str,
     run: Path | None,
-    budget: float,
     overwrite: bool,
-    in_process: bool,
-    cluster: str,
     shown: dict[str, bool],
 ) -> dict[str, Any]:
-    _check_given((*BESIDE_RESUME, *BESIDE_HOST))
+    if named.more_s:
+        hint = "The run on the new host begins anew, with a budget of its own."
+        raise InvalidValue("budget", f"+{named.more_s:g} s", "a time without `+` beside --host", hint=hint)
     found = placing.find_host(host)
     has_own = bool(placing.pin or placing.exclude or placing.together)
     constraints = placing.constraints(found) if has_own else None
@@ -172,13 +181,10 @@ def _elsewhere(
         folder,
         found,
         folder_for(folder, host) if run is None else run,
+        named,
         host_word=host,
         gangs=placing.gangs,
-        workload=workload,
-        budget_s=budget if "budget" in given_options() else None,
         constraints=constraints,
-        isolated=False if in_process else None,
-        cluster=cluster if "cluster" in given_options() else None,
         overwrite=overwrite,
         **shown,
     )

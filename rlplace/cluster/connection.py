@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import signal
 import socket
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +26,10 @@ REACHED_WITHIN_S = 5.0
 """Seconds for a cluster to take a connection."""
 OBJECT_STORE_BYTES = 200_000_000
 """Of a cluster that is started here; what does not fit goes to disk."""
+OLDEST_RAY = (2, 52)
+"""The first version of Ray whose clusters can ask for a secret."""
+_MOST_BYTES = 1000
+"""Of the file in which Ray notes an address."""
 _ADDRESS = "HOST:PORT, as `ray start --head` prints it, or auto"
 
 
@@ -54,17 +60,25 @@ def load_ray() -> Any:
 
     Raises:
         MissingExtra: it is not installed.
-        RunnerError: it is, but cannot be imported.
+        RunnerError: it is, but cannot be imported, or is too old.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # tasks without GPUs do not change what is seen
     try:
-        return importlib.import_module("ray")
+        ray = importlib.import_module("ray")
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
             raise MissingExtra("ray", EXTRA) from error
         broken = f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
         raise RunnerError(broken) from error
+    found = re.match(r"(\d+)\.(\d+)", str(getattr(ray, "__version__", "")))
+    if found is None or tuple(map(int, found.groups())) < OLDEST_RAY:
+        least = ".".join(map(str, OLDEST_RAY))
+        raise RunnerError(
+            f"Ray {getattr(ray, '__version__', 'without a version')} is installed, expected {least} or later, whose "
+            f"clusters ask for a secret: install `rlplace[{EXTRA}]` anew."
+        )
+    return ray
 
 
 def check_cluster(word: str) -> None:
@@ -83,7 +97,8 @@ def address_of(word: str, environ: Mapping[str, str] = os.environ) -> str | None
     """The address that `--cluster WORD` stands for; None where a cluster is to be started here.
 
     `auto` is `RAY_ADDRESS`, or else the cluster that this user last started on this machine with `ray start`, if it
-    still runs. An address is tried: Ray would take minutes to say that nobody is there.
+    still runs. Ray notes that one in a file, which counts if it is the user's own, no link, and writable to no others.
+    An address is tried: Ray would take minutes to say that nobody is there.
 
     Args:
         word: `auto` or an address.
@@ -124,6 +139,8 @@ def connect(word: str, *, say: Callable[[str], None]) -> Connection:
     if address is None:
         from rlplace.measure.run.threads import usable_cores
 
+        os.environ["RAY_AUTH_MODE"] = "token"  # what Ray does by itself depends on its version
+        ray._raylet.Config.initialize("")  # Ray has read its environment when it was imported
         options = {
             "address": "local",
             "num_cpus": len(usable_cores()),
@@ -180,11 +197,24 @@ def _last_started(environ: Mapping[str, str]) -> str | None:
     folder = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
     path = Path(folder) / "ray" / "ray_current_cluster"
     try:
-        if path.stat().st_uid != os.getuid():
-            return None
-        return path.read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
+        # The folder is everybody's: what is read is what was checked, and nothing that a link or a pipe leads to.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return None
+    with open(descriptor, "rb") as file:
+        if not _is_own(os.fstat(descriptor)):
+            return None
+        try:
+            return file.read(_MOST_BYTES).decode().strip() or None
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+def _is_own(facts: os.stat_result) -> bool:
+    """Whether a file is a regular one of this user's, with one name, and nobody outside the user's group writes it."""
+    others = stat.S_IWOTH | (0 if facts.st_gid == os.getgid() else stat.S_IWGRP)
+    is_sole = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+    return is_sole and facts.st_uid == os.getuid() and not facts.st_mode & others
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -14,7 +15,7 @@ from rlplace.registry import Registry
 from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.setup import only_simulated
 from rlplace.seeds import check_seed
-from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_workload
+from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_kept_workload
 
 T = TypeVar("T")
 
@@ -42,21 +43,13 @@ class ExportRequest:
         """The workload of the run, which can be built.
 
         Raises:
-            InvalidValue: it is a graph file; or a user's function, and `workload` does not name it again.
+            InvalidValue: it is a graph file; or one or a user's function, and `workload` does not name it again.
         """
         kept = self._field("workload", str, "text")
-        spec = parse_workload(kept if self.workload is None else self.workload)
+        command = shlex.join(["--workload", kept])
+        spec = parse_kept_workload(kept, self.workload, where=str(self.run.path("config.json")), command=command)
         if spec.is_file:
             raise only_simulated(spec)
-        if self.workload is None and spec.is_function:
-            raise InvalidValue(
-                "workload",
-                None,
-                repr(kept),
-                where="export",
-                hint="The run is of your own function, and code named in a run is imported only if you pass it again: "
-                f"--workload {spec}",
-            )
         return spec
 
     @property

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rlplace.errors import UnknownName, UserError
-from rlplace.files import jsonable
+from rlplace.errors import FileProblem, UnknownName, UserError
+from rlplace.files import jsonable, refuse_link
 from rlplace.report.format import format_ms
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class WandbTracker:
 
     Raises:
         UserError: wandb is not installed, or the server cannot be had.
+        FileProblem: the folder `wandb` of the run leads elsewhere, or holds settings.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, object], *, is_online: bool) -> None:
@@ -153,6 +154,7 @@ class WandbTracker:
         except ImportError as error:
             raise UserError(f"wandb cannot be imported ({error}): pip install wandb, or --track disabled.") from error
         self._folder, self._is_online = run_dir / "wandb", is_online
+        _refuse_hostile(self._folder)
         self._wandb = wandb
         self._lock = threading.Lock()  # searches that run side by side log from threads of their own
         try:
@@ -262,6 +264,14 @@ def _cell(value: object) -> object:
 def _config(config: Mapping[str, object]) -> dict[str, object]:
     plain = jsonable(config)
     return dict(plain) if isinstance(plain, dict) else {}
+
+
+def _refuse_hostile(folder: Path) -> None:
+    """Refuses what a stranger's run may hold where wandb writes: links out of it, and settings that name a server."""
+    for path in (folder, folder / "data", folder / "cache"):
+        refuse_link(path)
+    if os.path.lexists(folder / "settings"):
+        raise FileProblem(folder / "settings", "wandb may take its server from here: remove this file.")
 
 
 @contextmanager

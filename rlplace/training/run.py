@@ -14,6 +14,7 @@ from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of, prior_of
 from rlplace.measure.placement import Placement
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
@@ -119,6 +120,9 @@ def _train(
     )
     expected = _said_ahead(problem, config, methods, progress)
     watch = Stopwatch()
+    best = journal.best()
+    if run is not None:  # before calibration, which takes a while: whoever stops it has a placement
+        keep_placement(run, problem, *(_single(problem) if best is None else best[:2]))
     prior, knowledge = prior_of(problem, config.search.priors), _knowledge(problem, log, journal, known_hosts)
     if knowledge is not None:
         progress.say(_known_words(knowledge.num_runs))
@@ -152,9 +156,6 @@ def _train(
         say=progress.say,
     )
     try:
-        best = journal.best()
-        if run is not None:
-            keep_placement(run, problem, *((simulator.plan(reference), "single") if best is None else best[:2]))
         entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]]
         compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
@@ -204,6 +205,12 @@ def _said_ahead(problem: Problem, config: TrainConfig, methods: tuple[str, ...],
         )
     )
     return expected
+
+
+def _single(problem: Problem) -> tuple[Plan, str]:
+    """The plan of the best single device, and the name of its row."""
+    simulator = Simulator(problem)
+    return simulator.plan(baselines.best_single(problem, simulator)), "single"
 
 
 def _knowledge(

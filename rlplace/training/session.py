@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import shlex
 from collections.abc import Iterator
@@ -20,9 +19,9 @@ from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.setup import Steps
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.offer import offering
-from rlplace.training.resume.config_file import Request, read_request
+from rlplace.training.resume.config_file import Request, again_words, read_request
 from rlplace.training.resume.journal import is_finished, mark_finished
-from rlplace.training.resume.reopen import reopen
+from rlplace.training.resume.reopen import NOTHING, Named, reopen
 from rlplace.training.run_request import check_request, run_request
 from rlplace.workloads import WorkloadSpec
 
@@ -70,7 +69,7 @@ def run_training(
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = _steps(request)
         run = RunFolder.create(folder, overwrite=overwrite)
-        with offering(request, folder), going_on(run, spec, progress):
+        with offering(request, folder), going_on(run, request, progress):
             run.write_json("config.json", request.to_dict())
             return run_request(request, steps, run, progress, is_table=is_table)
 
@@ -78,11 +77,8 @@ def run_training(
 @one_thread_here()
 def resume_training(
     folder: Path,
+    named: Named = NOTHING,
     *,
-    workload: str | None = None,
-    budget_s: float | None = None,
-    isolated: bool | None = None,
-    cluster: str | None = None,
     is_quiet: bool = False,
     is_table: bool = True,
     is_waiting: bool = True,
@@ -94,10 +90,7 @@ def resume_training(
 
     Args:
         folder: of the run, in whatever state it was left.
-        workload: the workload again, where it is a user's function: code is imported only if the user names it.
-        budget_s: seconds of search in all, more than the run was given; None leaves it at that.
-        isolated: whether placements are measured in a worker process; None: as the run was started.
-        cluster: as of `TrainConfig`; None: as the run was started.
+        named: what the user names again, and a larger budget.
         is_quiet: show no progress.
         is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
@@ -115,20 +108,16 @@ def resume_training(
     run = RunFolder.reopen(folder)
     try:
         has_ended = is_finished(run)
-        if has_ended and workload is None and budget_s is None:  # of code that nobody names, too
+        if has_ended and (named.workload, named.budget_s, named.more_s) == (None, None, 0.0):  # also of unnamed code
             return _answer(run, progress)
-        request, is_extended = reopen(run, workload, budget_s)
+        request, is_extended = reopen(run, named)
         if has_ended and not is_extended:
             return _answer(run, progress)
-        if isolated is not None:
-            request = dataclasses.replace(request, config=dataclasses.replace(request.config, isolated=isolated))
-        if cluster is not None:
-            request = dataclasses.replace(request, config=dataclasses.replace(request.config, cluster=cluster))
         check_request(request)
         with measuring_alone(request.host, say=progress.say, run=folder, is_waiting=is_waiting):
             progress.say(f"going on with {folder}: {request.spec} on {request.host.name}")
             steps = _steps(request)
-            with offering(request, folder), going_on(run, request.spec, progress):
+            with offering(request, folder), going_on(run, request, progress):
                 if is_extended:
                     run.write_json("config.json", request.to_dict())
                     if is_finished(run):
@@ -160,10 +149,10 @@ def _steps(request: Request) -> Steps:
 
 
 @contextmanager
-def going_on(run: RunFolder, spec: WorkloadSpec, progress: Progress) -> Iterator[None]:
+def going_on(run: RunFolder, request: Request, progress: Progress) -> Iterator[None]:
     """Says what was kept and how to go on, however a run ends before its end; the folder is given free."""
-    words = ["rlplace", "train", *([str(spec)] if spec.is_function else []), "--resume", str(run.root)]
-    command = shlex.join(words)
+    named = [*request.own_workload, "--resume", str(run.root), *again_words(request.config)]
+    command = shlex.join(["rlplace", "train", *named])
     try:
         yield
     except KeyboardInterrupt:

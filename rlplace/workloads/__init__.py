@@ -10,7 +10,7 @@ from rlplace.workloads.configs.inception_v3 import InceptionV3Config
 from rlplace.workloads.configs.nmt import NMTConfig
 from rlplace.workloads.counts import describe_workloads
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
-from rlplace.workloads.parse import parse_workload
+from rlplace.workloads.parse import parse_kept_workload, parse_workload
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Parts, Workload
 
@@ -39,6 +39,7 @@ __all__ = [
     "WorkloadSpec",
     "build",
     "describe_workloads",
+    "parse_kept_workload",
     "parse_workload",
     "register_workload",
     "without_memory",

@@ -17,12 +17,15 @@ import os
 import re
 from dataclasses import fields
 
+from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.workloads.catalog import CONFIGS, MULTI
 from rlplace.workloads.options import SIZES, Size
 from rlplace.workloads.spec import WeightedPart, WorkloadSpec
 
 GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
+_MOST_LETTERS = 4096
+"""Of a workload that a run folder names: as many as a path has."""
 
 
 def parse_workload(text: str) -> WorkloadSpec:
@@ -42,11 +45,42 @@ def parse_workload(text: str) -> WorkloadSpec:
     text = text.strip()
     if os.path.isfile(text) and text not in CONFIGS:
         return WorkloadSpec(text, is_file=True)
-    if text == MULTI or text.startswith(f"{MULTI}:"):
-        return WorkloadSpec(MULTI, parts=_parse_parts(text))
-    if text.endswith(GRAPH_SUFFIXES):
+    if not _is_multi(text) and text.endswith(GRAPH_SUFFIXES):
         raise FileProblem(text, "no such graph file")
-    return _parse_single(text)
+    return _parse_name(text)
+
+
+def parse_kept_workload(kept: str, again: str | None, *, where: str, command: str) -> WorkloadSpec:
+    """The workload of a run folder: a name is believed, a function or a file only if the user names it again.
+
+    Args:
+        kept: what the folder says; no file of that name is looked for.
+        again: the workload as the user names it; None where they do not.
+        where: the folder's file, for messages.
+        command: what names the workload again.
+
+    Raises:
+        InvalidValue: a function or a file, which the user does not name; or as `parse_workload`.
+        UnknownName, FileProblem: as `parse_workload`.
+    """
+    if again is not None:
+        return parse_workload(again)
+    kept = kept.strip()
+    if len(kept) > _MOST_LETTERS:
+        raise InvalidValue("workload", described(kept), "a workload's name", where=where)
+    if not _is_multi(kept) and kept.partition("@")[0].strip() not in CONFIGS:
+        hint = f"A function or a file of yours is opened only if you name it again: {command}"
+        raise InvalidValue("workload", None, f"{kept!r}, as it was started", where=where, hint=hint)
+    return _parse_name(kept)
+
+
+def _is_multi(text: str) -> bool:
+    return text == MULTI or text.startswith(f"{MULTI}:")
+
+
+def _parse_name(text: str) -> WorkloadSpec:
+    """The workload that a text names which is no file."""
+    return WorkloadSpec(MULTI, parts=_parse_parts(text)) if _is_multi(text) else _parse_single(text)
 
 
 def _parse_single(text: str) -> WorkloadSpec:

@@ -19,6 +19,8 @@ from rlplace.measure.placement import load_placement
 GRAPH = synthetic("fork_join", seed=1, stages=3, width=3, flops=1e9)
 FOUR = simulated_host(*["fast"] * 4)
 
+SEARCHED = ("--evaluations", "200")
+
 
 def placed_on() -> np.ndarray:
     """(N,) int32: ops on all four devices, classes together."""
@@ -37,8 +39,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def again(run: Path) -> list[str]:
+    return ["--workload", str(run.parent / "graph.json")]
+
+
 def words(run: Path, *more: str) -> list[str]:
-    return ["place", str(run), "--host", str(run.parent / "three.json"), "--evaluations", "200", "--quiet", *more]
+    return ["place", str(run), *again(run), "--host", str(run.parent / "three.json"), *SEARCHED, "--quiet", *more]
 
 
 def test_a_run_is_placed_on_fewer_devices(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,19 +92,8 @@ def test_the_placement_is_simulated_and_exported(run: Path, capsys: pytest.Captu
     assert (other / "placement.csv").read_text().count("gpu:") >= GRAPH.num_ops
     assert json.loads((other / "config.json").read_text())["host"] == host
     capsys.readouterr()
-    again = [
-        "place",
-        str(other),
-        "--host",
-        host,
-        "--evaluations",
-        "50",
-        "--json",
-        "--quiet",
-        "--run",
-        str(run.parent / "x"),
-    ]
-    assert main(again) == 0
+    options = ["--host", host, "--evaluations", "50", "--json", "--quiet", "--run", str(run.parent / "x")]
+    assert main(["place", str(other), *again(run), *options]) == 0
     assert json.loads(capsys.readouterr().out)["before_s"] > 0
     assert main(words(run, "--run", str(other))) == 2, "there is a run"
 
@@ -151,7 +146,7 @@ def test_training_goes_on_elsewhere(run: Path, tmp_path: Path, capsys: pytest.Ca
     started = ["train", graph, "--host", str(tmp_path / "four.json"), "--evaluations", "40", "--run", str(old)]
     assert main([*started, "--quiet", "--json"]) == 0
     capsys.readouterr()
-    words = ["train", "--resume", str(old), "--host", three]
+    words = ["train", graph, "--resume", str(old), "--host", three]
     assert main([*words, "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1
     assert load_placement(tmp_path / "old-three" / "placement.json").device_names == ("gpu:0", "gpu:1", "gpu:2")
@@ -174,10 +169,23 @@ def test_training_goes_on_from_a_placement_that_was_kept(
     save_host(FOUR, tmp_path / "four.json")
     started = ["train", graph, "--host", str(tmp_path / "four.json"), "--evaluations", "40", "--run", str(old)]
     assert main([*started, "--quiet", "--json"]) == 0
-    placed = ["place", str(old), "--host", three, "--evaluations", "200", "--run", str(new), "--pin", "*0=gpu:1"]
+    placed = [
+        "place",
+        str(old),
+        "--workload",
+        graph,
+        "--host",
+        three,
+        "--evaluations",
+        "200",
+        "--run",
+        str(new),
+        "--pin",
+        "*0=gpu:1",
+    ]
     assert main([*placed, "--quiet", "--json"]) == 0
     capsys.readouterr()
-    assert main(["train", "--resume", str(new), "--quiet", "--json"]) == 0
+    assert main(["train", graph, "--resume", str(new), "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1
     assert load_placement(new / "placement.json").device_names == ("gpu:0", "gpu:1", "gpu:2")
     asked = json.loads((new / "config.json").read_text())["asked"]["train"]

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from micrographs import fork_join
 
 from rlplace.cli.main import main
+from rlplace.graphs.formats import save_graph
 from rlplace.measure.host_model.priors import load_priors, save_priors
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
@@ -121,3 +123,26 @@ def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(
     said = capsys.readouterr()
     assert json.loads(said.out)["schema"] == 1
     assert said.err == ""
+
+
+def test_a_budget_with_a_plus_is_so_much_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def budget_s() -> float:
+        return float(json.loads((run / "config.json").read_text())["asked"]["train"]["budget_s"])
+
+    run, graph = tmp_path / "run", str(tmp_path / "graph.json")
+    save_graph(fork_join(2, 3, 100), graph)
+    start = ["train", graph, "--host", "2xK80", "--method", "portfolio", "--quiet", "--budget"]
+    assert main([*start, "0.5s", "--run", str(run)]) == 0
+    rows = json.loads((run / "result.json").read_text())["rows"]
+    again = ["train", graph, "--resume", str(run), "--quiet", "--budget"]
+    assert main([*again, "0.25s"]) == 2
+    assert "--budget +0.25s" in capsys.readouterr().err
+    assert main([*again, "+0.25s"]) == 0
+    assert budget_s() == 0.75
+    more = json.loads((run / "result.json").read_text())["rows"]
+    placements = ({row["method"]: row["placements"] for row in each}["portfolio"] for each in (rows, more))
+    assert next(placements) < next(placements)
+    assert main([*again, "+1s", "--host", "4xV100-pcie"]) == 2
+    assert main([*start, "+1s", "--run", str(tmp_path / "new")]) == 2
+    assert main([*again, "+"]) == 2
+    assert budget_s() == 0.75

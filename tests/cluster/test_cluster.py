@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,6 +165,7 @@ def test_auto_starts_a_cluster_that_ends_with_its_process(tmp_path: Path) -> Non
     )
     folder = Path(f"/tmp/rlp{os.getpid()}")  # sockets need a short path
     environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_ADDRESS": "", "HOME": str(tmp_path)}
+    environ["RAY_AUTH_MODE"] = "disabled"  # as versions of Ray are by themselves
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=120)
     try:
         assert done.returncode == 0, done.stderr
@@ -169,6 +173,7 @@ def test_auto_starts_a_cluster_that_ends_with_its_process(tmp_path: Path) -> Non
         assert "[(0, 1), (1, 2)]" in done.stdout
         assert done.stderr == ""
         assert ended(str(folder)), processes_of(str(folder))
+        assert (tmp_path / ".ray" / "auth_token").read_text(), "it asks for a secret"
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=True)
 
@@ -195,6 +200,34 @@ def test_auto_is_the_environments_then_what_was_started_here(tmp_path: Path, clu
     assert address_of("auto", {"RAY_TMPDIR": str(tmp_path)}) is None
     noted.write_bytes(b"\xff\xfe")
     assert address_of("auto", {"RAY_TMPDIR": str(tmp_path)}) is None
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "second name", "of others"])
+def test_what_somebody_else_may_have_noted_is_not_joined(kind: str, tmp_path: Path) -> None:
+    noted, own = tmp_path / "ray" / "ray_current_cluster", tmp_path / "own"
+    noted.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        own.write_text(f"127.0.0.1:{head.getsockname()[1]}")
+        shutil.copy(own, noted)
+        assert address_of("auto", {"RAY_TMPDIR": str(tmp_path)}) == own.read_text()
+        head.accept()[0].close()
+        noted.unlink()
+        if kind == "link":
+            noted.symlink_to(own)
+        elif kind == "pipe":
+            os.mkfifo(noted)
+        elif kind == "second name":
+            noted.hardlink_to(own)
+        else:
+            shutil.copy(own, noted)
+            noted.chmod(0o646)
+        assert address_of("auto", {"RAY_TMPDIR": str(tmp_path)}) is None
+
+
+def test_a_ray_without_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__="2.51.1"))
+    with pytest.raises(RunnerError, match=r"Ray 2\.51\.1 is installed, expected 2\.52 or later"):
+        check_cluster("auto")
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

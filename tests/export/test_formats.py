@@ -152,7 +152,7 @@ def test_csv_needs_neither_the_users_code_nor_a_model(run: RunFolder) -> None:
     for workload in ("a_users_model:work", str(run.path("problem.json"))):
         run.write_json("config.json", {"workload": workload, "default_size": "small", "train": {"seed": 3}})
         assert export_run(run.root, workload=None, is_check=False, format="csv")["format"] == "csv"
-        with pytest.raises(InvalidValue, match=r"--workload a_users_model:work|simulated, not measured"):
+        with pytest.raises(InvalidValue, match=f"--workload {workload}"):
             export_run(run.root, workload=None, is_check=False)
 
 

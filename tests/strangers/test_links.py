@@ -16,6 +16,7 @@ from rlplace.measure.hosts.host_file import load_host
 from rlplace.policy import load_policy
 from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.lock import LOCK_FILE
+from rlplace.runs.tracking import make_tracker
 from rlplace.store import MeasurementStore
 
 
@@ -78,3 +79,14 @@ def test_a_path_that_is_none_is_told(name: str, path: str, tmp_path: Path) -> No
     with pytest.raises(UserError) as caught:
         READERS[name](tmp_path / f"{path}{Path(name).suffix}")
     assert len(str(caught.value)) < 20_000
+
+
+@pytest.mark.parametrize("name", ["wandb", "wandb/data", "wandb/cache", "wandb/settings"])
+def test_tracking_leads_nowhere_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    run, own = write_run(tmp_path / "run"), tmp_path / "own"
+    own.mkdir()
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(own)
+    with pytest.raises(FileProblem, match=name):
+        make_tracker("offline", run, {})
+    assert not list(own.iterdir())

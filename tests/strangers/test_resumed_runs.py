@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,11 @@ from micrographs import fork_join
 from safetensors.numpy import load, save
 
 from rlplace.graphs.formats import save_graph
+from rlplace.measure.hosts.host_file import save_host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.runs.folder import RunFolder
+from rlplace.training.config import TrainConfig
+from rlplace.training.resume.config_file import Request
 from rlplace.training.resume.journal import mark_finished
 
 PROGRESS, RECORDS = "progress.safetensors", "records"
@@ -39,7 +45,7 @@ def goes_on_or_says_why(run: Path, name: str, content: bytes) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     (run / name).write_bytes(content)
     try:
-        code, said = asked("train", "--resume", str(run), "--quiet")
+        code, said = asked("train", str(run.parent / "graph.json"), "--resume", str(run), "--quiet")
         assert code in (0, 2), said
         assert code == 0 or "rlplace: error: " in said
         assert len(said) < 20_000
@@ -50,7 +56,7 @@ def goes_on_or_says_why(run: Path, name: str, content: bytes) -> None:
 
 def test_what_is_damaged_goes_on(folder: Path) -> None:
     for run in ("finished", "left"):
-        assert asked("train", "--resume", str(folder / run), "--quiet")[0] == 0
+        assert asked("train", str(folder / "graph.json"), "--resume", str(folder / run), "--quiet")[0] == 0
     mark_finished(RunFolder.open(folder / "left"), is_finished=False)
 
 
@@ -93,3 +99,121 @@ def damaged_progress(draw: st.DrawFn, content: bytes) -> bytes:
 def test_its_progress(data: st.DataObject, run: str, folder: Path) -> None:
     path = folder / run / PROGRESS
     goes_on_or_says_why(folder / run, path.name, data.draw(damaged_progress(path.read_bytes())))
+
+
+REACHING = {"store": "/nowhere/else.db", "track": "online", "cluster": "10.0.0.1:6379", "isolated": False}
+"""Options that reach out of a run folder."""
+HARMLESS = {"store": "off", "track": "disabled", "cluster": "off", "isolated": None}
+RESTRICTING = {"store": "off", "track": "disabled", "cluster": "off", "isolated": True}
+
+
+@pytest.fixture
+def left(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the run that has not come to its end."""
+    return Path(shutil.copytree(folder / "left", tmp_path / "left"))
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The options of the runs that are gone on with, none of which does anything."""
+    seen: list[TrainConfig] = []
+
+    def noted(request: Request, *_: object, **__: object) -> dict[str, object]:
+        seen.append(request.config)
+        return {}
+
+    for home in ("rlplace.training.session", "rlplace.training.elastic.elsewhere"):
+        monkeypatch.setattr(f"{home}.run_request", noted)
+        monkeypatch.setattr(f"{home}.check_request", lambda _: None)
+    return seen
+
+
+def claim(run: Path, **options: Any) -> None:
+    """Writes these options into the run's `config.json`, as if it had been started with them."""
+    config = json.loads((run / "config.json").read_text())
+    config["asked"]["train"] |= options
+    (run / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("host", [(), ("--host", "4xV100-pcie", "--overwrite")], ids=["resumed", "elsewhere"])
+def test_what_reaches_out_of_the_folder_counts_only_if_it_is_named_again(
+    host: tuple[str, ...], left: Path, folder: Path, requests: list[TrainConfig]
+) -> None:
+    words = ("train", str(folder / "graph.json"), "--resume", str(left), "--quiet", *host)
+    claim(left, **RESTRICTING)
+    assert asked(*words) == (0, ""), "what only restricts is believed"
+    for name, value in RESTRICTING.items():
+        assert getattr(requests[-1], name) == value
+    claim(left, **REACHING)
+    again = ["--in-process"]
+    again += [word for name, value in REACHING.items() if name != "isolated" for word in (f"--{name}", str(value))]
+    code, said = asked(*words)
+    assert code == 0
+    for name, value in HARMLESS.items():
+        assert getattr(requests[-1], name) == value
+    assert len(said.splitlines()) == len(REACHING)
+    for option in again:
+        assert option in said
+    assert asked(*words, *again) == (0, ""), "named again"
+    for name, value in REACHING.items():
+        assert getattr(requests[-1], name) == value
+
+
+def test_a_folder_connects_to_nobody(left: Path, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        claim(left, cluster=address)
+        code, said = asked("train", str(folder / "graph.json"), "--resume", str(left), "--quiet")
+        assert code == 0
+        assert f"--cluster {address}" in said
+        head.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            head.accept()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--resume", "RUN"),
+        ("train", "--resume", "RUN", "--host", "4xV100-pcie"),
+        ("place", "RUN", "--host", "4xV100-pcie", "--out", "RUN/placed.json"),
+    ],
+)
+def test_a_graph_file_is_opened_only_if_it_is_named_again(words: tuple[str, ...], left: Path, folder: Path) -> None:
+    code, said = asked(*(word.replace("RUN", str(left)) for word in words), "--quiet")
+    assert code == 2
+    assert str(folder / "graph.json") in said
+    assert "name it again" in said
+
+
+@pytest.mark.parametrize(("option", "name"), [("init", "weights.safetensors"), ("priors", "priors.json")])
+def test_a_file_to_begin_with_is_opened_only_if_it_is_named_again(
+    option: str, name: str, left: Path, folder: Path, requests: list[TrainConfig]
+) -> None:
+    asked_for = json.loads((left / "config.json").read_text())["asked"]["train"]
+    group = "learn" if option == "init" else "search"
+    claim(left, **{group: asked_for[group] | {option: name}})
+    words = ("train", str(folder / "graph.json"), "--resume", str(left), "--quiet")
+    for more in ((), (f"--{option}", f"other-{name}")):
+        code, said = asked(*words, *more)
+        assert code == 2
+        assert name in said
+    assert not requests
+    assert asked(*words, f"--{option}", name)[0] == 0
+    assert str(getattr(getattr(requests[-1], group), option)) == name
+
+
+def test_a_host_file_is_not_opened_again(folder: Path, tmp_path: Path) -> None:
+    host, run = tmp_path / "two.json", tmp_path / "run"
+    save_host(resolve_host("2xK80"), host)
+    words = ("train", str(folder / "graph.json"), "--quiet")
+    assert asked(*words, "--host", str(host), "--evaluations", "20", "--method", "random", "--run", str(run))[0] == 0
+    mark_finished(RunFolder.open(run), is_finished=False)
+    host.unlink()
+    code, said = asked(*words, "--resume", str(run))
+    assert code == 0, said
+    (run / "problem.json").unlink()
+    mark_finished(RunFolder.open(run), is_finished=False)
+    code, said = asked(*words, "--resume", str(run))
+    assert code == 2
+    assert "host file" in said

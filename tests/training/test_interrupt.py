@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.cli.main import main
 from rlplace.measure import load_placement
 
 PROGRAM = """
@@ -19,6 +20,35 @@ from rlplace.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests in the background start would ignore it
 sys.exit(main())
 """
+
+
+WORK = """
+import torch
+
+def work():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 8), torch.ones(4, 8), lambda y: y.square().mean(), "sgd"
+"""
+
+
+def test_what_is_stopped_before_the_search_has_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "interrupted_work.py").write_text(WORK, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("RLPLACE_IN_PROCESS", "1")
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlplace.training.run.calibrated", stop)
+    words = ["train", "interrupted_work:work", "--host", "cores:1", "--budget", "1s", "--store", "off", "--run", "run"]
+    assert main(words) == 130
+    assert load_placement(Path("run/placement.json")).method == "single"
+    said = capsys.readouterr().err
+    assert "the best placement so far is run/placement.json" in said
+    assert "to go on: rlplace train interrupted_work:work --resume run" in said
 
 
 @pytest.mark.slow

@@ -30,6 +30,9 @@ HOST_WORDS = {
 _GPUS = re.compile(r"(?P<kind>auto|cuda(?:/(?P<parts>[1-9][0-9]{0,3}))?)(?P<cpu>\+cpu)?\Z")
 _CORES = re.compile(r"cores(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
 
+_HERE = ("cores:", "cores/", "cores+", "cuda", "auto+", "auto/")
+"""How words for this machine begin that may hold a slash."""
+
 
 def list_presets() -> tuple[str, ...]:
     """Names of the presets, sorted."""
@@ -53,7 +56,7 @@ def resolve_host(text: str, *, gangs: bool = False) -> Host:
     """
     if text in list_presets():
         return load_host(PRESETS / f"{text}.yaml")
-    if text.endswith(ENDINGS):
+    if is_host_file(text):
         return load_host(text)
     if _GPUS.match(text) or text.partition(":")[0] == "cores" or text.startswith(("cores/", "cores+")):
         return _detect(text, gangs)
@@ -65,9 +68,16 @@ def resolve_host(text: str, *, gangs: bool = False) -> Host:
             "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
             hint=hint,
         )
-    if os.sep in text:
-        return load_host(text)
     raise UnknownName("host", text, (*HOST_WORDS, *list_presets()))
+
+
+def is_host_file(text: str) -> bool:
+    """Whether a HOST word is the path of a host file; no file is looked for.
+
+    >>> is_host_file("mine.yaml"), is_host_file("hosts/mine"), is_host_file("cuda/2")
+    (True, True, False)
+    """
+    return text.endswith(ENDINGS) or (os.sep in text and not text.startswith(_HERE))
 
 
 def describe_hosts() -> list[dict[str, object]]:

@@ -28,6 +28,7 @@ from rlplace.training.elastic.report import device_lines
 from rlplace.training.methods import POLICY, method_of
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.prepared import describe_prepared
+from rlplace.training.resume.reopen import NOTHING, Named, believed
 from rlplace.training.run_request import check_request, run_request
 from rlplace.training.session import going_on
 
@@ -39,14 +40,11 @@ def resume_elsewhere(
     folder: Path,
     host: Host,
     new_folder: Path,
+    named: Named = NOTHING,
     *,
     host_word: str,
     gangs: bool = False,
-    workload: str | None = None,
-    budget_s: float | None = None,
     constraints: Constraints | None = None,
-    isolated: bool | None = None,
-    cluster: str | None = None,
     overwrite: bool = False,
     is_quiet: bool = False,
     is_table: bool = True,
@@ -61,13 +59,10 @@ def resume_elsewhere(
         folder: of the run, which is not changed.
         host: where to train.
         new_folder: of the new run.
+        named: what the user names again; a budget is the new run's own.
         host_word: what the user called the host.
         gangs: whether it was to have gangs.
-        workload: the workload again, where it is a user's function.
-        budget_s: seconds of search; as of the run where None.
         constraints: pins, exclusions and what stays together, instead of the run's.
-        isolated: whether placements are measured in a worker process; None: as the run was started.
-        cluster: machines that search; None: as the run was started.
         overwrite: whether there may be a run in `new_folder` already.
         is_quiet: no progress.
         is_table: print the table.
@@ -81,12 +76,12 @@ def resume_elsewhere(
     """
     RunFolder.check(new_folder, overwrite=overwrite)
     old = RunFolder.open(folder)
-    known = read_known(old, workload)
+    known = read_known(old, named.workload)
     progress = make_progress(is_quiet=is_quiet)
-    config = _config(read_request(old).config, host, budget_s, isolated, progress.say)
-    config = config if cluster is None else dataclasses.replace(config, cluster=cluster)
+    config = believed(read_request(old).config, named, str(old.path("config.json")))
+    config = _config(config, host, named, progress.say)
     with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
-        made = replaced(known, host, say=progress.say, constraints=constraints, isolated=isolated)
+        made = replaced(known, host, say=progress.say, constraints=constraints, isolated=config.isolated)
         for line in device_lines(made.match):
             progress.say(line)
         if constraints is not None:
@@ -97,7 +92,7 @@ def resume_elsewhere(
         request = Request(known.spec, host, config, host_word, gangs, known.asked, str(folder))
         check_request(request)
         run = RunFolder.create(new_folder, overwrite=overwrite)
-        with offering(request, new_folder), going_on(run, known.spec, progress):
+        with offering(request, new_folder), going_on(run, request, progress):
             run.write_json("config.json", request.to_dict() | {"micro_batches": prepared.to_dict()})
             run.write_json("problem.json", describe_prepared(prepared))
             known_hosts = () if made.learned is None else (made.learned,)
@@ -114,14 +109,14 @@ def folder_for(folder: Path, host_word: str) -> Path:
     return folder.with_name(f"{folder.resolve().name}-{re.sub(r'[^A-Za-z0-9.+_]+', '-', word)}")
 
 
-def _config(config: TrainConfig, host: Host, budget_s: float | None, isolated: bool | None, say: Say) -> TrainConfig:
-    """The run's options, with those that are given now; a budget of evaluations holds where nothing is measured."""
-    if budget_s is not None:
-        config = dataclasses.replace(config, budget_s=budget_s, evaluations=None)
+def _config(config: TrainConfig, host: Host, named: Named, say: Say) -> TrainConfig:
+    """The run's options, with the budget that is given now; one of evaluations holds where nothing is measured."""
+    if named.budget_s is not None:
+        config = dataclasses.replace(config, budget_s=named.budget_s, evaluations=None)
     if config.evaluations is not None and not host.is_simulated:
         say(f"placements are measured on {host.name}: a budget of {config.budget_s:g} s, not of evaluations")
         config = dataclasses.replace(config, evaluations=None)
-    return config if isolated is None else dataclasses.replace(config, isolated=isolated)
+    return config
 
 
 def _with_weights(config: TrainConfig, problem: Problem, old: RunFolder, say: Say) -> LearnConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from rlplace.measure.placement import Placement, load_placement
 from rlplace.measure.problem import OP_ORDERS
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.micro_batches import CutOptions, read_asked
-from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_workload
+from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_kept_workload
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ def read_known(run: RunFolder, workload: str | None = None) -> KnownRun:
 
     Args:
         run: its folder.
-        workload: the workload again, where the run is of a user's function.
+        workload: the workload again, where the run is of a user's function or file.
 
     Raises:
         FileProblem: a file that is missing or cannot be read.
-        InvalidValue, UnknownName: a malformed file; or the run is of a user's function, and `workload` does not name it
-            again.
+        InvalidValue, UnknownName: a malformed file; or the run is of a user's function or file, and `workload` does not
+            name it again.
         FingerprintMismatch: its placement is of another graph or host.
     """
     config, problem = run.read_json("config.json"), run.read_json("problem.json")
@@ -143,14 +144,7 @@ def _spec(config: Mapping[str, Any], again: str | None, where: str) -> WorkloadS
     named = config.get("workload")
     if not isinstance(named, str):
         raise InvalidValue("workload", described(named), "text", where=where)
-    spec = parse_workload(named if again is None else again)
-    if again is None and spec.is_function:
-        hint = (
-            "The run is of your own function, and code named in a run is imported only if you pass it again: "
-            f"--workload {named}"
-        )
-        raise InvalidValue("workload", None, repr(named), where="place", hint=hint)
-    return spec
+    return parse_kept_workload(named, again, where=where, command=shlex.join(["--workload", named]))
 
 
 def _size(config: Mapping[str, Any], where: str) -> Size:

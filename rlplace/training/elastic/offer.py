@@ -11,7 +11,7 @@ from rlplace.errors import DeviceLost, RlplaceError
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.lost import lost_of
 from rlplace.measure.run.threads import usable_cores
-from rlplace.training.resume.config_file import Request
+from rlplace.training.resume.config_file import Request, again_words
 
 
 @contextmanager
@@ -33,8 +33,8 @@ def offering(request: Request, folder: Path) -> Iterator[None]:
         if lost is None:
             raise
         where = [str(folder), "--host", what_is_left(host, request.host_word), *(["--gangs"] if request.gangs else [])]
-        own = [str(request.spec)] if request.spec.is_function else []
-        train = shlex.join(["rlplace", "train", *own, "--resume", *where])
+        own = request.own_workload
+        train = shlex.join(["rlplace", "train", *own, "--resume", *where, *again_words(request.config)])
         place = shlex.join(["rlplace", "place", *where, *(["--workload", *own] if own else [])])
         offer = f"What was measured is kept: go on with `{train}`, or place at once, without measuring, with `{place}`."
         raise DeviceLost(lost.devices, lost.why, offer=offer) from error

@@ -12,7 +12,7 @@ from rlplace.decode import decode_record, described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.config import WEIGHTS_ENDING, LearnConfig
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, parse_count
 from rlplace.runs.setup import default_size, versions
@@ -22,6 +22,14 @@ from rlplace.training.methods import method_of
 from rlplace.workloads import WorkloadSpec
 
 FILE = "config.json"
+HARMLESS: dict[str, tuple[object, ...]] = {
+    "store": ("off", "auto"),
+    "track": ("disabled",),
+    "cluster": ("off",),
+    "isolated": (None, True),
+}
+"""Options that reach a path, a tracker, a host or code, with those of their values that a run folder is believed; the
+first stands for all others."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,11 @@ class Request:
     asked: CutOptions = WHOLE
     placed_again: str = ""
 
+    @property
+    def own_workload(self) -> list[str]:
+        """The word that names the workload again where the run goes on: of a function or a file of the user's."""
+        return [str(self.spec)] if self.spec.is_function or self.spec.is_file else []
+
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds: what was asked for, to the word, and what that comes to with nothing left open."""
         return {
@@ -61,6 +74,23 @@ class Request:
             "placed_again": self.placed_again,
             "versions": versions(),
         }
+
+
+def again_words(config: TrainConfig) -> list[str]:
+    """The options that have to be given again where a run goes on: a run folder is not believed them.
+
+    >>> again_words(TrainConfig(store="mine.db", isolated=False))
+    ['--store', 'mine.db', '--in-process']
+    """
+    words = []
+    for option, harmless in HARMLESS.items():
+        if (value := getattr(config, option)) not in harmless:
+            words += ["--in-process"] if option == "isolated" else [f"--{option}", str(value)]
+    if (config.learn.init or "").endswith(WEIGHTS_ENDING):
+        words += ["--init", str(config.learn.init)]
+    if config.search.priors is not None:
+        words += ["--priors", str(config.search.priors)]
+    return words
 
 
 @dataclass(frozen=True)

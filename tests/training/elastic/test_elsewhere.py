@@ -20,6 +20,7 @@ from rlplace.measure.placement import load_placement
 from rlplace.measure.run.threads import usable_cores
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+from rlplace.training.resume.reopen import Named
 from rlplace.training.session import resume_training, run_training
 from rlplace.workloads import parse_workload
 
@@ -40,11 +41,16 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def named_again(work: Path) -> Named:
+    return Named(str(work / "graph.json"))
+
+
 def go_on(work: Path, name: str, **options: object) -> dict[str, object]:
     return resume_elsewhere(
         work / "run",
         THREE,
         work / name,
+        named_again(work),
         host_word=str(work / "three.json"),
         is_quiet=True,
         **options,  # type: ignore[arg-type]
@@ -83,15 +89,15 @@ def test_it_is_gone_on_with_after_any_end(work: Path, monkeypatch: pytest.Monkey
         with pytest.raises(KeyboardInterrupt):
             go_on(work, "stopped")
     assert not (work / "stopped" / "result.json").exists()
-    resume_training(work / "stopped", is_quiet=True)
+    resume_training(work / "stopped", named_again(work), is_quiet=True)
     for name in ("placement.json", "problem.json"):
         assert (work / "stopped" / name).read_bytes() == (work / "straight" / name).read_bytes(), name
 
 
 def test_weights_of_another_size_begin_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resume_elsewhere(work / "run", THREE, work / "sized", host_word=str(work / "three.json"))
+    resume_elsewhere(work / "run", THREE, work / "sized", named_again(work), host_word=str(work / "three.json"))
     assert "the policy begins anew" in capsys.readouterr().err
-    resume_elsewhere(work / "run", TWO, work / "same", host_word=str(work / "two.json"))
+    resume_elsewhere(work / "run", TWO, work / "same", named_again(work), host_word=str(work / "two.json"))
     assert "the policy begins anew" not in capsys.readouterr().err
     config = json.loads((work / "same" / "config.json").read_text())
     assert config["train"]["learn"]["init"] == str(work / "run" / "policy.safetensors")
@@ -129,7 +135,7 @@ def test_op_times_are_not_measured_again_on_fewer_cores(own_work: Path, capsys: 
     run_training(spec, resolve_host("cores:2"), MEASURED, folder, host_word="cores:2")
     assert "profiling" in capsys.readouterr().err
     told = resume_elsewhere(
-        folder, resolve_host("cores:1"), own_work / "one", host_word="cores:1", workload="elastic_work:work"
+        folder, resolve_host("cores:1"), own_work / "one", Named("elastic_work:work"), host_word="cores:1"
     )
     said = capsys.readouterr().err
     assert "profiling " not in said
@@ -163,8 +169,8 @@ def test_a_run_that_loses_a_device_offers_to_go_on_without_it(
         folder,
         resolve_host("cores:1"),
         own_work / "left",
+        Named("elastic_work:work"),
         host_word="cores:1",
-        workload="elastic_work:work",
         is_quiet=True,
     )
     assert told["rows"]

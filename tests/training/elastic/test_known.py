@@ -16,7 +16,7 @@ from rlplace.errors import FingerprintMismatch, RlplaceError
 from rlplace.graphs.formats import save_graph
 from rlplace.graphs.synthetic import synthetic
 from rlplace.runs.folder import RunFolder
-from rlplace.training.elastic.known import read_known, sized
+from rlplace.training.elastic.known import KnownRun, read_known, sized
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=1, stages=3, width=3)
@@ -30,8 +30,12 @@ def run(tmp_path: Path) -> RunFolder:
     return placed_run(tmp_path / "run", str(tmp_path / "graph.json"), GRAPH, HOST, DEVICES, seed=3)
 
 
+def known_of(run: RunFolder) -> KnownRun:
+    return read_known(run, str(run.root.parent / "graph.json"))
+
+
 def test_a_run_says_what_it_was(run: RunFolder) -> None:
-    known = read_known(run)
+    known = known_of(run)
     assert known.host == HOST
     assert known.graph_fingerprint == GRAPH.fingerprint
     assert (known.costs.op_time_s == WORKED_S).all()
@@ -43,7 +47,7 @@ def test_a_run_says_what_it_was(run: RunFolder) -> None:
 
 def test_a_run_that_was_stopped_early_has_no_placement(run: RunFolder) -> None:
     run.path("placement.json").unlink()
-    assert read_known(run).placement is None
+    assert known_of(run).placement is None
 
 
 def test_a_name_gets_the_size_that_it_had() -> None:
@@ -54,7 +58,9 @@ def test_a_name_gets_the_size_that_it_had() -> None:
     assert str(sized(parse_workload("mine.models:work"), "paper")) == "mine.models:work"
 
 
-def test_a_users_function_is_imported_only_if_it_is_named_again(run: RunFolder) -> None:
+def test_a_users_function_or_file_is_opened_only_if_it_is_named_again(run: RunFolder) -> None:
+    with pytest.raises(RlplaceError, match=r"--workload .*graph\.json"):
+        read_known(run)
     change(run, "config.json", lambda config: config.update(workload="mine:work"))
     with pytest.raises(RlplaceError, match="--workload mine:work"):
         read_known(run)
@@ -93,7 +99,7 @@ def test_a_malformed_run_is_refused(
 ) -> None:
     change(run, name, edit)
     with pytest.raises(RlplaceError) as refused:
-        read_known(run)
+        read_known(run) if word == "workload" else known_of(run)
     assert word in str(refused.value)
 
 
@@ -103,13 +109,13 @@ def test_a_placement_of_another_step_or_host_is_refused(run: RunFolder) -> None:
         field = f"{kind}_fingerprint"
         change(run, "placement.json", lambda it, field=field: it.update({field: "0" * 16}))
         with pytest.raises(FingerprintMismatch) as refused:
-            read_known(run)
+            known_of(run)
         assert refused.value.kind == kind
         run.path("placement.json").write_text(before)
 
 
 def test_another_step_than_the_runs_is_refused(run: RunFolder) -> None:
-    known = read_known(run)
+    known = known_of(run)
     known.require_graph(GRAPH)
     with pytest.raises(FingerprintMismatch):
         known.require_graph(synthetic("fork_join", seed=2, stages=3, width=3))

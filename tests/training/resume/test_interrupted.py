@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rlplace.graphs import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.training import SearchConfig, TrainConfig
+from rlplace.training.resume.reopen import NOTHING, Named
 from rlplace.training.session import resume_training, run_training
 from rlplace.workloads import parse_workload
 
@@ -44,6 +44,10 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(graph_file: Path, folder: Path, config: TrainConfig = CONFIG, **options: Any) -> dict[str, Any]:
     spec = parse_workload(str(graph_file))
     return run_training(spec, resolve_host(HOST), config, folder, host_word=HOST, is_quiet=True, **options)
+
+
+def go_on(graph_file: Path, folder: Path, **named: Any) -> dict[str, Any]:
+    return resume_training(folder, Named(workload=str(graph_file), **named), is_quiet=True)
 
 
 @contextmanager
@@ -94,15 +98,15 @@ def straight(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def stop_and_go_on(graph_file: Path, folder: Path, calls: list[int]) -> None:
     """Runs, is killed at the first of these calls, goes on, is killed at the second, ..., and comes to its end."""
     for count in calls:
-        go_on = resume_training if (folder / "config.json").exists() else partial(run, graph_file)
+        start = go_on if (folder / "config.json").exists() else run
         with stopped_at(count, Killed()), pytest.raises(Killed):
-            go_on(folder)
+            start(graph_file, folder)
     if not (folder / "config.json").exists():
         with pytest.raises(FileProblem, match="Start it again"):
             resume_training(folder, is_quiet=True)
         run(graph_file, folder)
     else:
-        resume_training(folder, is_quiet=True)
+        go_on(graph_file, folder)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
@@ -155,7 +159,7 @@ def test_a_process_that_is_gone_leaves_no_lock_and_no_half_file(
     command = [sys.executable, "-c", PROGRAM, str(straight[1] // 2 | 1), "train", str(graph_file), *flags]
     assert subprocess.run(command, check=False, timeout=900).returncode == 9
     (folder / ".result.json.0a0b0c0d.partial").write_text("{")
-    resume_training(folder, is_quiet=True)
+    go_on(graph_file, folder)
     assert found(folder) == straight[0]
     assert {entry.name for entry in folder.iterdir()} <= set(RUN_FILES)
 
@@ -167,8 +171,8 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(
     full = OSError(28, "No space left on device")
     with stopped_at(straight[1] // 2, full), pytest.raises(FileProblem, match="No space left on device") as raised:
         run(graph_file, folder)
-    assert raised.value.__notes__ == [f"To go on: rlplace train --resume {folder}"]
-    resume_training(folder, is_quiet=True)
+    assert raised.value.__notes__ == [f"To go on: rlplace train {graph_file} --resume {folder}"]
+    go_on(graph_file, folder)
     assert found(folder) == straight[0]
 
 
@@ -182,8 +186,8 @@ def test_ctrl_c_says_how_to_go_on(
     spec = parse_workload(str(graph_file))
     with stopped_at(straight[1] // 2, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         run_training(spec, resolve_host(HOST), CONFIG, folder, host_word=HOST)
-    assert f"to go on: rlplace train --resume {folder}" in capsys.readouterr().err
-    resume_training(folder, is_quiet=True)
+    assert f"to go on: rlplace train {graph_file} --resume {folder}" in capsys.readouterr().err
+    go_on(graph_file, folder)
     assert found(folder) == straight[0]
 
 
@@ -206,7 +210,7 @@ def test_under_a_budget_of_time_it_goes_on_from_the_best_with_what_is_left(
     config = TrainConfig(budget_s=0.4, search=SearchConfig(method=method))
     run(graph_file, folder, config)
     before = json.loads((folder / "result.json").read_text())
-    told = resume_training(folder, budget_s=0.8, is_quiet=True)
+    told = go_on(graph_file, folder, budget_s=0.8)
     assert told["best"]["step_time_s"] <= before["best"]["step_time_s"]
     assert json.loads((folder / "config.json").read_text())["train"]["budget_s"] == 0.8
     for name in {method, "portfolio"}:
@@ -214,8 +218,8 @@ def test_under_a_budget_of_time_it_goes_on_from_the_best_with_what_is_left(
         assert new["placements"] >= old["placements"]
         assert new["history"][: len(old["history"])] == old["history"]
     assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
-    with pytest.raises(InvalidValue, match=r"at least 0\.8 s"):
-        resume_training(folder, budget_s=0.1, is_quiet=True)
+    with pytest.raises(InvalidValue, match=r"at least 0\.8 s.*--budget \+0\.1s"):
+        go_on(graph_file, folder, budget_s=0.1)
 
 
 def test_another_process_that_is_at_it_is_an_error(graph_file: Path, tmp_path: Path) -> None:
@@ -233,7 +237,7 @@ def test_another_process_that_is_at_it_is_an_error(graph_file: Path, tmp_path: P
         ({"versions": {"rlplace": "0.0.1"}}, "made with rlplace 0.0.1"),
         ({"host_fingerprint": "0123456789abcdef"}, "--host"),
         ({"host": "4xV100-pcie"}, "--host"),
-        ({"workload": "no_such:function"}, "imported only if you name it"),
+        ({"workload": "no_such:function"}, "opened only if you name it"),
         ({"asked": {"train": {"seed": -1}}}, "asked.train"),
         ({"asked": 3}, "asked"),
     ],
@@ -247,4 +251,4 @@ def test_what_is_another_by_now_is_a_clear_error(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(RlplaceError, match=message):
-        resume_training(folder, is_quiet=True)
+        resume_training(folder, NOTHING if "workload" in change else Named(str(graph_file)), is_quiet=True)
