@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, num_rows, place_quickly
 from rlplace.training.methods import LEARNED, method_of, methods_of
-from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
+from rlplace.training.outcome import Keeper, TrainResult, keep_result, timeline_of
 from rlplace.training.resume.journal import Journal
 from rlplace.training.searches.on_cluster import make_evaluator
 from rlplace.training.searches.options import options_of, resumed_options
@@ -152,15 +151,13 @@ def _train(
         say=progress.say,
     )
     try:
-        best = journal.best()
-        if run is not None:
-            keep_placement(run, problem, *((simulator.plan(reference), "single") if best is None else best[:2]))
+        bests = journal.bests()
+        keeper = Keeper(run, evaluator, tracker, progress.say, simulator.plan(reference), single_s, bests)
         entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]]
         compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
         options = options_of(methods, config, evaluator, start, known, prior, knowledge)
         options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
-        keeper = Keeper(run, evaluator, tracker, progress.say, math.inf if best is None else best[2])
         found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log, cluster)
         search_s = watch.lap_s()
         _say_repeats(evaluator, progress)
