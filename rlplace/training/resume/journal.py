@@ -134,9 +134,7 @@ class Journal:
 
     def bests(self) -> dict[str, tuple[Plan, float]]:
         """The best plan of each method so far, and its step time over the reference's, which alone compares."""
-        return {
-            name: (state.plan, state.best_ratio) for name, state in self._states.items() if state.plan is not None
-        }
+        return {name: (state.plan, state.best_ratio) for name, state in self._states.items() if state.plan is not None}
 
     def table(self, plans: Mapping[str, Plan]) -> Table | None:
         """The final table of these plans, by method; None where it was not measured yet, or of others."""
