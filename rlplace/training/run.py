@@ -25,7 +25,7 @@ from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.store.log import StoreLog
-from rlplace.training.checks import check_names, completed
+from rlplace.training.checks import check_beside_problem, check_names, completed
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, num_rows, place_quickly
@@ -39,7 +39,6 @@ from rlplace.training.searches.search_all import search_all
 from rlplace.training.table import Entry, Table, measure_table
 
 
-@one_thread_here()
 def train(
     problem: Problem,
     config: TrainConfig | None = None,
@@ -63,8 +62,9 @@ def train(
     measured or learned there before is used. One search at a time measures on a machine: another one is waited for.
 
     Args:
-        problem: what to place where.
-        config: how; or give its fields as keywords (`budget_s=60, seed=0`).
+        problem: what to place where, with its groups and constraints.
+        config: how; or give its fields as keywords (`budget_s=60, seed=0`). Those that say how a problem is made are
+            refused: this one is made.
         start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
         progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
@@ -76,12 +76,40 @@ def train(
 
     Raises:
         FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
-        InvalidValue: an unknown option, or one out of range.
+        InvalidValue: an unknown option, one out of range, or one that means nothing for this problem or method.
         UnknownName: no such method, policy, learner or reward.
         MissingExtra: a cluster is asked for, and Ray is not installed.
         RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
     """
     config = completed(config, options)
+    check_beside_problem(config, is_tracked=tracker is not None)
+    return train_made(
+        problem,
+        config,
+        start=start,
+        run=run,
+        progress=progress,
+        tracker=tracker,
+        workload=workload,
+        resume=resume,
+        known_hosts=known_hosts,
+    )
+
+
+@one_thread_here()
+def train_made(
+    problem: Problem,
+    config: TrainConfig,
+    *,
+    start: NDArray[np.int32] | None,
+    run: RunFolder | None,
+    progress: Progress | bool | None,
+    tracker: Tracker | None,
+    workload: str,
+    resume: bool,
+    known_hosts: Sequence[LearnedHost],
+) -> TrainResult:
+    """As `train`, on a problem that was made as `config` says."""
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
     root = None if run is None else run.root

@@ -25,7 +25,7 @@ from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.offer import offering
 from rlplace.training.elastic.replace import replaced
 from rlplace.training.elastic.report import device_lines
-from rlplace.training.methods import POLICY, method_of
+from rlplace.training.methods import LEARNED, POLICY, method_of
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.prepared import describe_prepared
 from rlplace.training.run_request import check_request, run_request
@@ -121,6 +121,8 @@ def _config(config: TrainConfig, host: Host, budget_s: float | None, isolated: b
     if config.evaluations is not None and not host.is_simulated:
         say(f"placements are measured on {host.name}: a budget of {config.budget_s:g} s, not of evaluations")
         config = dataclasses.replace(config, evaluations=None)
+    if not host.is_simulated and method_of(config, is_simulated=False) == LEARNED and config.guide is None:
+        config = dataclasses.replace(config, learn=LearnConfig())  # of the policy, in whose place it learns the host
     return config if isolated is None else dataclasses.replace(config, isolated=isolated)
 
 
