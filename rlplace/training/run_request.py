@@ -160,7 +160,7 @@ def _write_script(run: RunFolder, request: Request, prepared: Prepared) -> None:
     text = script(
         str(spec),
         default_size=default_size(host),
-        seed=request.config.seed,
+        seed=request.workload_seed,
         cut=prepared.to_dict(),
         host=request.host_word,
         is_simulated=host.is_simulated,

@@ -27,9 +27,9 @@ from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_workload
 
 @dataclass(frozen=True)
 class Choices:
-    """What of a run's options a problem depends on, as `config.json` keeps them under `train`."""
+    """What of a run's options a problem depends on, as `config.json` keeps them."""
 
-    seed: int = 0
+    workload_seed: int = 0
     num_groups: int = 256
     grouping: str = "heavy-edge"
     acyclic: bool = False
@@ -166,7 +166,9 @@ def _choices(config: Mapping[str, Any], where: str) -> Choices:
     if not isinstance(train, Mapping):
         raise InvalidValue("train", described(train), "a mapping of fields", where=where)
     names = Choices.__dataclass_fields__
-    choices = decode_record(Choices, {name: train[name] for name in names if name in train}, where, "train")
+    kept = {name: train[name] for name in names if name in train}
+    kept["workload_seed"] = config.get("workload_seed", train.get("seed", 0))  # once one seed was for all
+    choices = decode_record(Choices, kept, where, "train")
     if choices.constraints is not None:
         for pair in (*choices.constraints.pins, *choices.constraints.exclusions):
             if len(pair) != 2:

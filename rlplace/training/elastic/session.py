@@ -181,5 +181,6 @@ def _config(
         config = dataclasses.replace(config, constraints=constraints)
     if not host.is_simulated:  # what is measured has a budget of time
         config = dataclasses.replace(config, evaluations=None)
-    request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder))
+    seed = known.choices.workload_seed
+    request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder), seed)
     return request.to_dict() | {"micro_batches": known.config.get("micro_batches")}

@@ -48,7 +48,7 @@ def reopen(run: RunFolder, workload: str | None, budget_s: float | None) -> tupl
             "`--host`.",
         )
     config = _extended(kept.config, budget_s)
-    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked, kept.placed_again)
+    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked, kept.placed_again, kept.workload_seed)
     return request, config.budget_s > kept.config.budget_s
 
 
