@@ -128,8 +128,8 @@ def time_placement(
         "lower_bound_s": bound_s,
         "lower_bound": bound,
         "costs": problem.costs.source,
-        "seed": seed if is_measured else None,
         "workload_seed": workload_seed,
+        **({"seed": seed} if is_measured else {}),
         "micro_batches": describe_cut(graph, asked),
     }
 

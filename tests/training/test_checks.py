@@ -62,7 +62,7 @@ def test_an_option_takes_effect_or_is_refused(name: str, monkeypatch: pytest.Mon
     if name in REFUSED:
         value, hint = REFUSED[name]
         with pytest.raises(InvalidValue, match=f"{name} is (.|\n)*{hint}"):
-            train(problem(is_real=False), **{name: value})  # type: ignore[arg-type]
+            train(problem(is_real=False), budget_s=0.5, **{name: value})  # type: ignore[arg-type]
         return
     value, where, arrived = HONOURED[name]  # a new option has to be in one of the two
 

@@ -94,7 +94,7 @@ def resume_elsewhere(
         problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
         prepared = Prepared(problem, known.asked, 0, made.start)
         config = dataclasses.replace(config, learn=_with_weights(config, problem, old, progress.say))
-        seed = known.choices.workload_seed
+        seed = known.choices.built_with
         request = Request(known.spec, host, config, host_word, gangs, known.asked, str(folder), seed)
         check_request(request)
         run = RunFolder.create(new_folder, overwrite=overwrite)

@@ -29,11 +29,17 @@ from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_workload
 class Choices:
     """What of a run's options a problem depends on, as `config.json` keeps them."""
 
-    workload_seed: int = 0
+    seed: int = 0
+    workload_seed: int | None = None
     num_groups: int = 256
     grouping: str = "heavy-edge"
     acyclic: bool = False
     constraints: Constraints | None = None
+
+    @property
+    def built_with(self) -> int:
+        """The seed of the workload; in runs of versions that had one seed for all, that one."""
+        return self.seed if self.workload_seed is None else self.workload_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +173,7 @@ def _choices(config: Mapping[str, Any], where: str) -> Choices:
         raise InvalidValue("train", described(train), "a mapping of fields", where=where)
     names = Choices.__dataclass_fields__
     kept = {name: train[name] for name in names if name in train}
-    kept["workload_seed"] = config.get("workload_seed", train.get("seed", 0))  # once one seed was for all
-    choices = decode_record(Choices, kept, where, "train")
+    choices = decode_record(Choices, kept | {"workload_seed": config.get("workload_seed")}, where, "train")
     if choices.constraints is not None:
         for pair in (*choices.constraints.pins, *choices.constraints.exclusions):
             if len(pair) != 2:
