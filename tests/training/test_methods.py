@@ -81,7 +81,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     watch(Simulator, "plan_and_time", again)
     watch(Simulator, "retime", lambda args, found: 1)
     watch(Simulator, "plan", lambda args, found: len(args) - 1)  # in the problem's own order it is none
-    for owner, name in ((Simulator, "timeline"), (Agent, "learn"), (HostModel, "fit"), (Host, "measure_plans")):
+    fitting = ((Agent, "learn"), (HostModel, "fit"), (HostModel, "draw"))
+    for owner, name in ((Simulator, "timeline"), (Host, "measure_plans"), *fitting):
         watch(owner, name, lambda *_: 0)
     return counted
 
