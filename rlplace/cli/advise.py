@@ -15,6 +15,7 @@ def advise(
     host: str = "auto",
     seconds: Duration = 30.0,
     seed: Seed = 0,
+    workload_seed: Seed = 0,
     no_wait: bool = False,
     in_process: bool = False,
     json: bool = False,
@@ -30,7 +31,8 @@ def advise(
         batch: how the batch of a step is cut
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         seconds: all of it but capturing takes about so long
-        seed: of the workload and of the search
+        seed: of the search, and of random ops
+        workload_seed: of the workload's weights and inputs
         no_wait: while another search measures on this machine, give up instead of waiting for it
         in_process: race in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
@@ -49,6 +51,7 @@ def advise(
         host_word=host,
         seconds=seconds,
         seed=seed,
+        workload_seed=workload_seed,
         constraints=constraints,
         asked=asked,
         is_waiting=not no_wait,

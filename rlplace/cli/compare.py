@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, print_json
+from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, given_options, print_json
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 
 
@@ -27,6 +27,7 @@ def compare(
     true: str | None = None,
     measured: int | None = None,
     seed: Seed = 0,
+    workload_seed: Seed = 0,
     save: Path | None = None,
     plot: Path | None = None,
     in_process: bool = False,
@@ -47,12 +48,13 @@ def compare(
         methods: `all`, or names with commas between them
         evaluations: placements that each method may score with each seed
         seconds: wall time of all methods and seeds together; 60 where no budget is given
-        seeds: how many seeds each method that draws is run with; one by default
+        seeds: how many seeds each method that draws is run with, from `--seed` on; one by default
         objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
         true: KIND:SEED, a truth that methods do not see (moderate, hard or misfit): on a preset, step times are off by
             factors drawn from it, each method measures a few plans, and its score is the true time of the one it names
-        measured: plans that each method may measure; with --true
-        seed: of the workload
+        measured: plans that `learned` measures on this machine; with --true, plans that each method may measure
+        seed: of every method's draws and of random ops; with --true, that of the truth where none is given
+        workload_seed: of the workload's weights and inputs
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
         in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
@@ -70,7 +72,9 @@ def compare(
     minimised = CompareConfig.objective if objective is None else objective
     if minimised not in OBJECTIVES:
         raise UnknownName("objective", minimised, OBJECTIVES)
-    if spec.is_file and is_published_file(spec.path):
+    is_published = spec.is_file and is_published_file(spec.path)
+    found = None if is_published else placing.find_host(host or "auto")
+    if found is None:
         if host is not None:
             raise InvalidValue(
                 "host", host, "none", where="compare", hint="A dnn-partitioning file carries its own host."
@@ -92,21 +96,24 @@ def compare(
             evaluations=evaluations,
             seconds=seconds,
             seeds=num_seeds,
+            seed=seed,
             save=save,
             plot=plot,
             is_quiet=quiet,
             is_table=not (quiet and json),
         )
-    elif true is not None or measured is not None:
+    elif true is not None or (measured is not None and found.is_simulated):
         from rlplace.compare.true_session import run_true_compare, true_config
 
-        hidden = true_config(true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective)
-        found = placing.find_host(host or "auto")
+        drawn = seed if "seed" in given_options() else None
+        hidden = true_config(
+            true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
+        )
         result = run_true_compare(
             spec,
             found,
             hidden,
-            seed=seed,
+            workload_seed=workload_seed,
             num_groups=grouping.num_groups,
             grouping=grouping.word(asked),
             constraints=placing.constraints(found),
@@ -130,15 +137,21 @@ def compare(
 
         searches, baselines = split_methods(methods)
         config = CompareConfig(
-            searches, evaluations, seconds, num_seeds, minimised, isolated=False if in_process else None
+            searches,
+            evaluations,
+            seconds,
+            num_seeds,
+            minimised,
+            isolated=False if in_process else None,
+            seed=seed,
+            measured=measured,
         )
-        found = placing.find_host(host or "auto")
         result = run_compare(
             spec,
             found,
             config,
             baselines,
-            seed=seed,
+            workload_seed=workload_seed,
             num_groups=grouping.num_groups,
             grouping=grouping.word(asked),
             constraints=placing.constraints(found),

@@ -19,6 +19,7 @@ def fidelity(
     placements: int = 40,
     fit: int = 16,
     seed: Seed = 0,
+    workload_seed: Seed = 0,
     plot: Path = Path("fidelity.png"),
     in_process: bool = False,
     json: bool = False,
@@ -33,7 +34,8 @@ def fidelity(
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
-        seed: of the workload and of what is drawn
+        seed: of the placements that are drawn, and of random ops
+        workload_seed: of the workload's weights and inputs
         plot: where the scatter plot goes
         in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
@@ -47,6 +49,7 @@ def fidelity(
         num_placements=placements,
         num_fit=fit,
         seed=seed,
+        workload_seed=workload_seed,
         plot=plot,
         constraints=placing.constraints(found),
         asked=asked,

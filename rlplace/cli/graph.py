@@ -33,7 +33,7 @@ def graph(
     host: str = DEFAULT_HOST,
     groups: int = GroupingOptions.num_groups,
     top: int = 10,
-    seed: Seed = 0,
+    workload_seed: Seed = 0,
     dims: str = "",
     dot: Path | None = None,
     dot_ops: int = 500,
@@ -52,7 +52,7 @@ def graph(
         host: a preset, `auto`, `cores`, `cuda` or a host file
         groups: groups of ops to aim at
         top: how many targets to list
-        seed: of the workload
+        workload_seed: of the workload's weights and inputs
         dims: sizes of an ONNX model's dynamic dimensions, e.g. batch=8,sequence=128
         dot: write the graph for Graphviz here
         dot_ops: most ops in that file
@@ -75,12 +75,13 @@ def graph(
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     from rlplace.runs.prepared import judged
 
-    captured, capture_s = read_or_capture(spec, sizes, seed, asked.count, asked)
+    captured, capture_s = read_or_capture(spec, sizes, workload_seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
     for line in judged(captured):
         say(line)
     problem = published(spec, captured) or _on_host(spec, captured, found, groups, asked.count)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
+    facts["workload_seed"] = workload_seed
     if dot is not None:
         from rlplace.graphs.formats.dot import save_dot
 

@@ -18,6 +18,7 @@ def measure(
     placement: Path | None = None,
     host: str = "auto",
     seed: Seed = 0,
+    workload_seed: Seed = 0,
     timeline: Path | None = None,
     in_process: bool = False,
     json: bool = False,
@@ -31,7 +32,8 @@ def measure(
         storing: what becomes of what is measured
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
-        seed: of the workload
+        seed: of random ops
+        workload_seed: of the workload's weights and inputs
         timeline: write a Chrome trace of a measured and of a simulated step here; a picture of the measured one if the
             name ends in .png
         in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
@@ -46,6 +48,7 @@ def measure(
         placement,
         is_measured=True,
         seed=seed,
+        workload_seed=workload_seed,
         timeline=timeline,
         constraints=placing.constraints(found),
         asked=asked,

@@ -32,6 +32,7 @@ def place(
     run: Path | None = None,
     workload: str | None = None,
     seed: Seed = 0,
+    workload_seed: Seed = 0,
     overwrite: bool = False,
     no_wait: bool = False,
     json: bool = False,
@@ -54,7 +55,8 @@ def place(
             is named
         run: keep the placement of a run's step as a run folder, for `rlplace export` and `train --resume`
         workload: the workload again, where the run is of your own function
-        seed: of the workload, and of methods that draw
+        seed: of methods that draw
+        workload_seed: of the workload's weights and inputs; a run folder says so itself
         overwrite: replace an existing file or run
         no_wait: while another search measures on this machine, give up instead of waiting for it
         json: print one JSON object on stdout
@@ -79,6 +81,7 @@ def place(
             method or METHOD,
             _free(path or PLACEMENT, overwrite),
             seed,
+            workload_seed,
             quiet,
             is_waiting=not no_wait,
         )
@@ -88,6 +91,9 @@ def place(
             raise InvalidValue(
                 "options", "of groups or of the batch", "none beside a run folder", where="place", hint=hint
             )
+        if workload_seed:
+            hint = "The workload is built as the run built it."
+            raise InvalidValue("workload_seed", workload_seed, "none beside a run folder", where="place", hint=hint)
         found = placing.find_host(host)
         has_own = bool(placing.pin or placing.exclude or placing.together)
         constraints = placing.constraints(found) if has_own else None
@@ -127,6 +133,7 @@ def _workload(
     method: str,
     path: Path,
     seed: int,
+    workload_seed: int,
     is_quiet: bool,
     *,
     is_waiting: bool,
@@ -143,6 +150,7 @@ def _workload(
         method=method,
         evaluations=evaluations,
         seed=seed,
+        workload_seed=workload_seed,
         num_groups=grouping.num_groups,
         grouping=grouping.word(asked),
         constraints=constraints,

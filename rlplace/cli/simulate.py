@@ -17,7 +17,7 @@ def simulate(
     batch: Batched,
     placement: Path | None = None,
     host: str = "auto",
-    seed: Seed = 0,
+    workload_seed: Seed = 0,
     timeline: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -29,7 +29,7 @@ def simulate(
         batch: how the batch of a step is cut
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
-        seed: of the workload
+        workload_seed: of the workload's weights and inputs
         timeline: write a Chrome trace of the simulated step here, or a picture of it if the name ends in .png
         json: print one JSON object on stdout
     """
@@ -41,7 +41,7 @@ def simulate(
         found,
         placement,
         is_measured=False,
-        seed=seed,
+        workload_seed=workload_seed,
         timeline=timeline,
         constraints=placing.constraints(found),
         asked=asked,

@@ -50,6 +50,7 @@ def train(
     run: Path | None = None,
     resume: Path | None = None,
     seed: Seed = TrainConfig.seed,
+    workload_seed: Seed = 0,
     acyclic: bool = TrainConfig.acyclic,
     track: str = TrainConfig.track,
     overwrite: bool = False,
@@ -79,7 +80,8 @@ def train(
         resume: go on with the run in this folder, after any end, from what it measured and learned, as it was started;
             a larger `--budget`, or `--budget +TIME`, extends it; with `--host` the run is begun again on that host, in
             a folder of its own, from what the one in this folder measured, learned and found
-        seed: of the policy, of sampling, of the workload and of random ops
+        seed: of the policy, of sampling and of random ops
+        workload_seed: of the workload's weights and inputs
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
@@ -151,6 +153,7 @@ def train(
         host_word=host,
         gangs=placing.gangs,
         asked=asked,
+        workload_seed=workload_seed,
         overwrite=overwrite,
         is_quiet=quiet,
         is_table=not (quiet and json),

@@ -42,7 +42,7 @@ class Row:
         history: the best value so far wherever it improved, as it was scored; empty where nobody kept it.
         devices: (N,) int32; None where there is no placement.
         plan: the plan behind `value_s`; None where nothing was planned.
-        measured: plans that it measured before it named one, where a hidden truth was measured; None elsewhere.
+        measured: plans that it measured before it named one; None where it measured none.
         traceback: of a method that raised; empty for all others.
     """
 
@@ -159,7 +159,9 @@ class Comparison:
         if self.is_measured:
             facts |= {"spread_s": row.spread_s if row.ok else None, "simulated_s": row.simulated_s}
         if self.truth:
-            facts |= {"measured": row.measured, "simulated_s": row.simulated_s}
+            facts |= {"simulated_s": row.simulated_s}
+        if self.truth or row.measured is not None:
+            facts["measured"] = row.measured
         if row.why:
             facts["why"] = row.why
         if row.traceback:

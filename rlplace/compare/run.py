@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.compare.find_row import find_row, spread_rows
+from rlplace.compare.find_row import Learning, find_row, spread_rows
 from rlplace.compare.row import Comparison, Objective, Row
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.bounds.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.measurement_log import MeasurementLog
 from rlplace.measure.plan import Plan
@@ -20,9 +21,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager.eager_recipe import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.runs.calibration import Known
 from rlplace.search.order.op_order import shorten
 from rlplace.search.task import Budget
-from rlplace.training.methods import METHODS
+from rlplace.seeds import check_seed
+from rlplace.training.methods import LEARNED, METHODS
 
 if TYPE_CHECKING:
     from rlplace.cluster import Cluster
@@ -54,7 +57,7 @@ class CompareConfig:
     seconds: float | None = None
     """Wall time of all methods and seeds together; 60 s where no budget is given."""
     seeds: int = 1
-    """How many seeds each method that draws is run with: 0, 1, ..."""
+    """How many seeds each method that draws is run with: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"
     """What is minimised."""
     threads: int | None = None
@@ -64,6 +67,10 @@ class CompareConfig:
     `RLPLACE_IN_PROCESS=1`."""
     is_count_chosen: bool = False
     """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
+    seed: int = 0
+    """Of every method's draws, the first of `seeds`; and of random ops."""
+    measured: int | None = None
+    """Plans that `learned` measures on a host of this machine; without them it has nothing to learn from."""
 
     def __post_init__(self) -> None:
         given: object = self.methods
@@ -75,6 +82,16 @@ class CompareConfig:
                 raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
         if self.seeds < 1:
             raise InvalidValue("seeds", self.seeds, "at least 1", where="compare")
+        check_seed(self.seed, where="compare")
+        check_seed(self.seed + self.seeds - 1, where="the last of compare")
+        if self.measured is not None and self.measured < 1:
+            raise InvalidValue("measured", self.measured, "at least 1", where="compare")
+        if self.measured is not None and LEARNED not in self.names:
+            hint = f"Only `{LEARNED}` measures while it searches."
+            raise InvalidValue("measured", self.measured, f"none without {LEARNED}", where="compare", hint=hint)
+        if self.measured is not None and self.objective != "latency":
+            hint = "What is measured is the time of a step."
+            raise InvalidValue("objective", self.objective, "latency beside measured", where="compare", hint=hint)
         if self.evaluations is not None and self.evaluations < 1:
             raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
@@ -90,7 +107,8 @@ class CompareConfig:
     @property
     def budget(self) -> dict[str, float | None]:
         """What `--json` says of the budget."""
-        return {"evaluations": self.evaluations, "seconds": None if math.isinf(self.total_s) else self.total_s}
+        spent = {"evaluations": self.evaluations, "seconds": None if math.isinf(self.total_s) else self.total_s}
+        return spent if self.measured is None else spent | {"measured": self.measured}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,12 +130,12 @@ class CompareConfig:
     def runs(self) -> tuple[tuple[str, int], ...]:
         """Methods and seeds in the order in which they run: what needs no budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
-        quick = [(name, 0) for name in self.names if kinds[name] in ("baseline", "scheduler")]
+        quick = [(name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")]
         spent = [
             (name, seed)
-            for seed in range(self.seeds)
+            for seed in range(self.seed, self.seed + self.seeds)
             for name in self.names
-            if kinds[name] == "search" or (kinds[name] == "exact" and seed == 0)
+            if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
         ]
         return (*quick, *spent)
 
@@ -131,11 +149,13 @@ def compare(
     on_row: Callable[[Row], None] | None = None,
     log: MeasurementLog | None = None,
     cluster: Cluster | None = None,
+    known: Known | None = None,
 ) -> Comparison:
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
-    Methods search on the simulator. A method that lacks its extra, or raises, gives a row that says so. Ctrl-C ends the
-    search: what was found until then is compared as simulated.
+    Methods search on the simulator; `learned` also measures, as many plans as `config` says. A method that lacks its
+    extra, or raises, gives a row that says so. Ctrl-C ends the search: what was found until then is compared as
+    simulated.
 
     Args:
         problem: what is placed; profiled (and calibrated) where the host is real.
@@ -145,9 +165,11 @@ def compare(
         on_row: told each row as it comes, before it is measured.
         log: keeps what is measured.
         cluster: whose workers search, a run each; it is closed before anything is measured, on this machine alone.
+        known: what was measured to calibrate, which `learned` learns from, too.
 
     Raises:
-        UnknownName, InvalidValue: a mistake in `config`.
+        UnknownName, InvalidValue: a mistake in `config`; or plans are to be measured on a simulated host, or while a
+            cluster searches.
     """
     config = config or CompareConfig()
     if config.objective not in ("latency", "throughput"):
@@ -158,11 +180,14 @@ def compare(
             where="compare",
             hint="max-load and piece-latency are for files of the published benchmark.",
         )
+    check_measured(config, problem.host, is_spread=cluster is not None)
     simulator = Simulator(problem, objective=config.objective, threads=config.threads)
+    learning = Learning(known, log, config.isolated, config.measured or 0)
+    others = [(dataclasses.replace(row, seed=config.seed), timer) for row, timer in others]
     found: dict[int, Row] = {}
     is_interrupted = False
     try:
-        for number, row in _searched(problem, simulator, config, found, cluster):
+        for number, row in _searched(problem, simulator, config, found, cluster, learning):
             found[number] = row
             if on_row is not None:
                 on_row(row)
@@ -175,7 +200,7 @@ def compare(
     if is_measured:
         if cluster is not None:
             cluster.close()
-        rows = _measured(problem, simulator, rows, others, log, config.isolated)
+        rows = _measured(problem, simulator, rows, others, log, config)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -195,26 +220,49 @@ def compare(
     )
 
 
+def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> None:
+    """Refuses plans to be measured where nothing can be measured while methods search.
+
+    Args:
+        config: who takes part and what each may spend.
+        host: where.
+        is_spread: whether a cluster searches.
+
+    Raises:
+        InvalidValue: the host is simulated, or a cluster searches.
+    """
+    if config.measured is not None and (host.is_simulated or is_spread):
+        expected = "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated"
+        raise InvalidValue("measured", config.measured, expected, where="compare")
+
+
 def _searched(
     problem: Problem,
     simulator: Simulator,
     config: CompareConfig,
     before: Mapping[int, Row],
     cluster: Cluster | None,
+    learning: Learning,
 ) -> Iterator[tuple[int, Row]]:
     """The number of a run and its row, then the best of `before`, which holds the rows so far, in a better order."""
-    yield from _one_by_one(problem, simulator, config) if cluster is None else _spread(simulator, config, cluster)
+    if cluster is None:
+        yield from _one_by_one(problem, simulator, config, learning)
+    else:
+        yield from _spread(simulator, config, cluster)
     found = (before[number] for number in sorted(before) if before[number].ok)
     best = min(found, key=lambda row: row.value_s, default=None)
     if config.is_ordered and best is not None:
         yield len(config.runs), _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)
 
 
-def _one_by_one(problem: Problem, simulator: Simulator, config: CompareConfig) -> Iterator[tuple[int, Row]]:
+def _one_by_one(
+    problem: Problem, simulator: Simulator, config: CompareConfig, learning: Learning
+) -> Iterator[tuple[int, Row]]:
     deadline_s = time.monotonic() + config.total_s
     for number, (name, seed) in enumerate(config.runs):
         budget = _budget(config, deadline_s, len(config.runs) - number)
-        yield number, find_row(problem, simulator, name, seed, budget, is_count_chosen=config.is_count_chosen)
+        chosen = config.is_count_chosen
+        yield number, find_row(problem, simulator, name, seed, budget, is_count_chosen=chosen, learning=learning)
 
 
 def _spread(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
@@ -262,7 +310,7 @@ def _measured(
     rows: Sequence[Row],
     others: Sequence[tuple[Row, Other | None]],
     log: MeasurementLog | None,
-    isolated: bool | None,
+    config: CompareConfig,
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
     lanes: dict[str, int] = {}
@@ -272,7 +320,7 @@ def _measured(
             lanes[row.plan.fingerprint] = len(plans)
             plans.append(row.plan)
     timers = [timer for _, timer in others if timer is not None]
-    evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
+    evaluator = Evaluator(problem, simulator, seed=config.seed, log=log, isolated=config.isolated)
     try:
         outcomes = evaluator.measure_plans(plans, RACE, others=timers)
     finally:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.cluster import reach
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.compare.row import Comparison, Row
-from rlplace.compare.run import OP_ORDER, CompareConfig, compare
+from rlplace.compare.run import OP_ORDER, CompareConfig, check_measured, compare
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
@@ -79,7 +79,7 @@ def run_compare(
     config: CompareConfig,
     baselines: tuple[str, ...],
     *,
-    seed: int = 0,
+    workload_seed: int = 0,
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
@@ -99,7 +99,7 @@ def run_compare(
         host: where.
         config: who takes part and what each may spend.
         baselines: rows of PyTorch baselines.
-        seed: of the workload.
+        workload_seed: of the workload's weights and inputs.
         num_groups: groups that searches move.
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
@@ -120,6 +120,7 @@ def run_compare(
     if asked.is_auto and config.objective == "throughput":
         hint = "How many there are is chosen by the latency of a step: give a number, --micro-batches K."
         raise InvalidValue("micro_batches", "auto", "a number with --objective throughput", where="compare", hint=hint)
+    check_measured(config, host, is_spread=cluster != "off")
     check_save(save)
     check_plot(plot)
     if not host.is_simulated:
@@ -129,11 +130,11 @@ def run_compare(
         reach(cluster, say=progress.say) as workers,
         measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log,
     ):
-        steps = Steps(spec, host, seed, asked)
+        steps = Steps(spec, host, workload_seed, asked)
         prepared = prepare(
             steps,
             progress,
-            seed=seed,
+            seed=config.seed,
             num_groups=num_groups,
             grouping=grouping,
             constraints=constraints,
@@ -141,16 +142,17 @@ def run_compare(
             isolated=config.isolated,
         )
         problem, config = prepared.problem, dataclasses.replace(config, is_count_chosen=asked.is_auto)
+        known = None
         if not host.is_simulated:
-            problem, _ = calibrated(
-                problem, NUM_CALIBRATED, seed=seed, say=progress.say, log=log, isolated=config.isolated
+            problem, known = calibrated(
+                problem, NUM_CALIBRATED, seed=config.seed, say=progress.say, log=log, isolated=config.isolated
             )
         with pytorch_baselines(
             problem,
             None if spec.is_file else spec,
             baselines,
             default_size=default_size(host),
-            seed=seed,
+            seed=workload_seed,
             say=progress.say,
         ) as others:
             comparison = compare(
@@ -161,12 +163,14 @@ def run_compare(
                 on_row=lambda row: progress.say(say_row(row)),
                 log=log,
                 cluster=workers,
+                known=known,
             )
     if save is not None:
         save_rows(problem, comparison.rows, save)
     if plot is not None:
         draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_table=is_table) | {"micro_batches": prepared.to_dict()}
+    told = {"seed": config.seed, "workload_seed": workload_seed, "micro_batches": prepared.to_dict()}
+    return show(comparison, progress, is_table=is_table) | told
 
 
 def check_save(save: Path | None) -> None:

@@ -19,6 +19,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.failure import Failure
 from rlplace.search.task import Budget
+from rlplace.seeds import check_seed
 from rlplace.training.agent.config import AgentConfig
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class TrueConfig:
     """
 
     truth: Truth
-    """Kind and seed; every row's own draws have the same seed."""
+    """Kind and seed."""
     measured: int
     """Plans that each row may measure."""
     methods: tuple[str, ...] = ("all",)
@@ -46,6 +47,8 @@ class TrueConfig:
     """Wall time of all rows together, in equal shares; no end by default."""
     threads: int = 1
     """Placements simulated at once."""
+    seed: int | None = None
+    """Of every row's own draws; that of the truth by default."""
 
     def __post_init__(self) -> None:
         given: object = self.methods
@@ -55,12 +58,19 @@ class TrueConfig:
         for name in self.methods:
             if name != "all" and name not in ROWS:
                 raise UnknownName("method with a hidden truth", name, ("all", *ROWS))
+        if self.seed is not None:
+            check_seed(self.seed, where="compare")
         if self.measured < 1:
             raise InvalidValue("measured", self.measured, "at least 1", where="compare")
         if self.evaluations is not None and self.evaluations < 1:
             raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise InvalidValue("seconds", self.seconds, "more than 0, and finite", where="compare")
+
+    @property
+    def drawn_from(self) -> int:
+        """The seed of every row's own draws."""
+        return self.truth.seed if self.seed is None else self.seed
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,8 +160,7 @@ def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) 
 
 
 def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
-    seed = config.truth.seed
-    timer = TrueTimer(true, seed)
+    seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed)
     trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed)
     begin = time.monotonic()
     try:

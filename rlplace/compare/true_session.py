@@ -30,6 +30,7 @@ def true_config(
     *,
     seeds: int | None,
     objective: str | None,
+    seed: int | None = None,
 ) -> TrueConfig:
     """What `--true` and `--measured` ask for.
 
@@ -41,6 +42,7 @@ def true_config(
         seconds: of all rows.
         seeds: what `--seeds` says; must be None.
         objective: what `--objective` says; latency or None.
+        seed: of every row's draws; None for that of the truth.
 
     Raises:
         UserError: one of the two without the other, an option that does not go with them, or a mistake in one.
@@ -54,13 +56,12 @@ def true_config(
             "measured", None, "a number of plans beside --true", where="compare", hint="For example: --measured 16."
         )
     if seeds is not None:
-        raise InvalidValue(
-            "seeds", seeds, "none beside --true", where="compare", hint="The seed of --true is that of all draws."
-        )
+        hint = "A row draws from the seed of --true, or from --seed."
+        raise InvalidValue("seeds", seeds, "none beside --true", where="compare", hint=hint)
     if objective not in (None, "latency"):
         raise InvalidValue("objective", objective, "latency beside --true", where="compare")
     words = method_words(methods, ROWS, "method with a hidden truth")
-    return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds)
+    return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds, seed=seed)
 
 
 @one_thread_here()
@@ -69,7 +70,7 @@ def run_true_compare(
     host: Host,
     config: TrueConfig,
     *,
-    seed: int = 0,
+    workload_seed: int = 0,
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
@@ -86,7 +87,7 @@ def run_true_compare(
         spec: the workload.
         host: a simulated one.
         config: who takes part and what is true.
-        seed: of the workload.
+        workload_seed: of the workload's weights and inputs.
         num_groups: groups that searches move.
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
@@ -113,12 +114,12 @@ def run_true_compare(
     check_save(save)
     check_plot(plot)
     progress = make_progress(is_quiet=is_quiet)
-    steps = Steps(spec, host, seed, asked)
+    steps = Steps(spec, host, workload_seed, asked)
     with reach(cluster, say=progress.say) as workers:
         prepared = prepare(
             steps,
             progress,
-            seed=seed,
+            seed=config.seed or 0,
             num_groups=num_groups,
             grouping=grouping,
             constraints=constraints,
@@ -137,4 +138,5 @@ def run_true_compare(
         save_rows(problem, comparison.rows, save)
     if plot is not None:
         draw_rows(true_problem(problem, config.truth), comparison, plot)
-    return show(comparison, progress, is_table=is_table) | {"micro_batches": prepared.to_dict()}
+    told = {"seed": config.drawn_from, "workload_seed": workload_seed, "micro_batches": prepared.to_dict()}
+    return show(comparison, progress, is_table=is_table) | told

@@ -29,7 +29,7 @@ def find_measurer(
     workload: str | None,
     host: str | Host,
     num_groups: int,
-    seed: int,
+    workload_seed: int,
     *,
     runs: bool,
 ) -> tuple[Measurer, bool]:
@@ -41,7 +41,7 @@ def find_measurer(
         workload: a WORKLOAD word, e.g. `nmt@small`, which is captured;
         host: a HOST word, e.g. `4xV100-pcie`, or a host, that goes with a workload.
         num_groups: groups to aim at, of a workload.
-        seed: of a workload's weights and inputs.
+        workload_seed: of a workload's weights and inputs.
         runs: run placements on the problem's host, which is this machine; otherwise they are simulated.
 
     Raises:
@@ -60,7 +60,7 @@ def find_measurer(
     if measurer is not None:
         return (measurer.measurer if isinstance(measurer, SharedMeasurer) else measurer), False
     if problem is None:
-        problem = _problem_of(str(workload), host, num_groups, seed)
+        problem = _problem_of(str(workload), host, num_groups, workload_seed)
     return _made(problem, runs=runs), True
 
 
@@ -75,12 +75,12 @@ def _made(problem: Problem, *, runs: bool) -> Measurer:
     return HostRunner(problem, simulator)
 
 
-def _problem_of(workload: str, host: str | Host, num_groups: int, seed: int) -> Problem:
+def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     from rlplace.measure.hosts.resolve import resolve_host
     from rlplace.report.progress import make_progress
     from rlplace.runs.setup import Steps, make_problem
     from rlplace.workloads import parse_workload
 
     spec, place = parse_workload(workload), resolve_host(host) if isinstance(host, str) else host
-    graph = Steps(spec, place, seed).graph(1)
+    graph = Steps(spec, place, workload_seed).graph(1)
     return make_problem(graph, place, num_groups, make_progress(is_quiet=True), spec=spec)

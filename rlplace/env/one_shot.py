@@ -57,7 +57,7 @@ class OneShotEnv(PlacementEnv[Action]):
         workload: str | None = None,
         host: str | Host = "auto",
         num_groups: int = NUM_GROUPS,
-        seed: int = 0,
+        workload_seed: int = 0,
         observation: str = "index",
     ) -> None:
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
@@ -73,7 +73,7 @@ class OneShotEnv(PlacementEnv[Action]):
             workload: a WORKLOAD word (`nmt@small`), instead of either.
             host: a HOST word (`4xV100-pcie`) or a host, for a workload.
             num_groups: groups to aim at, for a workload.
-            seed: of a workload's weights and inputs.
+            workload_seed: of a workload's weights and inputs.
             observation: `index` or `graph`, see `GraphObservation`.
 
         Raises:
@@ -81,7 +81,7 @@ class OneShotEnv(PlacementEnv[Action]):
             InvalidValue: not exactly one of `measurer`, `problem` and `workload`.
             UserError: a workload or host that cannot be had.
         """
-        found = find_measurer(measurer, problem, workload, host, num_groups, seed, runs=not deterministic)
+        found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)
         self._observation = GraphObservation(self.problem, observation)
         self.observation_space = self._observation.space

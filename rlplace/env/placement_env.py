@@ -19,7 +19,7 @@ from rlplace.measure.problem import Problem
 
 Observation = dict[str, Any]
 Action = TypeVar("Action")
-GIVEN = ("measurer", "problem", "workload", "host", "num_groups", "seed")
+GIVEN = ("measurer", "problem", "workload", "host", "num_groups", "workload_seed")
 """What says which problem is placed; a spec says it by the measurer alone."""
 
 

@@ -45,7 +45,7 @@ class CapturedRun:
         """
         where = str(request.run.path("problem.json"))
         host = host_from_dict(request.problem().get("host"), where)
-        workload = build_for(request.spec, host, request.seed)
+        workload = build_for(request.spec, host, request.workload_seed)
         graph = capture_workload(workload, *read_asked(request.config.get("micro_batches")))
         request.placement.require_graph(graph)
         return cls(request, host, workload, graph)

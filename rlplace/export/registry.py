@@ -76,16 +76,16 @@ class ExportRequest:
         return self._field("train", dict, "an object")
 
     @property
-    def seed(self) -> int:
+    def workload_seed(self) -> int:
         """Of the workload's weights and inputs.
 
         Raises:
             InvalidValue: the run has none, or one that is none.
         """
-        seed = self.train.get("seed")
+        seed = self.config.get("workload_seed", self.train.get("seed"))  # once one seed was for all
         if type(seed) is not int:
-            raise InvalidValue("train.seed", described(seed), "a whole number", where="config.json")
-        return check_seed(seed, "config.json: train")
+            raise InvalidValue("workload_seed", described(seed), "a whole number", where="config.json")
+        return check_seed(seed, "config.json")
 
     def _field(self, name: str, kind: type[T], expected: str) -> T:
         """A field of `config.json`, which nobody vouches for."""

@@ -91,7 +91,7 @@ def _cut_words(count: int, asked: CutOptions) -> str:
 
 
 def _of_run(request: ExportRequest) -> str:
-    size, seed = request.default_size, request.seed
+    size, seed = request.default_size, request.workload_seed
     return script(
         str(request.spec),
         default_size=size,

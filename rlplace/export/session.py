@@ -112,7 +112,7 @@ def unchecked_loss(config: Mapping[str, Any]) -> str | None:
 def _graph(request: ExportRequest) -> OpGraph:
     """The graph of the run's workload, captured now."""
     count, asked = read_asked(request.config.get("micro_batches"))
-    workload = build(request.spec, default_size=request.default_size, seed=request.seed)
+    workload = build(request.spec, default_size=request.default_size, seed=request.workload_seed)
     return capture_workload(workload, count, asked)
 
 

@@ -51,6 +51,7 @@ def run_published(
     evaluations: int | None,
     seconds: float | None,
     seeds: int,
+    seed: int = 0,
     save: Path | None,
     plot: Path | None,
     is_quiet: bool,
@@ -68,7 +69,7 @@ def run_published(
     problem = published_problem(record)
     progress = make_progress(is_quiet=is_quiet)
     progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
-    config = CompareConfig((), evaluations, seconds, seeds, objective)
+    config = CompareConfig((), evaluations, seconds, seeds, objective, seed=seed)
     if objective not in PUBLISHED:
         config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
         check_save(save)
@@ -106,9 +107,9 @@ def _solved(record: DnnPartitioning, workload: str, names: tuple[str, ...], conf
     rows: list[Row] = []
     deadline_s = time.monotonic() + config.total_s
     bound_ms, bound = 0.0, "none"
-    for seed in range(config.seeds):
-        seconds = max((deadline_s - time.monotonic()) / (config.seeds - seed), 0.05)
-        mine = names if seed == 0 else tuple(name for name in names if name in DRAWN)
+    for number, seed in enumerate(range(config.seed, config.seed + config.seeds)):
+        seconds = max((deadline_s - time.monotonic()) / (config.seeds - number), 0.05)
+        mine = names if number == 0 else tuple(name for name in names if name in DRAWN)
         if not mine:
             break
         result = solve(

@@ -86,6 +86,7 @@ def run_fidelity(
     num_placements: int,
     num_fit: int,
     seed: int,
+    workload_seed: int = 0,
     plot: Path,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
@@ -100,7 +101,8 @@ def run_fidelity(
         host: of this machine.
         num_placements: unseen placements.
         num_fit: other placements, that the simulator is calibrated on.
-        seed: of the workload and of what is drawn.
+        seed: of what is drawn.
+        workload_seed: of the workload's weights and inputs.
         plot: where the picture goes.
         constraints: the user's pins and exclusions, which all placements keep.
         asked: how the batch is cut.
@@ -121,7 +123,7 @@ def run_fidelity(
     progress = make_progress()
     with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
         prepared = prepare(
-            Steps(spec, host, seed, asked), progress, seed=seed, constraints=constraints, isolated=isolated
+            Steps(spec, host, workload_seed, asked), progress, seed=seed, constraints=constraints, isolated=isolated
         )
         problem = prepared.problem
         mix = measure_mix(
@@ -135,6 +137,8 @@ def run_fidelity(
     return {
         "schema": 1,
         "workload": str(spec),
+        "seed": seed,
+        "workload_seed": workload_seed,
         "micro_batches": prepared.to_dict(),
         "host": host.name,
         **figures.to_dict(),

@@ -43,10 +43,11 @@ def time_placement(
     path: Path | None,
     *,
     is_measured: bool,
-    seed: int,
+    workload_seed: int,
     timeline: Path | None,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
+    seed: int = 0,
     store: str = "off",
     is_waiting: bool = True,
     isolated: bool | None = None,
@@ -58,10 +59,11 @@ def time_placement(
         host: where.
         path: a placement file; None is the best single device.
         is_measured: run it here, instead of simulating it.
-        seed: of the workload.
+        workload_seed: of the workload's weights and inputs.
         timeline: where a Chrome trace goes; or a picture, where it is called `.png`.
         constraints: the user's pins and exclusions: the placement must keep them, and the bound counts on them.
         asked: how the batch is cut; `auto` is what the placement was made for, without one it is chosen.
+        seed: of random ops, where it is measured.
         store: where a measured step time is kept: `auto`, `off` or a file. It is measured afresh.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
         isolated: whether it runs in a worker process; see `Evaluator`.
@@ -79,7 +81,7 @@ def time_placement(
         check_store(store)
     placement = None if path is None else load_placement(path)
     progress = make_progress()
-    graph, count = _graph_of(placement, spec, host, seed, asked)
+    graph, count = _graph_of(placement, spec, host, workload_seed, asked)
     if placement is not None:
         _require(placement, graph, host)
         check_plan(graph, host.num_devices, placement.plan)
@@ -98,7 +100,7 @@ def time_placement(
         plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
         measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
         if is_measured:
-            evaluator = Evaluator(problem, simulator, log=log, isolated=isolated)
+            evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
             try:
                 (outcome,) = evaluator.measure_plans([plan], ROUNDS)
                 timelines = evaluator.trace(plan) if outcome.ok else []
@@ -126,6 +128,8 @@ def time_placement(
         "lower_bound_s": bound_s,
         "lower_bound": bound,
         "costs": problem.costs.source,
+        "workload_seed": workload_seed,
+        **({"seed": seed} if is_measured else {}),
         "micro_batches": describe_cut(graph, asked),
     }
 

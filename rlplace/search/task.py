@@ -41,8 +41,11 @@ class Budget:
 class Task:
     """A problem to solve: scores placements, keeps the best feasible one, counts evaluations and time.
 
-    Every method sees the problem through a task, so that all of them are counted alike: one placement scored is one
-    evaluation, whoever asks and however it was made.
+    Every method sees the problem through a task, so that all of them are counted alike. One step time that a method
+    asks a simulator for is one evaluation, of a placement or a plan, whoever asks, under whatever figures, also where
+    it is given up half-way or does not fit into memory. So is a plan that is made in another order than the problem's
+    own (1F1B). What is simulated past the task is told by `count`. No evaluations are: what was scored simulated again
+    for its plan, timeline or critical path; a plan made for the host to run; what fits a host model to measured steps.
 
     Attributes:
         problem: what is placed.
@@ -298,7 +301,7 @@ class Task:
         return list(zip(plans, self.measure_plans(plans)))
 
     def count(self, evaluations: int) -> None:
-        """Counts placements that the method scored by itself, on the problem under other figures."""
+        """Counts evaluations that the method made past `score`: under other figures, or beyond the budget."""
         self.evaluations += evaluations
 
     def _keep_plan(self, plan: Plan, measured: Measurement, begin: float) -> float:

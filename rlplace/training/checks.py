@@ -10,9 +10,11 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping.rule import GroupingRule
 from rlplace.measure.host_model import load_priors
 from rlplace.policy.checks import check_fit
+from rlplace.policy.config import LearnConfig
 from rlplace.policy.registry import LEARNERS, POLICIES
+from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import TrainConfig
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, method_of
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, SCHEDULE, method_of
 
 
 def completed(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
@@ -28,6 +30,30 @@ def completed(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfi
     return dataclasses.replace(config or TrainConfig(), **options)
 
 
+OF_THE_PROBLEM = ("num_groups", "grouping", "acyclic", "constraints")
+"""Fields of `TrainConfig` that say how a problem is made."""
+
+
+def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
+    """Refuses what means nothing beside a problem that is there: its groups and constraints are its own.
+
+    Args:
+        config: what a run is to be.
+        is_tracked: whether a tracker is given.
+
+    Raises:
+        InvalidValue: an option of how the problem is made, or a mode of tracking without a tracker.
+    """
+    default = TrainConfig()
+    for name in OF_THE_PROBLEM:
+        if (given := getattr(config, name)) != getattr(default, name):
+            hint = f"It has its groups and constraints: Problem.estimate(..., {name}=...), or Problem.profile likewise."
+            raise InvalidValue(name, given, "none beside a problem", where="train", hint=hint)
+    if config.track != default.track and not is_tracked:
+        hint = "Give `tracker=make_tracker(...)` of rlplace.runs.tracking, which knows where to."
+        raise InvalidValue("track", config.track, f"{default.track!r} without a tracker", where="train", hint=hint)
+
+
 def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
 
@@ -37,8 +63,9 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: evaluations on a host that is measured, a guide, a policy or a learner for a method that takes
-            none, the learner cannot teach the policy, or the policy takes no weights.
+        InvalidValue: evaluations on a host that is measured or beside a budget of time, a guide, a policy, a learner or
+            options of one for a method that takes none, the learner cannot teach the policy, or the policy takes no
+            weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
@@ -47,6 +74,9 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
         raise InvalidValue(
             "evaluations", config.evaluations, "none on a host that is measured", where="train", hint=hint
         )
+    if config.evaluations is not None and config.budget_s != TrainConfig.budget_s:
+        hint = "Leave one of the two out."
+        raise InvalidValue("evaluations", config.evaluations, "none beside budget_s", where="train", hint=hint)
     recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
     if method not in METHODS and method in POLICIES:
         raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
@@ -56,6 +86,10 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     if config.guide is not None and method not in (LEARNED, GUIDED):
         hint = f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`."
         raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
+    asked = method_of(config, is_simulated=False)
+    if asked != LEARNED and config.agent != AgentConfig():
+        hint = f"The agent is the method `{LEARNED}`."
+        raise InvalidValue("agent", _changed(config.agent), f"none with method {asked}", where="train", hint=hint)
     if method in (POLICY, GUIDED) or config.guide is not None:
         check_fit(config.guide or config.learn)
         return
@@ -63,3 +97,14 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
         if named is not None:
             hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
             raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
+    if method != SCHEDULE and config.learn != LearnConfig():
+        hint = f"They are of the methods `{POLICY}`, `{GUIDED}` and `{SCHEDULE}`, and of `--guide`."
+        expected = f"none with method {method}, which learns none"
+        raise InvalidValue("learn", _changed(config.learn), expected, where="train", hint=hint)
+
+
+def _changed(options: AgentConfig | LearnConfig) -> str:
+    """Names of the options that are not as by default."""
+    default = type(options)()
+    names = (field.name for field in dataclasses.fields(options))
+    return ", ".join(name for name in names if getattr(options, name) != getattr(default, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.task_protocols import Saveable
 from rlplace.training.agent.agent import AgentResult
+from rlplace.training.resume.state import ratio_of
 from rlplace.training.searches.result import LoopResult
 from rlplace.training.table import Table
 
@@ -63,12 +63,17 @@ class TrainResult:
 class Keeper:
     """Keeps the best placement so far over all searches, so that Ctrl-C loses nothing, and shows it to the tracker.
 
+    Searches measure in different races, while the machine slows down and speeds up: their best placements compare by
+    the ratios to the reference, the best single device in the same race, and never by seconds.
+
     Args:
         run: the folder; None keeps nothing.
         evaluator: traces what the tracker is shown.
         tracker: shown each new best placement.
         say: told what cannot be traced.
-        best_s: step time of the placement that the folder has already; infinite where it has none.
+        reference: the best single device.
+        single_s: its step time.
+        bests: the best plan of each method and its ratio, where an interrupted run had come to some.
     """
 
     def __init__(
@@ -77,28 +82,41 @@ class Keeper:
         evaluator: Evaluator,
         tracker: Tracker,
         say: Callable[[str], None],
-        best_s: float = math.inf,
+        reference: Plan,
+        single_s: float,
+        bests: Mapping[str, tuple[Plan, float]] | None = None,
     ) -> None:
         self._run, self._evaluator, self._tracker, self._say = run, evaluator, tracker, say
-        self._best_s = best_s
+        self._bests = {"single": (reference, ratio_of(single_s, single_s)), **(bests or {})}
+        self._kept = ""
+        self._keep()
 
-    def of(self, method: str) -> Callable[[Plan, float], None]:
-        """What `method` calls with each new best plan and its step time."""
+    def of(self, method: str) -> Callable[[Plan, float, float], None]:
+        """What `method` calls with its best plan, whenever that is another: the step time, and the ratio."""
 
-        def keep(plan: Plan, step_time_s: float) -> None:
-            if self._run is None or step_time_s >= self._best_s:
+        def keep(plan: Plan, step_time_s: float, ratio: float) -> None:
+            self._bests[method] = plan, ratio
+            is_new = self._keep() == method
+            if self._run is None or not is_new or isinstance(self._tracker, NoTracker):
                 return
-            self._best_s = step_time_s
             problem = self._evaluator.problem
-            keep_placement(self._run, problem, plan, method)
-            if not isinstance(self._tracker, NoTracker):
-                path, timeline = self._run.path("timeline.png"), timeline_of(self._evaluator, plan, self._say)
-                title = title_of(method, timeline, step_time_s)
-                save_timeline_png(path, timeline, problem.graph, problem.host, title)
-                placement = self._run.path("placement.json")
-                self._tracker.log_best(step_time_s=step_time_s, placement=placement, timeline_png=path)
+            path, timeline = self._run.path("timeline.png"), timeline_of(self._evaluator, plan, self._say)
+            title = title_of(method, timeline, step_time_s)
+            save_timeline_png(path, timeline, problem.graph, problem.host, title)
+            placement = self._run.path("placement.json")
+            self._tracker.log_best(step_time_s=step_time_s, placement=placement, timeline_png=path)
 
         return keep
+
+    def _keep(self) -> str:
+        """Writes the placement with the least ratio, where it is another; the method that found it, else nothing."""
+        method = min(self._bests, key=lambda name: self._bests[name][1])
+        plan, before = self._bests[method][0], self._kept
+        self._kept = plan.fingerprint
+        if self._run is None or self._kept == before:
+            return ""
+        keep_placement(self._run, self._evaluator.problem, plan, method)
+        return method
 
     def keep_learned(self, learned: Saveable) -> None:
         """Writes what a method has learned: about the host, or its policy."""

@@ -36,6 +36,7 @@ def place_workload(
     method: str,
     evaluations: int,
     seed: int = 0,
+    workload_seed: int = 0,
     num_groups: int = 256,
     grouping: str = "heavy-edge",
     constraints: Constraints | None = None,
@@ -51,7 +52,8 @@ def place_workload(
         path: the placement goes here.
         method: a name of `METHODS`.
         evaluations: placements that it may simulate, beside those that choose how the batch is cut.
-        seed: of the workload and of the method.
+        seed: of the method.
+        workload_seed: of the workload's weights and inputs.
         num_groups: most groups of ops that are moved.
         grouping: the rule that makes them.
         constraints: the user's pins and exclusions.
@@ -67,7 +69,7 @@ def place_workload(
     """
     chosen = METHODS[method]
     progress = make_progress(is_quiet=is_quiet)
-    steps = Steps(spec, host, seed, asked)
+    steps = Steps(spec, host, workload_seed, asked)
     with measuring_alone(host, say=progress.say, is_waiting=is_waiting):  # profiling counts seconds, too
         prepared = prepare(
             steps,
@@ -91,6 +93,8 @@ def place_workload(
         "schema": 1,
         "placement": str(path),
         "method": method,
+        "seed": seed,
+        "workload_seed": workload_seed,
         "kind": "simulated",
         "step_time_s": found.step_time_s,
         "single_s": single_s,

@@ -174,6 +174,7 @@ class PolicySearch:
         rows = np.concatenate((self._policy.mode()[None], self._policy.sample(max(count, 1) * self._recipe.screened)))
         rows = rows[np.sort(np.unique(rows, axis=0, return_index=True)[1])]  # in the order of the draws
         simulated_s = self._task.timer.step_times(self._task.problem.grouping.expand(rows))
+        self._task.count(len(rows))  # not `score`: a budget that search has spent must not leave samples unscreened
         return rows[np.argsort(simulated_s, kind="stable")[:count]]
 
 

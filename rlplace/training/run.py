@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.store.log import StoreLog
-from rlplace.training.checks import check_names, completed
+from rlplace.training.checks import check_beside_problem, check_names, completed
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards, ahead, forecast
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, num_rows, place_quickly
@@ -41,7 +40,6 @@ from rlplace.training.searches.search_all import search_all
 from rlplace.training.table import Entry, Table, measure_table
 
 
-@one_thread_here()
 def train(
     problem: Problem,
     config: TrainConfig | None = None,
@@ -65,8 +63,9 @@ def train(
     measured or learned there before is used. One search at a time measures on a machine: another one is waited for.
 
     Args:
-        problem: what to place where.
-        config: how; or give its fields as keywords (`budget_s=60, seed=0`).
+        problem: what to place where, with its groups and constraints.
+        config: how; or give its fields as keywords (`budget_s=60, seed=0`). Those that say how a problem is made are
+            refused: this one is made.
         start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
         progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
@@ -78,12 +77,40 @@ def train(
 
     Raises:
         FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
-        InvalidValue: an unknown option, or one out of range.
+        InvalidValue: an unknown option, one out of range, or one that means nothing for this problem or method.
         UnknownName: no such method, policy, learner or reward.
         MissingExtra: a cluster is asked for, and Ray is not installed.
         RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
     """
     config = completed(config, options)
+    check_beside_problem(config, is_tracked=tracker is not None)
+    return train_made(
+        problem,
+        config,
+        start=start,
+        run=run,
+        progress=progress,
+        tracker=tracker,
+        workload=workload,
+        resume=resume,
+        known_hosts=known_hosts,
+    )
+
+
+@one_thread_here()
+def train_made(
+    problem: Problem,
+    config: TrainConfig,
+    *,
+    start: NDArray[np.int32] | None,
+    run: RunFolder | None,
+    progress: Progress | bool | None,
+    tracker: Tracker | None,
+    workload: str,
+    resume: bool,
+    known_hosts: Sequence[LearnedHost],
+) -> TrainResult:
+    """As `train`, on a problem that was made as `config` says."""
     check_names(config, is_simulated=problem.host.is_simulated)
     is_own, progress, tracker = not isinstance(progress, Progress), progress_of(progress), tracker or NoTracker()
     root = None if run is None else run.root
@@ -120,9 +147,9 @@ def _train(
     )
     expected = _said_ahead(problem, config, methods, progress)
     watch = Stopwatch()
-    best = journal.best()
-    if run is not None:  # before calibration, which takes a while: whoever stops it has a placement
-        keep_placement(run, problem, *(_single(problem) if best is None else best[:2]))
+    bests = journal.bests()
+    if run is not None and not bests:  # before calibration, which takes a while: a run that is stopped has a placement
+        keep_placement(run, problem, *_single(problem))
     prior, knowledge = prior_of(problem, config.search.priors), _knowledge(problem, log, journal, known_hosts)
     if knowledge is not None:
         progress.say(_known_words(knowledge.num_runs))
@@ -156,12 +183,12 @@ def _train(
         say=progress.say,
     )
     try:
+        keeper = Keeper(run, evaluator, tracker, progress.say, simulator.plan(reference), single_s, bests)
         entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]]
         compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
         options = options_of(methods, config, evaluator, start, known, prior, knowledge)
         options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
-        keeper = Keeper(run, evaluator, tracker, progress.say, math.inf if best is None else best[2])
         found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log, cluster)
         search_s = watch.lap_s()
         _say_repeats(evaluator, progress)

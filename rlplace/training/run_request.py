@@ -28,7 +28,7 @@ from rlplace.training.outcome import TrainResult
 from rlplace.training.resume.config_file import Request
 from rlplace.training.resume.journal import mark_finished
 from rlplace.training.resume.prepared import describe_prepared, read_prepared
-from rlplace.training.run import train
+from rlplace.training.run import train_made
 
 if TYPE_CHECKING:
     from rlplace.report.progress import Progress
@@ -83,7 +83,7 @@ def run_request(
         problem, profiling_s = prepared.problem, watch.lap_s()
         run.write_json("config.json", resolved | {"micro_batches": prepared.to_dict()})
         run.write_json("problem.json", describe_prepared(prepared))
-        result = train(
+        result = train_made(
             problem,
             config,
             start=prepared.start,
@@ -160,7 +160,7 @@ def _write_script(run: RunFolder, request: Request, prepared: Prepared) -> None:
     text = script(
         str(spec),
         default_size=default_size(host),
-        seed=request.config.seed,
+        seed=request.workload_seed,
         cut=prepared.to_dict(),
         host=request.host_word,
         is_simulated=host.is_simulated,

@@ -43,6 +43,7 @@ def run_training(
     host_word: str,
     gangs: bool = False,
     asked: CutOptions = WHOLE,
+    workload_seed: int = 0,
     overwrite: bool = False,
     is_quiet: bool = False,
     is_table: bool = True,
@@ -50,7 +51,8 @@ def run_training(
 ) -> dict[str, Any]:
     """Trains on a workload, leaves a run folder, prints the table (`is_table`); returns what `--json` prints.
 
-    `is_waiting` waits for another search that measures on this machine, instead of giving up.
+    `workload_seed` is of the workload's weights and inputs; `is_waiting` waits for another search that measures on this
+    machine, instead of giving up.
 
     Raises:
         MissingExtra: a cluster is asked for, and Ray is not installed.
@@ -62,7 +64,7 @@ def run_training(
     from rlplace.report.progress import make_progress
 
     RunFolder.check(folder, overwrite=overwrite)
-    request = Request(spec, host, config, host_word, gangs, asked)
+    request = Request(spec, host, config, host_word, gangs, asked, workload_seed=workload_seed)
     check_request(request)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
@@ -141,7 +143,7 @@ def _answer(run: RunFolder, progress: Progress) -> dict[str, Any]:
 def _steps(request: Request) -> Steps:
     """The workload's steps; a pattern that matches nothing is refused before there is a run folder."""
     host, asked = request.host, request.asked
-    steps = Steps(request.spec, host, request.config.seed, asked)
+    steps = Steps(request.spec, host, request.workload_seed, asked)
     graph = steps.graph(1 if asked.count == "auto" else asked.count)
     constraints = request.config.constraints or Constraints()
     constraints.resolve(graph, [device.name for device in host.devices], [device.kind for device in host.devices])

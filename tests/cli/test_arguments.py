@@ -31,26 +31,40 @@ def test_what_is_not_finite_becomes_null() -> None:
     assert finite({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
 
 
-SEEDED = ("train", "place", "compare", "advise", "simulate", "measure", "fidelity", "graph")
+SEEDED = ("train", "place", "compare", "advise", "measure", "fidelity")
+"""Commands that draw something."""
+BUILDING = (*SEEDED, "simulate", "graph")
+"""Commands that build a workload, which has a seed of its own."""
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**70)])
-@pytest.mark.parametrize("command", SEEDED)
+@pytest.mark.parametrize(
+    ("command", "option"), [*((name, "--seed") for name in SEEDED), *((name, "--workload-seed") for name in BUILDING)]
+)
 def test_a_seed_out_of_range_is_refused_before_anything_is_built(
-    command: str, seed: str, capsys: pytest.CaptureFixture[str]
+    command: str, option: str, seed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "nmt", "--seed", seed]) == 2
+    assert main([command, "nmt", option, seed]) == 2
     assert capsys.readouterr().err == f"rlplace: error: seed is {seed}, expected a whole number from 0 to 4294967295.\n"
 
 
 def test_every_seed_is_of_the_type_that_is_checked() -> None:
-    seeds = {name: inspect.signature(command).parameters.get("seed") for name, command in COMMANDS.items()}
-    assert {name: seed.annotation for name, seed in seeds.items() if seed} == dict.fromkeys(SEEDED, "Seed")
+    for option, named in (("seed", SEEDED), ("workload_seed", BUILDING)):
+        seeds = {name: inspect.signature(command).parameters.get(option) for name, command in COMMANDS.items()}
+        assert {name: seed.annotation for name, seed in seeds.items() if seed} == dict.fromkeys(named, "Seed")
+
+
+def test_a_seed_means_nothing_where_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("simulate", "graph"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "nmt", "--seed", "3"])
+        assert ended.value.code == 2
+        assert "--workload-seed" in capsys.readouterr().err
 
 
 def test_a_seed_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["simulate", "nmt", "--seed", "many"])
+        main(["measure", "nmt", "--seed", "many"])
     assert ended.value.code == 2
     assert "--seed" in capsys.readouterr().err
 
@@ -76,7 +90,7 @@ def test_options_of_a_group_are_flags_like_all_others(
         main([command, "--help"])
     assert ended.value.code == 0
     shown = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    assert {*flags, "--json", "--seed"} <= shown
+    assert {*flags, "--json", "--workload-seed"} <= shown
     assert not [flag for flag in shown if flag.startswith(("--placing", "--grouping-"))]
 
 

@@ -79,6 +79,24 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert rows["ddp", 0]["history"] == []
 
 
+def test_three_seeds_are_three_searches_of_one_workload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("--host", "4xV100-pcie", "--methods", "random,eft", "--evaluations", "4")
+    told_of = [told(capsys, TINY, *options, "--seed", str(seed)) for seed in range(3)]
+    rows = [{row["method"]: row for row in result["rows"]} for result in told_of]
+    assert [row["random"]["seed"] for row in rows] == [0, 1, 2]
+    assert len({row["random"]["step_time_s"] for row in rows}) == 3
+    assert len({row["eft"]["step_time_s"] for row in rows}) == 1
+    assert [(result["seed"], result["workload_seed"]) for result in told_of] == [(0, 0), (1, 0), (2, 0)]
+    other = told(capsys, TINY, *options, "--workload-seed", "7")
+    assert (other["seed"], other["workload_seed"]) == (0, 7)
+    assert [row["step_time_s"] for row in other["rows"]] == [row["step_time_s"] for row in told_of[0]["rows"]]
+    hidden = ("--host", "4xV100-pcie", "--methods", "portfolio", "--true", "hard:1", "--measured", "1")
+    few = ("--evaluations", "4")
+    rows = [told(capsys, TINY, *hidden, *few, *seed)["rows"][0] for seed in ((), ("--seed", "1"), ("--seed", "2"))]
+    assert [row["seed"] for row in rows] == [1, 1, 2]
+    assert rows[0]["step_time_s"] == rows[1]["step_time_s"]
+
+
 def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path) -> None:
     result = told(
         capsys, str(published), "--objective", "max-load", "--evaluations", "500", "--save", str(tmp_path / "kept")
@@ -135,6 +153,9 @@ def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["nmt", "--host", "4xV100-pcie", "--plot", "best.svg"], ["best.svg", ".png"]),
         (["nmt", "--host", "4xV100-pcie", "--plot", "chain.json/best.png"], ["chain.json", "folder for pictures"]),
         (["chain.json", "--objective", "max-load", "--plot", "best.png"], ["plot", "max-load"]),
+        (["nmt", "--host", "4xV100-pcie", "--measured", "4"], ["true", "KIND:SEED"]),
+        (["nmt", "--host", "cores", "--measured", "4", "--methods", "eft"], ["measured", "none without learned"]),
+        (["nmt", "--host", "cores", "--measured", "4", "--cluster", "auto"], ["measured", "beside a cluster"]),
         (["no_such.json"], ["no_such.json", "no such"]),
         (["chain.json", "--host", "4xV100-pcie"], ["host", "carries its own"]),
         (["chain.json", "--objective", "max-load", "--methods", "cem"], ["cem"]),

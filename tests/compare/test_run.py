@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,10 @@ from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.runner import HostRunner
 from rlplace.search.registry import METHODS, Method
 from rlplace.search.task import Task
 
@@ -244,6 +248,11 @@ def test_a_pinned_group_stays_where_it_may_be() -> None:
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": math.inf}, "finite"),
         ({"seeds": 0}, "seeds"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32 - 1, "seeds": 2}, "the last of"),
+        ({"methods": ("learned",), "measured": 0}, "measured"),
+        ({"methods": ("anneal",), "measured": 4}, "none without learned"),
+        ({"methods": ("learned",), "measured": 4, "objective": "throughput"}, "latency beside measured"),
     ],
 )
 def test_mistakes_are_refused(options: dict[str, object], words: str) -> None:
@@ -261,12 +270,18 @@ def test_all_means_every_method_that_is_registered() -> None:
     assert all(isinstance(method, Method) for method in METHODS.values())
 
 
-def test_a_real_host_measures_every_placement_once() -> None:
+def two_layers(*, is_one_group: bool = False) -> Problem:
+    """Two layers on two cores of this machine."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
     graph = capture(model, torch.ones(2, 4), lambda output: output.sum(), "sgd")
-    host = core_host(2)
     costs = Costs(np.full((graph.num_ops, 2), 1e-5), "profiled")
-    problem = Problem(graph, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
+    if is_one_group:
+        return Problem(graph, core_host(2), costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
+    return Problem.grouped(graph, core_host(2), costs)
+
+
+def test_a_real_host_measures_every_placement_once() -> None:
+    problem = two_layers(is_one_group=True)
     other = Row("sleep", 0, "ok", is_placement=False)
     workers = TwoWorkers()
     is_closed: list[bool] = []
@@ -289,6 +304,49 @@ def test_a_real_host_measures_every_placement_once() -> None:
     assert (sleep.value_s, sleep.is_placement) == (1.25, False)
     assert comparison.best is not None
     assert comparison.best.method == "single"
+
+
+def test_learned_measures_what_it_may_and_runs_in_the_same_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    races: list[int] = []
+    real = HostRunner.measure_plans
+
+    def count(self: HostRunner, plans: Sequence[Plan], **options: Any) -> list[Measurement]:
+        races.append(len(plans))
+        return real(self, plans, **options)
+
+    monkeypatch.setattr(HostRunner, "measure_plans", count)
+    problem = two_layers()
+    config = CompareConfig(("single", "learned"), evaluations=60, isolated=False, measured=3)
+    single, learned = compare(problem, config).rows
+    assert (learned.status, learned.measured, learned.why) == ("ok", 3, "measured 3 plans")
+    assert learned.simulated_s is not None
+    assert learned.value_s > 0
+    assert races[:-1] == [3]
+    assert races[-1] == len({row.plan.fingerprint for row in (single, learned) if row.plan is not None})
+    (skipped,) = compare(problem, CompareConfig(("learned",), evaluations=60)).rows
+    assert (skipped.status, "--measured N" in skipped.why) == ("skipped", True)
+    (skipped,) = compare(two_chains(), CompareConfig(("learned",), evaluations=60)).rows
+    assert (skipped.status, "--true KIND:SEED" in skipped.why) == ("skipped", True)
+
+
+def test_what_nobody_can_measure_is_refused() -> None:
+    config = CompareConfig(("learned",), evaluations=60, measured=3)
+    with pytest.raises(InvalidValue, match="measured is 3, expected none on two, which is simulated"):
+        compare(two_chains(), config)
+    with pytest.raises(InvalidValue, match="measured is 3, expected none beside a cluster"):
+        compare(two_layers(), config, cluster=cast(Cluster, TwoWorkers()))
+
+
+def test_a_seed_is_that_of_every_method() -> None:
+    config = CompareConfig(("single", "random"), evaluations=1)
+    one, other, again = (compare(fork_problem(0), dataclasses.replace(config, seed=seed)) for seed in (3, 4, 3))
+    assert [row.seed for row in one.rows] == [3, 3]
+    assert [row.value_s for row in one.rows] == [row.value_s for row in again.rows]
+    assert one.rows[0].value_s == other.rows[0].value_s
+    assert one.rows[1].value_s != other.rows[1].value_s
+    both = compare(fork_problem(0), dataclasses.replace(config, seed=3, seeds=2))
+    assert [(row.method, row.seed) for row in both.rows] == [("single", 3), ("random", 3), ("random", 4)]
+    assert [row.value_s for row in both.rows[1:]] == [one.rows[1].value_s, other.rows[1].value_s]
 
 
 def test_the_winner_gets_a_better_op_order() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.config import LearnConfig, PPOConfig
+from rlplace.training.agent.config import AgentConfig
 from rlplace.training.checks import check_names
 from rlplace.training.config import SearchConfig, TrainConfig
 from rlplace.training.methods import method_of
@@ -83,7 +84,24 @@ def test_what_does_not_fit_is_refused_where_it_would_learn() -> None:
     unfit = LearnConfig(policy="seq2seq", init="pretrained")  # its weights serve one problem: none come with rlplace
     with pytest.raises(UnknownName, match="seq2seq"):
         check_names(TrainConfig(learn=unfit))
-    check_names(TrainConfig(search=SearchConfig(method="anneal"), learn=LearnConfig(init="pretrained")))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TrainConfig(search=SearchConfig(method="anneal"), learn=LearnConfig(init="pretrained")), "learn is 'init'"),
+        (TrainConfig(learn=LearnConfig(ppo=PPOConfig(flips=3.0))), "learn is 'ppo', expected none with method learned"),
+        (TrainConfig(search=SearchConfig(method="policy"), agent=AgentConfig(batch=5)), "agent is 'batch'"),
+    ],
+)
+def test_options_that_the_method_does_not_have_are_refused(config: TrainConfig, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        check_names(config)
+
+
+def test_a_simulated_host_takes_the_options_of_a_measured_one() -> None:
+    """`policy` takes the place of `learned` there, which is said: the same command runs on both."""
+    check_names(TrainConfig(agent=AgentConfig(batch=5), learn=LearnConfig(share=0.5)), is_simulated=True)
 
 
 @pytest.mark.parametrize("named", [{"policy": "gnn"}, {"learner": "clone"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,19 @@ from torch import nn
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs import Grouping, capture
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
+from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator, load_placement
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.policy import LearnConfig, load_policy
 from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
-from rlplace.search.task import Task
+from rlplace.search.registry import METHODS, Method, find, register_method
+from rlplace.search.task import Budget, Task
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.outcome import title_of
 
@@ -206,3 +210,52 @@ def test_nothing_is_ever_proposed_where_it_may_not_be(pins: list[str], monkeypat
     else:
         assert row["status"] == "ok"
     assert result.placement.plan.devices[1] == 1
+
+
+class SlowingMachine:
+    """An `Evaluator` of a machine that takes three times as long from its second race on, where `good` takes 0.4 of the
+    reference's time and all else 0.6; it is stopped, as by Ctrl-C, when it has run `most` races."""
+
+    is_measured, num_recalled, num_repeated = True, 0, 0
+
+    def __init__(self, problem: Problem, simulator: Simulator, good: list[int], most: int) -> None:
+        self.problem, self.simulator, self._good, self._left, self._drift = problem, simulator, good, most, 1.0
+
+    def measure_plans(self, plans: Sequence[Plan], protocol: RaceProtocol, **options: object) -> list[Measurement]:
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left, drift, self._drift = self._left - 1, self._drift, 3.0
+        times = [drift * (0.4 if plan.devices.tolist() == self._good else 0.6) for plan in plans]
+        return [Measurement("ok", step_s, (step_s,), reference_s=drift) for step_s in times]
+
+    def close(self) -> None:
+        pass
+
+
+def test_ctrl_c_keeps_the_better_ratio_while_the_machine_slows_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, run = simulated_problem(), RunFolder.create(tmp_path / "run")
+    best = find(problem, "portfolio", Simulator(problem), Budget(1000)).devices
+    assert best is not None
+    worse = np.roll(best, 1)
+
+    def score_worse(task: Task) -> None:
+        task.score(worse)
+
+    def stopped_after(races: int, *, resume: bool) -> str:
+        monkeypatch.setattr(
+            "rlplace.training.run.make_evaluator",
+            lambda cluster, problem, simulator, *_, **__: SlowingMachine(problem, simulator, best.tolist(), races),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            train(problem, budget_s=0.5, search=SearchConfig(method="worse"), run=run, resume=resume)
+        return load_placement(run.path("placement.json")).method
+
+    register_method(Method("worse", score_worse, "search", "a test"))
+    try:
+        assert stopped_after(1, resume=False) == "worse"
+        assert stopped_after(2, resume=False) == "portfolio"  # 1.2 s beside a reference of 3 s, not 0.6 s beside 1 s
+        assert stopped_after(0, resume=True) == "portfolio"
+    finally:
+        METHODS.unregister("worse")

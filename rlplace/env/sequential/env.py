@@ -61,7 +61,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         workload: str | None = None,
         host: str | Host = "auto",
         num_groups: int = NUM_GROUPS,
-        seed: int = 0,
+        workload_seed: int = 0,
     ) -> None:
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
@@ -80,7 +80,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
             workload: a WORKLOAD word (`nmt@small`), instead of either.
             host: a HOST word (`4xV100-pcie`) or a host, for a workload.
             num_groups: groups to aim at, for a workload.
-            seed: of a workload's weights and inputs.
+            workload_seed: of a workload's weights and inputs.
 
         Raises:
             UnknownName: no reward, potential, mask or render mode has that name.
@@ -88,7 +88,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
                 `order`.
             UserError: a workload or host that cannot be had.
         """
-        found = find_measurer(measurer, problem, workload, host, num_groups, seed, runs=not deterministic)
+        found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)
         self._shaping = Shaping(potential, self.scorer.reward, 1)
         self._batch = SequentialBatch(self.problem, 1, order=order, memory_mask=memory_mask)

@@ -193,7 +193,7 @@ def _first(tensors: Sequence[torch.Tensor], whole: Slicing, count: int) -> list[
 
 def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterator[tuple[int, OpGraph]]:
     """The step for each number of micro-batches."""
-    spec, seed = run.request.spec, run.request.seed
+    spec, seed = run.request.spec, run.request.workload_seed
     try:
         verdict = judge_twin(spec, run.workload, counts[0], cut, seed)
         for count in counts:

@@ -163,7 +163,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         dims=plan.dims,
         stages="\n\n".join(inspect.getsource(each) for each in PARTS),
         size=run.request.default_size,
-        seed=run.request.seed,
+        seed=run.request.workload_seed,
         batch=plan.batch,
         optimizer=optimizer,
         options=options,

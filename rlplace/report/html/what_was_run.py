@@ -44,6 +44,8 @@ def command(config: Mapping[str, Any]) -> str:
         words += ["--budget", f"{train['budget_s']:g}s"]
     if "seed" in train:
         words += ["--seed", train["seed"]]
+    if config.get("workload_seed"):
+        words += ["--workload-seed", config["workload_seed"]]
     if search.get("method"):
         words += ["--method", search["method"]]
     if search.get("method") == "policy" and learn.get("policy"):

@@ -44,6 +44,7 @@ def advise_workload(
     host_word: str,
     seconds: float = 30.0,
     seed: int = 0,
+    workload_seed: int = 0,
     constraints: Constraints | None = None,
     asked: CutOptions = WHOLE,
     is_waiting: bool = True,
@@ -57,7 +58,8 @@ def advise_workload(
         host: where; one of this machine is profiled in a hurry.
         host_word: as the user named it.
         seconds: for all but building the model and capturing its step, which are told apart.
-        seed: of the workload and of the search.
+        seed: of the search.
+        workload_seed: of the workload's weights and inputs.
         constraints: the user's pins and exclusions.
         asked: how the batch may be cut: a number beside the whole batch, or `auto`.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
@@ -70,7 +72,8 @@ def advise_workload(
     """
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, is_waiting=is_waiting):
-        return _advised(spec, host, host_word, seconds, seed, constraints, asked, isolated, progress, is_quiet)
+        seeds = seed, workload_seed
+        return _advised(spec, host, host_word, seconds, seeds, constraints, asked, isolated, progress, is_quiet)
 
 
 def _advised(
@@ -78,7 +81,7 @@ def _advised(
     host: Host,
     host_word: str,
     seconds: float,
-    seed: int,
+    seeds: tuple[int, int],
     constraints: Constraints | None,
     asked: CutOptions,
     isolated: bool | None,
@@ -88,7 +91,8 @@ def _advised(
     """As `advise_workload`, where nobody else measures."""
     begin_s = time.monotonic()
     progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    steps = Steps(spec, host, seed, asked)
+    seed, workload_seed = seeds
+    steps = Steps(spec, host, workload_seed, asked)
     graph = steps.graph(1)
     capture_s = time.monotonic() - begin_s
     progress.say(
@@ -112,6 +116,8 @@ def _advised(
     progress.close()
     return verdict.to_dict() | {
         "workload": str(spec),
+        "seed": seed,
+        "workload_seed": workload_seed,
         "host": host.name,
         "capture_s": capture_s,
         "seconds": time.monotonic() - begin_s,

@@ -25,7 +25,7 @@ from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.offer import offering
 from rlplace.training.elastic.replace import replaced
 from rlplace.training.elastic.report import device_lines
-from rlplace.training.methods import POLICY, method_of
+from rlplace.training.methods import LEARNED, POLICY, method_of
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.prepared import describe_prepared
 from rlplace.training.resume.reopen import NOTHING, Named, believed
@@ -89,7 +89,8 @@ def resume_elsewhere(
         problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
         prepared = Prepared(problem, known.asked, 0, made.start)
         config = dataclasses.replace(config, learn=_with_weights(config, problem, old, progress.say))
-        request = Request(known.spec, host, config, host_word, gangs, known.asked, str(folder))
+        seed = known.choices.built_with
+        request = Request(known.spec, host, config, host_word, gangs, known.asked, str(folder), seed)
         check_request(request)
         run = RunFolder.create(new_folder, overwrite=overwrite)
         with offering(request, new_folder), going_on(run, request, progress):
@@ -116,6 +117,8 @@ def _config(config: TrainConfig, host: Host, named: Named, say: Say) -> TrainCon
     if config.evaluations is not None and not host.is_simulated:
         say(f"placements are measured on {host.name}: a budget of {config.budget_s:g} s, not of evaluations")
         config = dataclasses.replace(config, evaluations=None)
+    if not host.is_simulated and method_of(config, is_simulated=False) == LEARNED and config.guide is None:
+        config = dataclasses.replace(config, learn=LearnConfig())  # of the policy, in whose place it learns the host
     return config
 
 

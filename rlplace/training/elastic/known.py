@@ -28,13 +28,19 @@ from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_kept_workload
 
 @dataclass(frozen=True)
 class Choices:
-    """What of a run's options a problem depends on, as `config.json` keeps them under `train`."""
+    """What of a run's options a problem depends on, as `config.json` keeps them."""
 
     seed: int = 0
+    workload_seed: int | None = None
     num_groups: int = 256
     grouping: str = "heavy-edge"
     acyclic: bool = False
     constraints: Constraints | None = None
+
+    @property
+    def built_with(self) -> int:
+        """The seed of the workload; in runs of versions that had one seed for all, that one."""
+        return self.seed if self.workload_seed is None else self.workload_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +166,8 @@ def _choices(config: Mapping[str, Any], where: str) -> Choices:
     if not isinstance(train, Mapping):
         raise InvalidValue("train", described(train), "a mapping of fields", where=where)
     names = Choices.__dataclass_fields__
-    choices = decode_record(Choices, {name: train[name] for name in names if name in train}, where, "train")
+    kept = {name: train[name] for name in names if name in train}
+    choices = decode_record(Choices, kept | {"workload_seed": config.get("workload_seed")}, where, "train")
     if choices.constraints is not None:
         for pair in (*choices.constraints.pins, *choices.constraints.exclusions):
             if len(pair) != 2:

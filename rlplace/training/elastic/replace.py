@@ -187,7 +187,7 @@ def step_of(known: KnownRun, host: Host) -> OpGraph:
     else:
         has_values = not (known.host.is_simulated and host.is_simulated)
         with nullcontext() if has_values else without_memory():
-            workload = build(known.spec, seed=known.choices.seed)
+            workload = build(known.spec, seed=known.choices.built_with)
         graph = capture_workload(workload, known.count, known.asked)
     known.require_graph(graph)
     return dataclasses.replace(graph, name=str(known.spec))

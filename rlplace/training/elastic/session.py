@@ -117,6 +117,8 @@ def replace_run(
             "placement": None if path is None else str(path),
             "new_run": None if run is None else str(run),
             "method": method,
+            "seed": seed,
+            "workload_seed": known.choices.built_with,
             "kind": "simulated",
             "host": {"from": known.host.name, "to": host.name},
             "step_time_s": found.step_time_s,
@@ -181,5 +183,6 @@ def _config(
         config = dataclasses.replace(config, constraints=constraints)
     if not host.is_simulated:  # what is measured has a budget of time
         config = dataclasses.replace(config, evaluations=None)
-    request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder))
+    seed = known.choices.built_with
+    request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder), seed)
     return request.to_dict() | {"micro_batches": known.config.get("micro_batches")}

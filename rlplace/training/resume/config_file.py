@@ -16,6 +16,7 @@ from rlplace.policy.config import WEIGHTS_ENDING, LearnConfig
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, parse_count
 from rlplace.runs.setup import default_size, versions
+from rlplace.seeds import check_seed
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 from rlplace.training.methods import method_of
@@ -44,6 +45,7 @@ class Request:
         gangs: whether the host has devices of several cores.
         asked: how the batch is to be cut.
         placed_again: the run on another host that its costs and placement were carried over from; empty without one.
+        workload_seed: of the workload's weights and inputs.
     """
 
     spec: WorkloadSpec
@@ -53,6 +55,7 @@ class Request:
     gangs: bool = False
     asked: CutOptions = WHOLE
     placed_again: str = ""
+    workload_seed: int = 0
 
     @property
     def own_workload(self) -> list[str]:
@@ -64,6 +67,7 @@ class Request:
         return {
             "schema": 1,
             "workload": str(self.spec),
+            "workload_seed": self.workload_seed,
             "default_size": default_size(self.host),
             "host": self.host_word,
             "host_fingerprint": self.host.fingerprint,
@@ -105,6 +109,7 @@ class KeptRequest:
     asked: CutOptions
     versions: dict[str, str]
     placed_again: str = ""
+    workload_seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,8 @@ class _Head:
     host_fingerprint: str
     versions: dict[str, str]
     placed_again: str = ""
+    workload_seed: int | None = None
+    """None in runs of versions that had one seed for all."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,15 @@ def read_request(run: RunFolder) -> KeptRequest:
     config = _config(_mapping(asked.get("train"), "asked.train", where), where)
     cut = _cut(_mapping(asked.get("micro_batches"), "asked.micro_batches", where), where)
     return KeptRequest(
-        head.workload, head.host, head.host_fingerprint, head.gangs, config, cut, head.versions, head.placed_again
+        head.workload,
+        head.host,
+        head.host_fingerprint,
+        head.gangs,
+        config,
+        cut,
+        head.versions,
+        head.placed_again,
+        config.seed if head.workload_seed is None else check_seed(head.workload_seed, where),
     )
 
 

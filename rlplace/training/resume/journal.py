@@ -132,14 +132,9 @@ class Journal:
         self._kept = dataclasses.replace(self._kept, methods=self._kept.methods | {method: kept_method(state)})
         self._write()
 
-    def best(self) -> tuple[Plan, str, float] | None:
-        """The best placement so far: its plan, the method that found it, and its step time."""
-        found = [(state.best_s, name, state.plan) for name, state in self._states.items() if state.plan is not None]
-        if not found:
-            return None
-        best_s, name, plan = min(found, key=lambda one: one[0])
-        assert plan is not None
-        return plan, name, best_s
+    def bests(self) -> dict[str, tuple[Plan, float]]:
+        """The best plan of each method so far, and its step time over the reference's, which alone compares."""
+        return {name: (state.plan, state.best_ratio) for name, state in self._states.items() if state.plan is not None}
 
     def table(self, plans: Mapping[str, Plan]) -> Table | None:
         """The final table of these plans, by method; None where it was not measured yet, or of others."""

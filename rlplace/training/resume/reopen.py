@@ -83,7 +83,7 @@ def reopen(run: RunFolder, named: Named) -> tuple[Request, bool]:
             "`--host`.",
         )
     config = _extended(believed(kept.config, named, where), named)
-    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked, kept.placed_again)
+    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked, kept.placed_again, kept.workload_seed)
     return request, config.budget_s > kept.config.budget_s
 
 

@@ -85,3 +85,22 @@ class MethodState:
     def best_s(self) -> float:
         """The best step time so far; infinite before the first."""
         return self.history[-1].best_s if self.history else math.inf
+
+    @property
+    def best_ratio(self) -> float:
+        """The step time of `plan` over the reference's, as in the race that decided, else as of the best so far."""
+        if self.is_done and self.plan is not None and self.races and self.races[-1].is_final:
+            last, name = self.races[-1], self.plan.fingerprint
+            for plan, outcome in zip(last.plans, last.outcomes, strict=True):
+                if outcome.ok and plan.fingerprint == name:
+                    return outcome.ratio
+        return ratio_of(self.best_s, self.single_s)
+
+
+def ratio_of(step_time_s: float, single_s: float) -> float:
+    """A step time over that of the best single device, the reference, in the same race.
+
+    A machine slows down and speeds up, so seconds of different races do not compare, but ratios do. Without a reference
+    (on a simulated host, where no single device holds the step) it is the step time itself: nothing drifts there.
+    """
+    return step_time_s / single_s if 0.0 < single_s < math.inf else step_time_s

@@ -52,6 +52,7 @@ def options_of(
             "knowledge": knowledge,
         },
         POLICY: {"config": config.learn, "start": start},
+        SCHEDULE: {"config": config.learn},
         GUIDED: {"config": config.guide or config.learn, "start": start},
         PORTFOLIO: {"start": start},
     }

@@ -53,7 +53,8 @@ class RacingHost:
         progress: told how it goes.
         tracker: told figures.
         single_s: step time on the best single device.
-        on_best: told each new best measured plan and its step time.
+        on_best: told each new best measured plan, its step time and its ratio to the reference; at last the plan that
+            the last race decided for.
         clock: seconds that never go back.
         journal: keeps what the method comes to; None for nobody.
     """
@@ -66,7 +67,7 @@ class RacingHost:
         progress: Progress,
         tracker: Tracker,
         single_s: float,
-        on_best: Callable[[Plan, float], None],
+        on_best: Callable[[Plan, float, float], None],
         clock: Callable[[], float],
         journal: MethodJournal | None,
     ) -> None:
@@ -190,7 +191,9 @@ class RacingHost:
             measurements = self._race(finalists, FINAL)
             # everyone ran in this race: its own ratios decide, those of earlier races were under other conditions
             order = sorted(range(len(finalists)), key=lambda k: measurements[k].ratio)
-            finalists = [finalists[k] for k in order if measurements[k].ok] or finalists
+            if best := [k for k in order if measurements[k].ok]:
+                finalists, ratio = [finalists[k] for k in best], measurements[best[0]].ratio
+                self._on_best(finalists[0], ratio * self.raced.single_s, ratio)
         self.report()
         return finalists[0] if finalists else None
 
@@ -246,7 +249,7 @@ class RacingHost:
         if self._journal is not None:  # before anybody is told: what was told must be known when the run goes on
             self._journal.keep(self._state())
         if is_better and raced.plan is not None:
-            self._on_best(raced.plan, raced.best_s)
+            self._on_best(raced.plan, raced.best_s, raced.best_ratio)
         times_s = [measurement.step_time_s for measurement in measurements if measurement.ok]
         self._tracker.log_search(
             placements=self.num_scored,

@@ -20,6 +20,7 @@ from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.outcome import Keeper
 from rlplace.training.resume.journal import Journal, MethodJournal
+from rlplace.training.resume.state import ratio_of
 from rlplace.training.searches.budget import LoopBudget
 from rlplace.training.searches.on_cluster import num_machines, search_on_cluster
 from rlplace.training.searches.result import LoopResult
@@ -76,7 +77,7 @@ def search_all(
         progress=progress,
         tracker=tracker,
         single_s=single_s,
-        on_best=lambda method, plan, step_time_s: keeper.of(method)(plan, step_time_s),
+        on_best=lambda method, plan, step_s: keeper.of(method)(plan, step_s, ratio_of(step_s, single_s)),
         before={name: state for name, state in before.items() if state is not None},
         journals=journals,
     )

@@ -34,7 +34,7 @@ def search_and_measure(
     progress: Progress,
     tracker: Tracker,
     single_s: float = float("nan"),
-    on_best: Callable[[Plan, float], None] = lambda plan, step_time_s: None,
+    on_best: Callable[[Plan, float, float], None] = lambda plan, step_time_s, ratio: None,
     options: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
     before: MethodState | None = None,
@@ -54,7 +54,8 @@ def search_and_measure(
         progress: told how it goes.
         tracker: told figures.
         single_s: step time on the best single device.
-        on_best: told each new best measured plan and its step time.
+        on_best: told each new best measured plan, its step time and its ratio to the reference; at last the plan that
+            the last race decided for.
         options: of the method's own.
         clock: seconds that never go back.
         before: what the method had come to where it was interrupted: it goes on from there, with what is left.

@@ -39,10 +39,15 @@ def test_a_run_says_what_it_was(run: RunFolder) -> None:
     assert known.host == HOST
     assert known.graph_fingerprint == GRAPH.fingerprint
     assert (known.costs.op_time_s == WORKED_S).all()
-    assert (known.choices.seed, known.choices.num_groups, known.count) == (3, 256, 1)
+    assert (known.choices.built_with, known.choices.num_groups, known.count) == (3, 256, 1)
     assert known.placement is not None
     assert (known.placement.devices == DEVICES).all()
     assert known.learned is None
+
+
+def test_the_seed_of_the_workload_is_its_own(run: RunFolder) -> None:
+    change(run, "config.json", lambda config: config.update(workload_seed=4))
+    assert read_known(run).choices.built_with == 4
 
 
 def test_a_run_that_was_stopped_early_has_no_placement(run: RunFolder) -> None:
@@ -80,6 +85,7 @@ def change(run: RunFolder, name: str, edit: Callable[[dict[str, Any]], object]) 
         ("config.json", lambda it: it.update(default_size="huge"), "default_size"),
         ("config.json", lambda it: it.update(train=[]), "train"),
         ("config.json", lambda it: it["train"].update(seed="x"), "train.seed"),
+        ("config.json", lambda it: it.update(workload_seed="x"), "workload_seed"),
         ("config.json", lambda it: it["train"].update(constraints={"pins": [["a"]]}), "train.constraints"),
         ("config.json", lambda it: it.update(micro_batches=3), "micro_batches"),
         ("problem.json", lambda it: it.pop("graph"), "graph.fingerprint"),

@@ -115,9 +115,8 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
     assert list(found.calibration) == calibrated
     assert same(found.of("learned", 10.0), STATE)
     assert found.of("portfolio", 10.0) is None
-    best = found.best()
-    assert best is not None
-    assert (best[0].fingerprint, best[1], best[2]) == (SECOND.fingerprint, "learned", 4.0)
+    ((name, (best, ratio)),) = found.bests().items()
+    assert (best.fingerprint, name, ratio) == (SECOND.fingerprint, "learned", 0.5)
     told = found.table({"heft": FIRST})
     assert told is not None
     assert (told.rows, told.best) == (table.rows, table.best)

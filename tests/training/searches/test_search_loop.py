@@ -151,11 +151,12 @@ def test_new_best_plans_are_told_with_their_step_time_at_the_reference_of_now() 
         host,
         LISTED,
         LoopBudget(100.0, 0.5, measurements=7),
-        on_best=lambda plan, step_s: told.append((plan.devices.tolist(), step_s)),
+        on_best=lambda plan, step_s, ratio: told.append((plan.devices.tolist(), step_s, ratio)),
     )
-    devices, step_s = told[0]
+    devices, step_s, ratio = told[0]
     assert devices == [0, 0, 1, 1]
-    assert step_s == pytest.approx(2.0)  # a fifth of the reference's 10 s in that race
+    assert (step_s, ratio) == pytest.approx((2.0, 0.2))  # a fifth of the reference's 10 s in that race
+    assert told[-1] == (devices, pytest.approx(4.0), pytest.approx(0.2))  # of 20 s in the last one, which decides
 
 
 class Notes(NoTracker):
