@@ -28,15 +28,22 @@ class Progress:
 
     Args:
         is_quiet: show nothing.
+        is_concluding: show what is said last; by default unless it is quiet.
         stream: what to write to; stderr by default, since stdout belongs to `--json`.
         clock: seconds that never go back.
     """
 
     def __init__(
-        self, *, is_quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        is_quiet: bool = False,
+        is_concluding: bool | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stderr if stream is None else stream
-        self._clock = clock
+        self._clock, self._stream = clock, stream
+        self._is_concluding = not is_quiet if is_concluding is None else is_concluding
         self._console = Console(file=stream, highlight=False, emoji=False, quiet=is_quiet)
         self._is_live = not is_quiet and stream.isatty() and not self._console.is_dumb_terminal
         self._bar: Bar | None = None
@@ -88,6 +95,12 @@ class Progress:
         self._unshown = f"search{' of ' if method else ''}{method}", " · ".join(parts), min(max(done, 0.0), 1.0)
         if self._clock() - self._shown_s >= (REDRAW_EVERY_S if self._is_live else LINE_EVERY_S):
             self._show()
+
+    def conclude(self, text: str) -> None:
+        """Prints the line that a search ends with."""
+        self.close()
+        if self._is_concluding:
+            print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Shows what was not shown yet and leaves the last state standing; closing twice does no harm."""
@@ -143,6 +156,9 @@ def progress_of(asked: Progress | bool | None) -> Progress:
     """The progress display that is asked for.
 
     Args:
-        asked: one of your own; True for one on stderr, False for none, None for one where stderr is a terminal.
+        asked: one of your own; True for one on stderr, False for none, None for one where stderr is a terminal, and the
+            last line alone where it is none.
     """
-    return asked if isinstance(asked, Progress) else Progress(is_quiet=not is_shown(asked))
+    if isinstance(asked, Progress):
+        return asked
+    return Progress(is_quiet=not is_shown(asked), is_concluding=asked is not False)

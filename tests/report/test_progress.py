@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlplace.report.progress import Progress
+from rlplace.report.progress import Progress, progress_of
 
 
 class Terminal(io.StringIO):
@@ -102,7 +102,9 @@ def test_on_a_narrow_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, co
     assert max(map(len, lines)) <= columns
     shown = " ".join(" ".join(lines).split())
     assert "…" not in shown
-    assert "1,234,567 placements, 150 measured · best 1.40 of one device's time, slower (280 ms now) · 0:30 left" in shown
+    assert (
+        "1,234,567 placements, 150 measured · best 1.40 of one device's time, slower (280 ms now) · 0:30 left" in shown
+    )
 
 
 def test_the_best_never_rises_where_the_machine_slows_down() -> None:
@@ -115,6 +117,17 @@ def test_the_best_never_rises_where_the_machine_slows_down() -> None:
             )
     bests = re.findall(r"best (\S+) of one device's time \((\d+) ms now\)", stream.getvalue())
     assert bests == [("0.50", "100"), ("0.50", "300")]
+
+
+@pytest.mark.parametrize(("asked", "is_said"), [(None, True), (True, True), (False, False)])
+def test_the_last_line_is_said_off_a_terminal_too(
+    asked: bool | None, is_said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = progress_of(asked)
+    progress.say("on the way")
+    progress.conclude("placed 1 ms")
+    out, said = capsys.readouterr()
+    assert (out, "placed 1 ms\n" in said, "on the way" in said) == ("", is_said, asked is True)
 
 
 def test_quiet_shows_nothing() -> None:

@@ -48,6 +48,30 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
     assert json.loads(json.dumps(table.to_dict()))["best"] == {"method": "eft", "step_time_s": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("step_s", "others_s", "expected"),
+    [
+        ((5.2e-3, 3.8e-3), (9e-3, 11.2e-3), "placed 3.80 ms, one device 5.20 ms, eager 9.00 ms (one thread 11.2 ms)"),
+        ((5.2e-3, 6e-3), (9e-3, 11e-3), "placed 5.20 ms, one device 5.20 ms, eager 9.00 ms (one thread 11.0 ms)"
+        ": not worth it, one device takes no longer"),
+        ((5e-3, 4e-3), (3e-3, 6e-3), "placed 4.00 ms, one device 5.00 ms, eager 3.00 ms (one thread 6.00 ms)"
+        ": not worth it, eager takes no longer"),
+        ((5e-3, 4e-3), (9e-3, 2e-3), "placed 4.00 ms, one device 5.00 ms, eager 9.00 ms (one thread 2.00 ms)"
+        ": not worth it, eager on one thread takes no longer"),
+    ],
+)  # fmt: skip
+def test_a_line_says_whether_placing_is_worth_it(
+    step_s: tuple[float, ...], others_s: tuple[float, ...], expected: str
+) -> None:
+    def measure(plans: list[Plan], others: list[object]) -> list[Measurement]:
+        return [Measurement("ok", each_s, (each_s,)) for each_s in (*step_s, *others_s)]
+
+    entries = [Entry("single", plan(0, 0)), Entry("learned", plan(0, 1))]
+    table = fill_table(entries, lambda: 0.5, "", measure, lambda: 0.5)
+    assert table.summary == expected
+    assert table.row("eager")["one_thread_s"] == others_s[1]
+
+
 def test_without_eager_its_row_says_why() -> None:
     table = fill_table(
         [Entry("single", plan(0))],

@@ -47,8 +47,8 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
 
     Raises:
         UnknownName: No host is called that.
-        InvalidValue: No word and no host; a malformed `cores:...` or `cuda...`, devices that this machine has not got, or a host file with a
-            wrong value.
+        InvalidValue: No word and no host; a malformed `cores:...` or `cuda...`, devices that this machine has not got,
+            or a host file with a wrong value.
         FileProblem: A host file that is missing or malformed.
     """
     if isinstance(text, Host):

@@ -193,9 +193,7 @@ def _single_reason(f: Figures) -> str:
     gain = _or_inf(f.single_s) / f.bound_s if f.bound_s > 0 else math.inf
     if gain <= WORTH:
         return f"everything on {f.single_device} is within {gain - 1:.0%} of the bound ({f.bound})"
-    return (
-        f"everything on {f.single_device} takes {format_seconds(_or_inf(f.single_s))} a step, {_found(f)}"
-    )
+    return f"everything on {f.single_device} takes {format_seconds(_or_inf(f.single_s))} a step, {_found(f)}"
 
 
 def _found(f: Figures, of: str = "") -> str:
