@@ -21,6 +21,7 @@ from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.crew.workers import Crew
@@ -43,7 +44,7 @@ class PlacedModel:
 
     Args:
         graph: captured from the model.
-        host: of this machine.
+        host: of this machine, or a word for it.
         plan: what runs.
         seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
         op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
@@ -60,7 +61,7 @@ class PlacedModel:
     def __init__(
         self,
         graph: OpGraph,
-        host: Host,
+        host: Host | str,
         plan: Plan,
         *,
         seed: int = 0,
@@ -74,6 +75,7 @@ class PlacedModel:
         self._op_order, self._step_time_s, self._table = op_order, step_time_s, table
         keep_freed_memory()
         self._program = require_program(graph)
+        host = resolve_host(host)
         self._host, self._seed = host, seed
         check_plan(graph, host.num_devices, plan)
         self._crew = Crew(host.devices)
