@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from search_problems import chain_problem
 
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.failure import Failure
-from rlplace.training.table import Entry, fill_table
+from rlplace.training.config import TrainConfig
+from rlplace.training.table import Entry, fill_table, measure_table
 
 
 def plan(*devices: int) -> Plan:
@@ -70,6 +76,34 @@ def test_a_line_says_whether_placing_is_worth_it(
     table = fill_table(entries, lambda: 0.5, "", measure, lambda: 0.5)
     assert table.summary == expected
     assert table.row("eager")["one_thread_s"] == others_s[1]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rounds", "raced"),
+    [(float("inf"), 25, 7), (0.0, 1, 3), (9e3, 25, 7)],
+)
+def test_with_little_time_fewer_rows_are_raced_for_fewer_rounds(left_s: float, rounds: int, raced: int) -> None:
+    problem = chain_problem(2, 7)
+    seconds = Costs(np.full(problem.costs.op_time_s.shape, 5.0), "profiled")
+    asked: list[tuple[int, int]] = []
+
+    class Measured:
+        is_measured = True
+
+        def measure_plans(self, plans: list[Plan], protocol: RaceProtocol, **_: object) -> list[Measurement]:
+            asked.append((len(plans), protocol.max_rounds))
+            return [Measurement("ok", 1.0 + k, (1.0 + k,) * protocol.max_rounds) for k in range(len(plans))]
+
+    names = ("blocks", "single", "expert", "eft", "heft")
+    entries = [Entry(name, plan(k, k)) for k, name in enumerate(names)]
+    entries += [Entry("learned", plan(5, 6), 9, {"measured": 4}), Entry("portfolio", plan(6, 5), 9, {"measured": 4})]
+    evaluator: Any = Measured()
+    table = measure_table(replace(problem, costs=seconds), evaluator, entries, TrainConfig(), lambda _: None, left_s)
+    assert asked == [(raced, rounds)]
+    timed = {row["method"] for row in table.rows if row["status"] == "ok"}
+    assert {"single", "learned", "portfolio"} <= timed
+    assert len(timed) == raced
+    assert [row["method"] for row in table.rows] == [*names, "learned", "portfolio", "eager"]
 
 
 def test_without_eager_its_row_says_why() -> None:
