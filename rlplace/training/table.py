@@ -189,7 +189,7 @@ def _the_first(entries: list[Entry], most: int) -> list[Entry]:
     ranked = sorted(entries, key=lambda entry: (not entry.facts, entry.method != "single"))
     plans = dict.fromkeys(entry.plan.fingerprint for entry in ranked if entry.plan is not None)
     kept = {*list(plans)[:most]}
-    why = "left out of the race: the time for all of the run is over"
+    why = "no time was left to race it"
     return [
         entry if entry.plan is None or entry.plan.fingerprint in kept else replace(entry, plan=None, why=why)
         for entry in entries
