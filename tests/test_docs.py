@@ -108,11 +108,11 @@ def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pyte
     from rlplace.cli.main import main
 
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        main(["train", "--help-all"])
     parts = re.split(r"(?<=\s)(--[a-z][a-z.-]+)", re.sub(r"[\s│]+", " ", capsys.readouterr().out))
     told = dict(zip(parts[1::2], parts[2::2], strict=True))
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z.-]+", text)) <= {*told, "--help", "--evaluations"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z.-]+", text)) <= {*told, "--help", "--help-all", "--evaluations"}
     shown = re.findall(r"^\| `(--[a-z.-]+) ([\d.]+)`", text, flags=re.MULTILINE)
     assert len(shown) == 5
     for option, default in shown:

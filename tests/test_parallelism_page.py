@@ -39,7 +39,7 @@ def test_the_pages_commands_have_these_options_methods_and_hosts(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([words[1], "--help"])
+        main([words[1], "--help-all"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     given = dict(zip(words, [*words[1:], ""], strict=True))

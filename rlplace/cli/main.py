@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import Event
 from types import FrameType
@@ -34,6 +34,7 @@ from rlplace.cli.measurements import measurements
 from rlplace.cli.place import place
 from rlplace.cli.pretrain import pretrain
 from rlplace.cli.report import report
+from rlplace.cli.short_help import shortened
 from rlplace.cli.simulate import simulate
 from rlplace.cli.train import train
 from rlplace.cli.workloads import workloads
@@ -65,9 +66,17 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 AGAIN_S = 0.05
 """After how long a Ctrl-C that was lost comes again."""
 
-app = SubcommandApp()
-for name, command in COMMANDS.items():
-    app.command(name=name)(command)
+HELP, HELP_ALL = ("--help", "-h"), "--help-all"
+
+
+def _app(commands: Mapping[str, Callable[..., Any]]) -> SubcommandApp:
+    made = SubcommandApp()
+    for name, command in commands.items():
+        made.command(name=name)(command)
+    return made
+
+
+app = _app(COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"rlplace {__version__}")
         return 0
-    terminated = Event()
+    terminated, parser = Event(), app
+    if HELP_ALL in arguments:
+        arguments = [HELP[0] if word == HELP_ALL else word for word in arguments]
+    elif arguments and arguments[0] in COMMANDS and not {*HELP}.isdisjoint(arguments):
+        parser = _app(COMMANDS | {arguments[0]: shortened(COMMANDS[arguments[0]])})
     try:
         with (
             _sigterm_as_ctrl_c(terminated),
@@ -87,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options_given(arguments),
             only_json_on_stdout() if "--json" in arguments else nullcontext(),
         ):
-            app.cli(
+            parser.cli(
                 prog="rlplace",
                 description=DESCRIPTION,
                 args=arguments or ["--help"],

@@ -10,6 +10,7 @@ import tyro
 from rlplace.cli.arguments import (
     Batched,
     Budget,
+    Duration,
     Grouped,
     MoreTime,
     Placing,
@@ -46,6 +47,7 @@ def train(
     workload: tyro.conf.Positional[str | None] = None,
     host: str = "auto",
     budget: Budget = TrainConfig.budget_s,
+    total: Duration | None = TrainConfig.total_s,
     evaluations: int | None = TrainConfig.evaluations,
     run: Path | None = None,
     resume: Path | None = None,
@@ -74,6 +76,8 @@ def train(
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
             devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
+        total: time of all of it but capturing: profiling, calibration and the final table shrink to fit, and the search
+            has what is left, at most `--budget`
         evaluations: on a simulated host, placements that each of them scores, in place of a time: the same seed finds
             the same
         run: run folder; by default runs/WORKLOAD
@@ -128,6 +132,7 @@ def train(
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     config = TrainConfig(
         budget_s=budget,
+        total_s=total,
         evaluations=evaluations,
         seed=seed,
         num_groups=grouping.num_groups,

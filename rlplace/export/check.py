@@ -21,6 +21,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.crew.streams import torch_device
 from rlplace.measure.run.eager.eager_step import EagerStep
@@ -66,7 +67,7 @@ class CheckResult:
         }
 
 
-def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) -> CheckResult:
+def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int = 5) -> CheckResult:
     """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
 
     In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. The
@@ -76,7 +77,7 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
 
     Args:
         graph: with its program.
-        host: of this machine.
+        host: of this machine, or a word for it.
         plan: what is to run.
         num_steps: steps from the same start.
 
@@ -84,6 +85,7 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         InvalidValue: in float64 the model captures to other ops, it was captured under autocast, or it draws random
             numbers with other ops than plain PyTorch, or on another kind of device.
     """
+    host = resolve_host(host)
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
     if origin.autocast is not None:
         hint = "Capture it without autocast to check it: what is placed and what runs where is the same."

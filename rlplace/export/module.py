@@ -16,11 +16,12 @@ from rlplace.export.step import check_arguments, matching_host
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement, check_plan
 
 
 def to_module(
-    model: nn.Module, graph: OpGraph, placement: Placement, *, host: Host | None = None, seed: int = 0
+    model: nn.Module, graph: OpGraph, placement: Placement, *, host: Host | str | None = None, seed: int = 0
 ) -> PlacedModule:
     """A copy of `model` that runs as placed: it trains, evaluates, saves and loads as the original does.
 
@@ -33,7 +34,8 @@ def to_module(
         model: the one that `graph` was captured from; it stays as it is, and is what is captured.
         graph: of a step of the model, with its program: training or inference.
         placement: made for `graph` and for a host of this machine.
-        host: that host; by default the one that the placement was made for, whatever word of this machine named it.
+        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
+            machine named it.
         seed: of random ops: each draws from (seed, op, call).
 
     Raises:
@@ -42,7 +44,7 @@ def to_module(
         InvalidValue: `graph` was captured from another model.
     """
     check_arguments(model, graph, placement, "to_module")
-    host = matching_host(placement) if host is None else host
+    host = matching_host(placement) if host is None else resolve_host(host)
     placement.require(graph, host)
     if require_program(graph).origin.model is not model:
         raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")

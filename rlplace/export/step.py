@@ -14,6 +14,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.gpus import MOST_PARTS
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement, check_is_placement
 from rlplace.measure.run.threads import usable_cores
 
@@ -23,7 +24,7 @@ def to_step(
     graph: OpGraph,
     placement: Placement,
     *,
-    host: Host | None = None,
+    host: Host | str | None = None,
     seed: int = 0,
     other_shapes: OtherShapes = "capture",
 ) -> PlacedModel:
@@ -33,7 +34,8 @@ def to_step(
         model: the one that `graph` was captured from.
         graph: with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host; by default the one that the placement was made for, whatever word of this machine named it.
+        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
+            machine named it.
         seed: of random ops.
         other_shapes: what is done with inputs of other shapes: `capture` them when they are first seen, placed alike;
             run them in `eager` mode; or `refuse`.
@@ -43,7 +45,7 @@ def to_step(
         FingerprintMismatch: the placement was made for another graph or host.
     """
     check_arguments(model, graph, placement, "to_step")
-    host = matching_host(placement) if host is None else host
+    host = matching_host(placement) if host is None else resolve_host(host)
     placement.require(graph, host)
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})

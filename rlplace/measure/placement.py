@@ -16,6 +16,7 @@ from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import LossKind
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.say import counted
@@ -124,12 +125,13 @@ class Placement:
         by = self.method and f", by {self.method}"
         return f"Placement({where}; {counted(self.plan.num_transfers, 'transfer')}{by})"
 
-    def require(self, graph: OpGraph, host: Host) -> Placement:
-        """This placement, if it was made for `graph` and `host`.
+    def require(self, graph: OpGraph, host: Host | str) -> Placement:
+        """This placement, if it was made for `graph` and `host`, which a HOST word may name.
 
         Raises:
             FingerprintMismatch: it was not.
         """
+        host = resolve_host(host)
         self.require_graph(graph)
         if self.host_fingerprint != host.fingerprint:
             raise FingerprintMismatch("host", self.host_fingerprint, host.fingerprint)

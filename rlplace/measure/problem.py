@@ -20,6 +20,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.hosts.route_figures import mean_transfer, route_latency_s, route_s_per_byte
 from rlplace.measure.placement_checks import check_allowed, check_range, check_together
 from rlplace.say import Say, counted, sayer
@@ -111,7 +112,7 @@ class Problem:
     def profile(
         cls,
         graph: OpGraph,
-        host: Host,
+        host: Host | str,
         *,
         num_groups: int = 256,
         grouping: str = "heavy-edge",
@@ -124,7 +125,7 @@ class Problem:
 
         Args:
             graph: with its program.
-            host: of this machine.
+            host: of this machine, or a word for it (`auto`, `cores`, ...), as of `--host`.
             num_groups: how many groups to aim at.
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
@@ -138,7 +139,7 @@ class Problem:
         from rlplace.measure.costs.links import profile_links
         from rlplace.measure.costs.profile import profile_costs
 
-        _check_host(host)
+        host = resolve_host(host)
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
         (constraints or Constraints()).resolve(graph, *_names(host))
         check_present(host)
@@ -151,7 +152,7 @@ class Problem:
     def estimate(
         cls,
         graph: OpGraph,
-        host: Host,
+        host: Host | str,
         *,
         num_groups: int = 256,
         grouping: str = "heavy-edge",
@@ -165,7 +166,7 @@ class Problem:
         """
         from rlplace.measure.costs.estimate import estimate_costs
 
-        _check_host(host)
+        host = resolve_host(host)
         costs = estimate_costs(graph, host)
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
@@ -173,7 +174,7 @@ class Problem:
     def grouped(
         cls,
         graph: OpGraph,
-        host: Host,
+        host: Host | str,
         costs: Costs,
         num_groups: int = 256,
         grouping: str = "heavy-edge",
@@ -186,7 +187,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit.
         """
-        _check_host(host)
+        host = resolve_host(host)
         resolved = constraints.resolve(graph, *_names(host)) if constraints else None
         latency_s, s_per_byte = mean_transfer(host)
         if resolved is not None:  # what is together is a co-location class: everybody keeps those
@@ -286,12 +287,6 @@ def _shared(allowed: NDArray[np.bool_], colocation: NDArray[np.int32]) -> NDArra
     result = allowed.copy()
     result[members] = shared[colocation[members]]
     return result
-
-
-def _check_host(host: object) -> None:
-    if not isinstance(host, Host):
-        hint = "A word becomes a host with `rlplace.measure.resolve_host(word)`, this machine with `Host.detect()`."
-        raise InvalidValue("host", host, "a `Host`", where="problem", hint=hint)
 
 
 def _names(host: Host) -> tuple[list[str], list[str]]:

@@ -63,6 +63,8 @@ def _cells(row: Mapping[str, object], single_s: float, *, mark: str) -> list[Tex
     tried = row.get("placements")
     status, why = str(row.get("status", "ok")), str(row.get("why") or "")
     notes = [f"{row['measured']:,} measured"] if row.get("measured") else []
+    if row.get("one_thread_s") is not None:
+        notes.append(f"one thread {format_ms(_number(row['one_thread_s']))}")
     if status != "ok":
         notes.append(f"{status}: {why}" if why else status)
     elif why:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,6 +68,7 @@ def prepare(
     constraints: Constraints | None = None,
     evaluations: float | None = None,
     isolated: bool | None = None,
+    most_s: float = math.inf,
 ) -> Prepared:
     """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
 
@@ -79,12 +82,14 @@ def prepare(
         constraints: the user's pins and exclusions.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
         isolated: whether what is profiled, and measured for the choice, runs in worker processes; see `Evaluator`.
+        most_s: seconds for profiling it, whatever the numbers of micro-batches that are tried.
 
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
     """
     host, quiet = steps.host, make_progress(is_quiet=True)
     made: list[int] = []
+    deadline_s = time.monotonic() + most_s
 
     def problem_of(count: int) -> Problem:
         graph = steps.graph(count)
@@ -101,6 +106,7 @@ def prepare(
             acyclic=acyclic,
             constraints=constraints,
             isolated=isolated,
+            most_s=max(deadline_s - time.monotonic(), 0.0),
         )
 
     return chosen_problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
@@ -173,11 +174,12 @@ def make_problem(
     acyclic: bool = False,
     constraints: Constraints | None = None,
     isolated: bool | None = None,
+    most_s: float = math.inf,
 ) -> Problem:
     """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it.
 
     A layer profile gives the times of `count` micro-batches. What is profiled runs in a worker process (`isolated`; see
-    `profile_isolated`).
+    `profile_isolated`), for about `most_s`.
 
     Raises:
         RunnerError: a step that was profiled failed, or ended its worker.
@@ -197,7 +199,9 @@ def make_problem(
             acyclic=acyclic,
             constraints=constraints,
             progress=progress.say,
-            profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say, isolated=isolated),
+            profiler=lambda graph, host, say: profile_isolated(
+                graph, host, most_s=most_s, on_progress=say, isolated=isolated
+            ),
         )
     if problem.grouping.dropped:
         progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")

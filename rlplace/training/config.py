@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.config import LearnConfig
 from rlplace.runs.tracking import TRACKING_MODES
-from rlplace.seeds import check_seed
+from rlplace.seeds import check_seed, is_whole
 from rlplace.training.agent.config import AgentConfig
 
 if TYPE_CHECKING:
@@ -38,12 +39,10 @@ class SearchConfig:
     """Rounds of the final table."""
 
     def __post_init__(self) -> None:
-        if self.num_calibrated < 0:
-            raise InvalidValue("num_calibrated", self.num_calibrated, "at least 0", where="train")
-        if self.table_rounds < 1:
-            raise InvalidValue("table_rounds", self.table_rounds, "at least 1", where="train")
-        if not 0.0 <= self.simulate_share <= 1.0:
-            raise InvalidValue("simulate_share", self.simulate_share, "0..1", where="train")
+        _check_count("num_calibrated", self.num_calibrated, least=0)
+        _check_count("table_rounds", self.table_rounds, least=1)
+        if not is_number(self.simulate_share) or not 0.0 <= self.simulate_share <= 1.0:
+            raise InvalidValue("simulate_share", self.simulate_share, "a number in 0..1", where="train")
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,9 @@ class TrainConfig:
 
     budget_s: float = 300.0
     """Seconds of search, for the method and `portfolio` together; profiling and the final table come on top."""
+    total_s: float | None = None
+    """Seconds of all of it on this machine: within them profiling, calibration and the final table shrink, and the
+    search has what is left, at most `budget_s`; None lets them take as long as they take."""
     evaluations: int | None = None
     """Placements that each method scores, on a simulated host, in place of `budget_s`: the same seed finds the same."""
     seed: int = 0
@@ -87,12 +89,25 @@ class TrainConfig:
         return None if self.search.guide == "none" else dataclasses.replace(self.learn, policy=self.search.guide)
 
     def __post_init__(self) -> None:
-        if not 0 < self.budget_s < math.inf:
-            raise InvalidValue("budget_s", self.budget_s, "more than 0, and finite", where="train")
-        if self.evaluations is not None and self.evaluations < 1:
-            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="train")
-        if self.num_groups < 1:
-            raise InvalidValue("num_groups", self.num_groups, "at least 1", where="train")
+        for name, seconds in (("budget_s", self.budget_s), ("total_s", self.total_s)):
+            is_open = name == "total_s" and seconds is None
+            if not is_open and not (is_number(seconds) and 0 < seconds < math.inf):
+                raise InvalidValue(name, seconds, "a number of seconds, more than 0, and finite", where="train")
+        if self.evaluations is not None:
+            _check_count("evaluations", self.evaluations, least=1)
+            if self.total_s is not None:
+                raise InvalidValue("total_s", self.total_s, "none beside evaluations, which are no time", where="train")
+        _check_count("num_groups", self.num_groups, least=1)
         check_seed(self.seed)
         if self.track not in TRACKING_MODES:
             raise UnknownName("tracking mode", self.track, TRACKING_MODES)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number, NumPy's among them; text and truth values are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if not is_whole(value) or value < least:
+        raise InvalidValue(name, value, f"a whole number, at least {least}", where="train")

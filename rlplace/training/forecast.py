@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+
 from rlplace.errors import RlplaceError
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
@@ -22,6 +25,17 @@ HEURISTICS_S = 3.0
 """What the heuristics take, and reading the kernels of searches from disk."""
 COMPILING_S = 60.0
 """What compiling the kernels takes instead, the first time."""
+PROFILING_SHARE = CALIBRATION_SHARE = TABLE_SHARE = 0.2
+"""Parts of a limit for all of a run that profiling, calibration and the final table may take ..."""
+LEAST_SEARCH_SHARE = 0.1
+"""... and what the search has of it, however long the others take."""
+WORKER_S = 3.0
+"""What starting the process that measures takes: where calibration has no more time than that, it is left out."""
+LEAST_RACED = 6
+"""What the final table measures, however short the time: the reference, two placements that were searched, one device,
+and plain PyTorch with all threads and with one."""
+LEAST_RACE_S = 1.0
+"""What the final table may take in any case: short steps cost nothing."""
 LONG_STEP_S = 5.0
 """An eager step of this length is not run a second time to know it better."""
 
@@ -53,14 +67,82 @@ def forecast(
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
     num_calibrated = max(config.search.num_calibrated, LEAST) if config.search.num_calibrated else 0
-    num_rounds = config.search.table_rounds + RaceProtocol().warmup
+    warmup = RaceProtocol().warmup if config.total_s is None else 1
+    rounds, num_raced, profiling_s = (
+        config.search.table_rounds,
+        num_rows,
+        num_kinds * (PROFILED_STEPS * step_s + load_s),
+    )
+    if config.total_s is not None:
+        profiling_s = min(profiling_s, max(PROFILING_SHARE * config.total_s, num_kinds * (2 * step_s + load_s)))
+        num_raced, rounds = race_within(
+            max(TABLE_SHARE * config.total_s, LEAST_RACE_S), step_s, load_s, num_rows, rounds
+        )
     return Durations(
-        profiling_s=num_kinds * (PROFILED_STEPS * step_s + load_s),
+        profiling_s=profiling_s,
         calibration_s=num_calibrated * (CALIBRATION_STEPS * step_s + load_s),
         heuristics_s=heuristics_s,
         search_s=config.budget_s,
-        table_s=num_rows * (num_rounds * step_s + load_s),
+        table_s=num_raced * ((rounds + warmup) * step_s + load_s),
     )
+
+
+def within(
+    graph: OpGraph,
+    host: Host,
+    config: TrainConfig,
+    step_s: float,
+    *,
+    num_rows: int,
+    is_profiled: bool = True,
+    is_compiled: bool = True,
+) -> tuple[TrainConfig, Durations]:
+    """`config` with as much calibration and search as its `total_s` has room for, and what that is expected to take.
+
+    Arguments are those of `forecast`; a configuration without `total_s` stays as it is.
+    """
+
+    def expected(config: TrainConfig) -> Durations:
+        return forecast(
+            graph, host, config, step_s, num_rows=num_rows, is_profiled=is_profiled, is_compiled=is_compiled
+        )
+
+    total_s = config.total_s
+    if total_s is not None:
+        each_s = CALIBRATION_STEPS * step_s + LOAD_S_PER_OP * graph.num_ops
+        room = int((CALIBRATION_SHARE * total_s - WORKER_S) / max(each_s, 1e-9))
+        count = min(config.search.num_calibrated, room) if room >= LEAST else 0
+        config = dataclasses.replace(config, search=dataclasses.replace(config.search, num_calibrated=count))
+        others = dataclasses.replace(expected(config), search_s=0.0)
+        config = searching_within(config, total_s - others.total_s)
+    return config, expected(config)
+
+
+def searching_within(config: TrainConfig, left_s: float) -> TrainConfig:
+    """`config` with a search of at most `left_s`, and no less than its share of `total_s`; itself without a limit."""
+    if config.total_s is None:
+        return config
+    budget_s = min(config.budget_s, max(left_s, LEAST_SEARCH_SHARE * config.total_s))
+    return dataclasses.replace(config, budget_s=budget_s)
+
+
+def within_rest(config: TrainConfig, begin_s: float) -> TrainConfig:
+    """`config` with what is left now of its `total_s`, which began at `begin_s` of the monotonic clock."""
+    if config.total_s is None:
+        return config
+    left_s = config.total_s - (time.monotonic() - begin_s)
+    return dataclasses.replace(config, total_s=max(left_s, LEAST_SEARCH_SHARE * config.total_s))
+
+
+def race_within(room_s: float, step_s: float, load_s: float, count: int, rounds: int) -> tuple[int, int]:
+    """How many of `count` contenders, and how many of `rounds`, a race has time for after one step of each.
+
+    >>> race_within(30.0, 1.0, 0.0, 9, 25), race_within(2.0, 1.0, 0.0, 9, 25), race_within(9e3, 1.0, 0.0, 9, 25)
+    ((9, 2), (6, 1), (9, 25))
+    """
+    raced = min(max(int(room_s / (2 * step_s + load_s)), LEAST_RACED), count)
+    fitting = int((room_s - raced * (step_s + load_s)) / (raced * step_s))
+    return raced, min(max(fitting, 1), rounds)
 
 
 def one_device_step_s(graph: OpGraph, host: Host) -> float | None:

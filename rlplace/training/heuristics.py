@@ -42,5 +42,5 @@ def compile_kernels(problem: Problem, simulator: Simulator) -> None:
 
 
 def num_rows(methods: tuple[str, ...]) -> int:
-    """Rows of the final table with these methods, the reference of the race and plain PyTorch among them."""
-    return len({*HEURISTICS, *methods}) + 2
+    """What the final table measures with these methods: the reference, and plain PyTorch with all threads and one."""
+    return len({*HEURISTICS, *methods}) + 3

@@ -55,6 +55,11 @@ class TrainResult:
         return f"TrainResult(best {self.table.best!r}, {format_seconds(self.step_time_s)} a step, {how})"
 
     @property
+    def summary(self) -> str:
+        """The best step beside those of one device and of plain PyTorch, in a line."""
+        return self.table.summary if self.is_measured else f"{self.table.summary} (all simulated)"
+
+    @property
     def step_time_s(self) -> float:
         """Median step time of the placement."""
         return float(self.table.row(self.table.best)["step_time_s"])
@@ -129,10 +134,10 @@ def keep_placement(run: RunFolder, problem: Problem, plan: Plan, method: str) ->
     save_placement(Placement.of(problem, plan, method), run.path("placement.json"))
 
 
-def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None]) -> Timeline:
+def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None], *, is_hurried: bool = False) -> Timeline:
     """A typical step of a plan; simulated, which is said, where tracing one broke it: it has run without before."""
     try:
-        return evaluator.timeline(plan)
+        return evaluator.timeline(plan, is_hurried=is_hurried)
     except RunnerError as error:
         say(f"a step could not be traced, so its timeline is simulated: {error}")
         return evaluator.simulator.timeline(plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ from rlplace.search.rules import baselines
 from rlplace.store.log import StoreLog
 from rlplace.training.checks import check_beside_problem, check_names, completed
 from rlplace.training.config import TrainConfig
-from rlplace.training.forecast import afterwards, ahead, forecast
+from rlplace.training.forecast import CALIBRATION_SHARE, afterwards, ahead, searching_within, within
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, num_rows, place_quickly
 from rlplace.training.methods import LEARNED, method_of, methods_of
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of
@@ -68,7 +70,8 @@ def train(
             refused: this one is made.
         start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
         run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
-        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
+        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal, and
+            elsewhere the last line alone: the best step beside those of one device and of plain PyTorch.
         tracker: told figures.
         workload: its name, for the store.
         resume: go on from what `run` holds of the same problem and configuration, and measure nothing again.
@@ -122,6 +125,7 @@ def train_made(
             result = _train(problem, config, start, run, progress, tracker, log, cluster, resume, known_hosts)
         if is_own:
             progress.say(afterwards(result.durations, result.expected, config.evaluations))
+            progress.conclude(result.summary)
         return result
     finally:
         if is_own:
@@ -145,7 +149,8 @@ def _train(
     journal = Journal(
         run, problem, config, is_resumed=is_resumed, plan_of=(lambda _: None) if log is None else log.plan
     )
-    expected = _said_ahead(problem, config, methods, progress)
+    begin_s = time.monotonic()
+    config, expected = _said_ahead(problem, config, methods, progress)
     watch = Stopwatch()
     bests = journal.bests()
     if run is not None and not bests:  # before calibration, which takes a while: a run that is stopped has a placement
@@ -166,7 +171,7 @@ def _train(
             isolated=config.isolated,
             before=journal.calibration,
             on_measured=journal.keep_calibration,
-            most_s=limit_s(config.budget_s),
+            most_s=limit_s(config.budget_s) if config.total_s is None else CALIBRATION_SHARE * config.total_s,
         )
     calibration_s = watch.lap_s()
     simulator = Simulator(problem)
@@ -187,15 +192,18 @@ def _train(
         entries = [place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]]
         compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
+        if config.total_s is not None:
+            config = searching_within(config, config.total_s - (time.monotonic() - begin_s) - expected.table_s)
         options = options_of(methods, config, evaluator, start, known, prior, knowledge)
         options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
         found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log, cluster)
         search_s = watch.lap_s()
         _say_repeats(evaluator, progress)
         entries += [_entry(method, found[method]) for method in methods]
-        table = _judged(problem, evaluator, entries, config, journal, progress)
+        left_s = math.inf if config.total_s is None else config.total_s - (time.monotonic() - begin_s)
+        table = _judged(problem, evaluator, entries, config, journal, progress, left_s)
         plan = table.plans[table.best]
-        timeline = timeline_of(evaluator, plan, progress.say)
+        timeline = timeline_of(evaluator, plan, progress.say, is_hurried=config.total_s is not None)
         placement = Placement.of(problem, plan, table.best)
         taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
         result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
@@ -212,13 +220,15 @@ def _train(
         evaluator.close()
 
 
-def _said_ahead(problem: Problem, config: TrainConfig, methods: tuple[str, ...], progress: Progress) -> Durations:
-    """How long the run is expected to take from here, which is said."""
+def _said_ahead(
+    problem: Problem, config: TrainConfig, methods: tuple[str, ...], progress: Progress
+) -> tuple[TrainConfig, Durations]:
+    """The configuration that the limit of the run has room for, and how long it is expected to take, which is said."""
     is_simulated, is_compiled = problem.host.is_simulated, are_kernels_kept()
     if methods[0] != method_of(config, is_simulated=False):
         progress.say(f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`")
     step_s = float(problem.costs.op_time_s.sum(axis=0).min())
-    expected = forecast(
+    config, expected = within(
         problem.graph, problem.host, config, step_s, num_rows=num_rows(methods), is_compiled=is_compiled
     )
     progress.say(
@@ -231,7 +241,7 @@ def _said_ahead(problem: Problem, config: TrainConfig, methods: tuple[str, ...],
             is_compiled=is_compiled,
         )
     )
-    return expected
+    return config, expected
 
 
 def _single(problem: Problem) -> tuple[Plan, str]:
@@ -260,6 +270,7 @@ def _judged(
     config: TrainConfig,
     journal: Journal,
     progress: Progress,
+    left_s: float,
 ) -> Table:
     """The final table: as it was measured before an interruption, or measured now.
 
@@ -269,7 +280,7 @@ def _judged(
     table = journal.table({entry.method: entry.plan for entry in entries if entry.plan is not None})
     if table is None:
         progress.say("measuring the final table" if evaluator.is_measured else "simulating the final table")
-        table = measure_table(problem, evaluator, entries, config, progress.say)
+        table = measure_table(problem, evaluator, entries, config, progress.say, left_s)
         if table.best and evaluator.is_measured:
             journal.keep_table(table)
     if not table.best:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,14 @@ from rlplace.runs.setup import Steps, default_size
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.store.log import check_store
 from rlplace.training.checks import check_names
-from rlplace.training.forecast import afterwards, ahead, forecast, one_device_step_s
+from rlplace.training.forecast import (
+    PROFILING_SHARE,
+    afterwards,
+    ahead,
+    one_device_step_s,
+    within,
+    within_rest,
+)
 from rlplace.training.heuristics import num_rows
 from rlplace.training.methods import methods_of
 from rlplace.training.outcome import TrainResult
@@ -69,6 +78,7 @@ def run_request(
     """
     from rlplace.runs.tracking import make_tracker
 
+    begin_s = time.monotonic()
     spec, host, config = request.spec, request.host, request.config
     resolved = request.to_dict()
     tracker = make_tracker(config.track, run.root, resolved)
@@ -85,7 +95,7 @@ def run_request(
         run.write_json("problem.json", describe_prepared(prepared))
         result = train_made(
             problem,
-            config,
+            within_rest(config, begin_s),
             start=prepared.start,
             run=run,
             progress=progress,
@@ -133,6 +143,7 @@ def _prepared(request: Request, steps: Steps, run: RunFolder, progress: Progress
         acyclic=config.acyclic,
         constraints=config.constraints,
         isolated=config.isolated,
+        most_s=math.inf if config.total_s is None else PROFILING_SHARE * config.total_s,
     )
 
 
@@ -144,9 +155,11 @@ def _said_ahead(steps: Steps, request: Request, progress: Progress) -> Durations
     if step_s is None:
         return None
     methods = methods_of(config, host)
-    known = {"is_compiled": are_kernels_kept()}
-    expected = forecast(graph, host, config, step_s, num_rows=num_rows(methods), is_profiled=False, **known)
-    progress.say(ahead(expected, methods, is_simulated=False, whole="in all", **known))
+    is_compiled = are_kernels_kept()
+    _, expected = within(
+        graph, host, config, step_s, num_rows=num_rows(methods), is_profiled=False, is_compiled=is_compiled
+    )
+    progress.say(ahead(expected, methods, is_simulated=False, whole="in all", is_compiled=is_compiled))
     return expected
 
 
@@ -199,6 +212,7 @@ def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
 
     console = Console(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
+    console.print(result.summary, markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""), markup=False
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlplace.errors import InvalidValue
@@ -15,6 +16,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other
 from rlplace.measure.run.eager.eager_step import check_has_values
 from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.threads import usable_cores
+from rlplace.report.format import format_seconds
 from rlplace.report.printed import as_html, as_text
 from rlplace.report.table import results_table
 from rlplace.runs.durations import cut_words, limit_s
@@ -22,6 +25,7 @@ from rlplace.say import Say
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.failure import Failure
 from rlplace.training.config import TrainConfig
+from rlplace.training.forecast import LEAST_RACE_S, LOAD_S_PER_OP, race_within
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,25 @@ class Table:
         """The table for a notebook."""
         return as_html(results_table(self.rows, best=self.best or None))
 
+    @property
+    def summary(self) -> str:
+        """The best placement beside one device and plain PyTorch, in a line; says so where it is not worth it."""
+        placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
+        others = {"one device": self._step_s("single"), "eager": self._step_s("eager")}
+        told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
+        eager = next((row for row in self.rows if row["method"] == "eager"), {})
+        if (alone_s := eager.get("one_thread_s")) is not None:
+            others["eager on one thread"] = alone_s
+            told[-1] += f" (one thread {format_seconds(alone_s)})"
+        words = ", ".join([f"placed {format_seconds(placed_s)}", *told])
+        least = min(others, key=lambda name: others[name])
+        return words if placed_s < others[least] else f"{words}: not worth it, {least} takes no longer"
+
+    def _step_s(self, method: str) -> float:
+        """Of a row; infinite where there is none, or it was not timed."""
+        found = (row["step_time_s"] for row in self.rows if row["method"] == method)
+        return next((step_s for step_s in found if step_s is not None), math.inf)
+
     def row(self, method: str) -> dict[str, Any]:
         """The row of `method`."""
         return next(row for row in self.rows if row["method"] == method)
@@ -88,6 +111,7 @@ def fill_table(
     eager: Other | None,
     eager_why: str,
     measure: Callable[[list[Plan], list[Other]], list[Measurement]],
+    one_thread: Other | None = None,
 ) -> Table:
     """The table of `entries`; equal plans share one measurement.
 
@@ -96,6 +120,7 @@ def fill_table(
         eager: plain PyTorch; None skips that row.
         eager_why: why it is skipped.
         measure: measures plans and what else there is in one race.
+        one_thread: plain PyTorch with one thread, a figure in the row of plain PyTorch; None leaves it out.
     """
     distinct: dict[str, int] = {}
     plans: list[Plan] = []
@@ -103,7 +128,7 @@ def fill_table(
         if entry.plan is not None and entry.plan.fingerprint not in distinct:
             distinct[entry.plan.fingerprint] = len(plans)
             plans.append(entry.plan)
-    outcomes = measure(plans, [] if eager is None else [eager])
+    outcomes = measure(plans, [other for other in (eager, one_thread) if other is not None])
     rows = []
     for entry in entries:
         outcome = None if entry.plan is None else outcomes[distinct[entry.plan.fingerprint]]
@@ -112,13 +137,22 @@ def fill_table(
     if eager is None:
         rows.append({**eager_row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": eager_why})
     else:
-        rows.append({**eager_row, **_figures(outcomes[-1])})
+        rows.append({**eager_row, **_figures(outcomes[len(plans)])})
+        if one_thread is not None and outcomes[-1].ok:
+            rows[-1]["one_thread_s"] = outcomes[-1].step_time_s
     placed = [row for row in rows if row["placement"] and row["status"] == "ok"]
     best = min(placed, key=lambda row: row["step_time_s"])["method"] if placed else ""
     return Table(tuple(rows), best, {entry.method: entry.plan for entry in entries if entry.plan is not None})
 
 
-def measure_table(problem: Problem, evaluator: Evaluator, entries: list[Entry], config: TrainConfig, say: Say) -> Table:
+def measure_table(
+    problem: Problem,
+    evaluator: Evaluator,
+    entries: list[Entry],
+    config: TrainConfig,
+    say: Say,
+    left_s: float = math.inf,
+) -> Table:
     """The table of `entries`, every plan measured in one race, or simulated where the host is.
 
     Args:
@@ -127,10 +161,18 @@ def measure_table(problem: Problem, evaluator: Evaluator, entries: list[Entry], 
         entries: one a method.
         config: of the run.
         say: told if time cuts the race short.
+        left_s: seconds for it, where all of the run has a limit: with few, fewer entries are raced for fewer rounds.
     """
-    rounds, deadline_s = config.search.table_rounds, time.monotonic() + limit_s(config.budget_s)
-    protocol = RaceProtocol(max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
-    eager, why = _eager(problem, evaluator)
+    rounds, most_s, warmup = config.search.table_rounds, limit_s(config.budget_s), RaceProtocol().warmup
+    eager, one_thread, why = _eager(problem, evaluator)
+    if math.isfinite(left_s) and evaluator.is_measured:
+        step_s, load_s = float(problem.costs.op_time_s.sum(axis=0).min()), LOAD_S_PER_OP * problem.graph.num_ops
+        count = len({entry.plan.fingerprint for entry in entries if entry.plan is not None})
+        room_s, warmup = max(left_s - 2 * step_s, LEAST_RACE_S), 1  # a timeline follows
+        raced, rounds = race_within(room_s, step_s, load_s, count + 3, rounds)
+        entries, most_s = _the_first(entries, max(raced - 3, 1)), min(most_s, room_s)
+    deadline_s = time.monotonic() + most_s
+    protocol = RaceProtocol(warmup=warmup, max_rounds=rounds, min_rounds=rounds, hopeless=float("inf"))
 
     def measure(plans: list[Plan], others: list[Other]) -> list[Measurement]:
         outcomes = evaluator.measure_plans(plans, protocol, others=others, deadline_s=deadline_s)
@@ -139,18 +181,31 @@ def measure_table(problem: Problem, evaluator: Evaluator, entries: list[Entry], 
             say(cut_words("the final table", ran, rounds))
         return outcomes
 
-    return fill_table(entries, eager, why, measure)
+    return fill_table(entries, eager, why, measure, one_thread)
 
 
-def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, str]:
-    """Plain PyTorch as something to race against, and why not where it cannot."""
+def _the_first(entries: list[Entry], most: int) -> list[Entry]:
+    """The entries, but at most so many distinct plans: of what was searched, then of one device, then of the others."""
+    ranked = sorted(entries, key=lambda entry: (not entry.facts, entry.method != "single"))
+    plans = dict.fromkeys(entry.plan.fingerprint for entry in ranked if entry.plan is not None)
+    kept = {*list(plans)[:most]}
+    why = "no time was left to race it"
+    return [
+        entry if entry.plan is None or entry.plan.fingerprint in kept else replace(entry, plan=None, why=why)
+        for entry in entries
+    ]
+
+
+def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, EagerRecipe | None, str]:
+    """Plain PyTorch to race against, on CPU cores with one thread as well, and why not where it cannot."""
     if not evaluator.is_measured:
-        return None, "the host is simulated"
+        return None, None, "the host is simulated"
     try:
         check_has_values(problem.graph)
     except InvalidValue as error:
-        return None, str(error)
-    return EagerRecipe(), ""
+        return None, None, str(error)
+    is_cpu = all(device.backend == "cpu" for device in problem.host.devices)
+    return EagerRecipe(), EagerRecipe(num_threads=1) if is_cpu and len(usable_cores()) > 1 else None, ""
 
 
 def _row(entry: Entry, outcome: Measurement | None) -> dict[str, Any]:

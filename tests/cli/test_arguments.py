@@ -87,11 +87,37 @@ def test_options_of_a_group_are_flags_like_all_others(
     command: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([command, "--help-all"])
     assert ended.value.code == 0
     shown = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     assert {*flags, "--json", "--workload-seed"} <= shown
     assert not [flag for flag in shown if flag.startswith(("--placing", "--grouping-"))]
+
+
+def options_in(command: str, word: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    with pytest.raises(SystemExit) as ended:
+        main([command, word])
+    assert ended.value.code == 0
+    return set(re.findall(r"^. (?:-h, )?(--[a-z.-]+)", capsys.readouterr().out, re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_the_options_of_a_day_and_help_all_every_one(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, whole = options_in(command, "--help", capsys), options_in(command, "--help-all", capsys)
+    assert len(short) <= 15
+    assert short <= whole
+    assert "--json" in short or "--json" not in whole
+    if command == "train":
+        daily = {"--host", "--budget", "--total", "--run", "--resume", "--method", "--micro-batches", "--pin", "--seed"}
+        assert daily <= short
+        assert {"--priors", "--agent.batch", "--ppo.flips", "--in-process", "--exclude"} <= whole - short
+
+
+def test_options_that_help_leaves_out_are_taken_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "nmt", "--grouping", "no-such-rule", "--host", "2xK80"]) == 2
+    assert "no-such-rule" in capsys.readouterr().err
 
 
 def test_grouping_is_as_in_python_where_nothing_is_said() -> None:

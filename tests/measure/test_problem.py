@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +14,18 @@ from micrographs import op_graph
 from random_problems import plain_host, random_graph
 from torch import nn
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.rules import baselines
 
 
 def barred_problem() -> Problem:
@@ -31,12 +34,6 @@ def barred_problem() -> Problem:
     return Problem(
         op_graph([[], [0], [1]]), plain_host(3), Costs(np.ones((3, 3)), "estimated"), Grouping(np.arange(3)), allowed
     )
-
-
-@pytest.mark.parametrize("make", [Problem.estimate, Problem.profile, lambda *given: Problem.grouped(*given, None)])
-def test_a_word_is_no_host(make: Callable[..., Problem]) -> None:
-    with pytest.raises(InvalidValue, match=r"host is '2xK80'.*resolve_host"):
-        make(op_graph([[], [0]]), "2xK80")
 
 
 def test_it_prints_as_one_line() -> None:
@@ -181,3 +178,19 @@ def test_profiling_is_told_to_whoever_listens() -> None:
         capture(nn.Linear(4, 4), torch.ones(2, 4)), Host.detect("cores"), num_groups=1, progress=told.append
     )
     assert told[0].startswith("profiling ")
+
+
+def test_a_word_stands_for_a_host_wherever_one_is_taken() -> None:
+    graph = capture(nn.Linear(4, 4), torch.ones(2, 4))
+    problem = Problem.estimate(graph, "2xK80", num_groups=1)
+    assert problem.host == resolve_host("2xK80")
+    assert Problem.grouped(graph, "2xK80", problem.costs, 1).host == problem.host
+    assert Problem.profile(graph, "cores:1", num_groups=1).host.fingerprint == resolve_host("cores:1").fingerprint
+    with pytest.raises(UnknownName, match="2xK80"):
+        Problem.estimate(graph, "2xK8")
+    with pytest.raises(InvalidValue, match="host is 3"):
+        Problem.estimate(graph, 3)  # type: ignore[arg-type]
+    plan = Simulator(problem).plan(baselines.single(problem, 0))
+    Placement.of(problem, plan).require(problem.graph, "2xK80")
+    with pytest.raises(FingerprintMismatch, match="another host"):
+        Placement.of(problem, plan).require(problem.graph, "cores:1")

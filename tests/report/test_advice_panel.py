@@ -63,3 +63,11 @@ def test_a_ratio_that_is_not_that_of_the_medians_says_what_it_counts() -> None:
     stays = [" ".join(line.split()) for line in shown(replace(FIGURES, placed_s=0.97, bound_s=0.9))]
     assert stays[0].startswith("stay on one device")
     assert "expected step 0.90 to 1.00 of what one device takes: 0.97 by the medians, to stay is no gain" in stays
+
+
+def test_a_placement_that_one_device_beats_is_not_called_the_best() -> None:
+    lines = [
+        " ".join(line.split()) for line in shown(replace(FIGURES, kind="measured", single_s=0.169, placed_s=0.202))
+    ]
+    assert not any(line.startswith("best") for line in lines)
+    assert "searched placement 202 ms" in lines

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import pytest
 
-from rlplace.report.progress import Progress
+from rlplace.report.progress import Progress, progress_of
 
 
 class Terminal(io.StringIO):
@@ -36,9 +37,9 @@ def test_off_a_terminal_it_prints_a_line_every_ten_seconds_and_the_last_state() 
     assert stream.getvalue().splitlines() == [
         "capturing nmt [small]",
         "search: 0 placements · 1:00 left",
-        "search: 1,000 placements · best 100 ms · 0.50× one device · 0:50 left",
-        "search: 2,000 placements · best 100 ms · 0.50× one device · 0:40 left",
-        "search: 2,400 placements · best 100 ms · 0.50× one device · 0:36 left",
+        "search: 1,000 placements · best 0.50 of one device's time (100 ms) · 0:50 left",
+        "search: 2,000 placements · best 0.50 of one device's time (100 ms) · 0:40 left",
+        "search: 2,400 placements · best 0.50 of one device's time (100 ms) · 0:36 left",
     ]
 
 
@@ -52,9 +53,9 @@ def test_off_a_terminal_no_line_is_printed_twice_in_a_row() -> None:
         progress.say("search: portfolio")
         tell(progress, 8, 0.1, 0.0)
     assert stream.getvalue().splitlines() == [
-        "search: 7 placements · best 100 ms · 0.50× one device · 0:00 left",
+        "search: 7 placements · best 0.50 of one device's time (100 ms) · 0:00 left",
         "search: portfolio",
-        "search: 8 placements · best 100 ms · 0.50× one device · 0:00 left",
+        "search: 8 placements · best 0.50 of one device's time (100 ms) · 0:00 left",
     ]
 
 
@@ -82,10 +83,51 @@ def test_on_a_terminal_it_draws_a_bar_and_gives_the_cursor_back(
         progress.say("above")
     shown = stream.getvalue()
     assert "━" in shown
-    assert "10 placements · best 100 ms · 0.50× one device · 0:30 left" in shown
-    assert "20 placements · best 50.0 ms · 0.25× one device · 0:29 left" in shown
+    assert "10 placements · best 0.50 of one device's time (100 ms) · 0:30 left" in shown
+    assert "20 placements · best 0.25 of one device's time (50.0 ms) · 0:29 left" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_on_a_narrow_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    with Progress(stream=stream, clock=Clock()) as progress:
+        progress.update(
+            placements=1_234_567, measured=150, best_s=0.28, single_s=0.2, left_s=30, budget_s=60, method="portfolio"
+        )
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"\r|\n", stream.getvalue())]
+    assert max(map(len, lines)) <= columns
+    shown = " ".join(" ".join(lines).split())
+    assert "…" not in shown
+    assert (
+        "1,234,567 placements, 150 measured · best 1.40 of one device's time, slower (280 ms now) · 0:30 left" in shown
+    )
+
+
+def test_the_best_never_rises_where_the_machine_slows_down() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress(stream=stream, clock=clock) as progress:
+        for best_s, single_s in ((0.1, 0.2), (0.3, 0.6)):
+            clock.now_s += 11.0
+            progress.update(
+                placements=9, measured=2, best_s=best_s, single_s=single_s, left_s=clock.now_s, budget_s=900.0
+            )
+    bests = re.findall(r"best (\S+) of one device's time \((\d+) ms now\)", stream.getvalue())
+    assert bests == [("0.50", "100"), ("0.50", "300")]
+
+
+@pytest.mark.parametrize(("asked", "is_said"), [(None, True), (True, True), (False, False)])
+def test_the_last_line_is_said_off_a_terminal_too(
+    asked: bool | None, is_said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = progress_of(asked)
+    progress.say("on the way")
+    progress.conclude("placed 1 ms")
+    out, said = capsys.readouterr()
+    assert (out, "placed 1 ms\n" in said, "on the way" in said) == ("", is_said, asked is True)
 
 
 def test_quiet_shows_nothing() -> None:

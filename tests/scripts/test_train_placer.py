@@ -67,7 +67,7 @@ def test_the_sweep_calls_the_script_with_options_that_it_has(capsys: pytest.Capt
     assert (SCRIPTS.parent / sweep["program"]).is_file()
     assert sweep["command"][:3] == ["${env}", "${interpreter}", "${program}"]
     with pytest.raises(SystemExit, match="0"):
-        main(["train", "--help"])
+        main(["train", "--help-all"])
     known = capsys.readouterr().out
     flags = [word for word in sweep["command"] if word.startswith("--")]
     for flag in (*flags, *(f"--{name}" for name in sweep["parameters"])):

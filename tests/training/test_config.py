@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
@@ -23,6 +24,16 @@ from rlplace.training.methods import method_of
         ({"budget_s": float("inf")}, InvalidValue, "finite"),
         ({"num_groups": 0}, InvalidValue, "num_groups"),
         ({"seed": -1}, InvalidValue, "seed"),
+        ({"seed": 1.5}, InvalidValue, "seed is 1.5, expected a whole number"),
+        ({"seed": "1"}, InvalidValue, "seed"),
+        ({"seed": True}, InvalidValue, "seed"),
+        ({"budget_s": "60"}, InvalidValue, "budget_s is '60', expected a number of seconds"),
+        ({"budget_s": None}, InvalidValue, "budget_s"),
+        ({"total_s": "60"}, InvalidValue, "total_s"),
+        ({"total_s": 0.0}, InvalidValue, "total_s"),
+        ({"total_s": 9.0, "evaluations": 9}, InvalidValue, "total_s"),
+        ({"evaluations": 1.5}, InvalidValue, "evaluations"),
+        ({"num_groups": "8"}, InvalidValue, "num_groups"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, object], error: type[Exception], message: str) -> None:
@@ -30,7 +41,15 @@ def test_mistakes_are_named(options: dict[str, object], error: type[Exception], 
         TrainConfig(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"simulate_share": 1.5}, {"num_calibrated": -1}, {"table_rounds": 0}])
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = TrainConfig(seed=np.int64(3), budget_s=np.float32(2.0))  # type: ignore[arg-type]
+    assert (config.seed, config.budget_s) == (3, 2.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"simulate_share": 1.5}, {"simulate_share": "all"}, {"num_calibrated": -1}, {"table_rounds": 0}],
+)
 def test_mistakes_of_the_search_are_named(options: dict[str, float]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(options))):
         SearchConfig(**options)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from rlplace.training.forecast import (
     ahead,
     forecast,
     one_device_step_s,
+    within,
 )
 
 PROBLEM = chain_problem(5, 2)
@@ -52,6 +53,27 @@ def test_fewer_than_six_placements_are_not_calibrated_on(count: int, placements:
     config = dataclasses.replace(CONFIG, search=SearchConfig(num_calibrated=count))
     expected = forecast(PROBLEM.graph, HERE, config, 2.0, num_rows=9)
     assert expected.calibration_s == pytest.approx(placements * (12.0 + 5 * LOAD_S_PER_OP))
+
+
+@pytest.mark.parametrize("total_s", [40.0, 90.0, 400.0])
+def test_all_of_a_run_fits_into_its_limit(total_s: float) -> None:
+    asked = dataclasses.replace(CONFIG, budget_s=3.0, total_s=total_s)
+    known = {"num_rows": 10, "is_profiled": False}
+    before = forecast(PROBLEM.graph, HERE, dataclasses.replace(asked, total_s=None), 1.0, **known)  # type: ignore[arg-type]
+    fitted, expected = within(PROBLEM.graph, HERE, asked, 1.0, **known)  # type: ignore[arg-type]
+    assert expected.total_s <= total_s < 401.0
+    assert expected.calibration_s < before.calibration_s or total_s == 400.0
+    assert expected.search_s == fitted.budget_s <= 3.0
+    assert before.total_s > 350.0
+
+
+def test_with_a_limit_the_search_has_what_the_others_leave() -> None:
+    short, expected = within(
+        PROBLEM.graph, HERE, dataclasses.replace(CONFIG, budget_s=999.0, total_s=60.0), 0.01, num_rows=10
+    )
+    assert 30.0 < short.budget_s < 60.0
+    assert expected.total_s == pytest.approx(60.0)
+    assert within(PROBLEM.graph, HERE, CONFIG, 0.01, num_rows=10)[0] is CONFIG
 
 
 def test_people_are_told_before_and_after() -> None:

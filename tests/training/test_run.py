@@ -85,8 +85,9 @@ def test_how_long_it_takes_is_told_before_and_kept(tmp_path: Path, capsys: pytes
     result = train(simulated_problem(), budget_s=0.6, search=SearchConfig(method="genetic"), run=run, progress=True)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "about 0:04 from here: heuristics 0:03, search 0:01; genetic and portfolio search side by side"
-    assert said[-1].startswith("took ")
-    assert said[-1].endswith("(expected: about 0:04)")
+    assert said[-2].startswith("took ")
+    assert said[-2].endswith("(expected: about 0:04)")
+    assert said[-1] == result.summary
     kept = run.read_json("result.json")["durations"]
     assert kept == {"expected": result.expected.to_dict(), "taken": result.durations.to_dict()}
     assert result.expected.search_s == 0.6
@@ -96,9 +97,13 @@ def test_how_long_it_takes_is_told_before_and_kept(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("progress", [None, False])
-def test_off_a_terminal_nothing_is_told_unless_asked(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
-    train(simulated_problem(), budget_s=0.2, search=SearchConfig(method="portfolio"), progress=progress)
-    assert capsys.readouterr() == ("", "")
+def test_off_a_terminal_the_last_line_alone_is_told(progress: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    # with a limit for all of it that leaves the search its least share, or it would last until the test is stopped
+    search = SearchConfig(method="portfolio")
+    result = train(simulated_problem(), budget_s=3600.0, total_s=2.0, search=search, progress=progress)
+    assert result.expected.search_s == pytest.approx(0.2)
+    assert "one device" in result.summary
+    assert capsys.readouterr() == ("", "" if progress is False else f"{result.summary}\n")
 
 
 def test_the_title_of_a_timeline_is_the_length_of_its_axis() -> None:

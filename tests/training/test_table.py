@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from search_problems import chain_problem
 
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
+from rlplace.measure.run.race import RaceProtocol
 from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.failure import Failure
-from rlplace.training.table import Entry, fill_table
+from rlplace.training.config import TrainConfig
+from rlplace.training.table import Entry, fill_table, measure_table
 
 
 def plan(*devices: int) -> Plan:
@@ -46,6 +52,58 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
     assert table.row("eager")["placement"] is False
     assert table.row("single")["spread_s"] == pytest.approx(0.025)
     assert json.loads(json.dumps(table.to_dict()))["best"] == {"method": "eft", "step_time_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "others_s", "expected"),
+    [
+        ((5.2e-3, 3.8e-3), (9e-3, 11.2e-3), "placed 3.80 ms, one device 5.20 ms, eager 9.00 ms (one thread 11.2 ms)"),
+        ((5.2e-3, 6e-3), (9e-3, 11e-3), "placed 5.20 ms, one device 5.20 ms, eager 9.00 ms (one thread 11.0 ms)"
+        ": not worth it, one device takes no longer"),
+        ((5e-3, 4e-3), (3e-3, 6e-3), "placed 4.00 ms, one device 5.00 ms, eager 3.00 ms (one thread 6.00 ms)"
+        ": not worth it, eager takes no longer"),
+        ((5e-3, 4e-3), (9e-3, 2e-3), "placed 4.00 ms, one device 5.00 ms, eager 9.00 ms (one thread 2.00 ms)"
+        ": not worth it, eager on one thread takes no longer"),
+    ],
+)  # fmt: skip
+def test_a_line_says_whether_placing_is_worth_it(
+    step_s: tuple[float, ...], others_s: tuple[float, ...], expected: str
+) -> None:
+    def measure(plans: list[Plan], others: list[object]) -> list[Measurement]:
+        return [Measurement("ok", each_s, (each_s,)) for each_s in (*step_s, *others_s)]
+
+    entries = [Entry("single", plan(0, 0)), Entry("learned", plan(0, 1))]
+    table = fill_table(entries, lambda: 0.5, "", measure, lambda: 0.5)
+    assert table.summary == expected
+    assert table.row("eager")["one_thread_s"] == others_s[1]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rounds", "raced"),
+    [(float("inf"), 25, 7), (0.0, 1, 3), (9e3, 25, 7)],
+)
+def test_with_little_time_fewer_rows_are_raced_for_fewer_rounds(left_s: float, rounds: int, raced: int) -> None:
+    problem = chain_problem(2, 7)
+    seconds = Costs(np.full(problem.costs.op_time_s.shape, 5.0), "profiled")
+    asked: list[tuple[int, int]] = []
+
+    class Measured:
+        is_measured = True
+
+        def measure_plans(self, plans: list[Plan], protocol: RaceProtocol, **_: object) -> list[Measurement]:
+            asked.append((len(plans), protocol.max_rounds))
+            return [Measurement("ok", 1.0 + k, (1.0 + k,) * protocol.max_rounds) for k in range(len(plans))]
+
+    names = ("blocks", "single", "expert", "eft", "heft")
+    entries = [Entry(name, plan(k, k)) for k, name in enumerate(names)]
+    entries += [Entry("learned", plan(5, 6), 9, {"measured": 4}), Entry("portfolio", plan(6, 5), 9, {"measured": 4})]
+    evaluator: Any = Measured()
+    table = measure_table(replace(problem, costs=seconds), evaluator, entries, TrainConfig(), lambda _: None, left_s)
+    assert asked == [(raced, rounds)]
+    timed = {row["method"] for row in table.rows if row["status"] == "ok"}
+    assert {"single", "learned", "portfolio"} <= timed
+    assert len(timed) == raced
+    assert [row["method"] for row in table.rows] == [*names, "learned", "portfolio", "eager"]
 
 
 def test_without_eager_its_row_says_why() -> None:

@@ -8,7 +8,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
 
 import torch
 from torch import nn
@@ -24,10 +24,14 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import loss_of
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.run.threads import keep_freed_memory
+
+if TYPE_CHECKING:
+    from rlplace.training.table import Table
 
 _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 
@@ -46,11 +50,12 @@ class PlacedModel:
 
     Args:
         graph: captured from the model.
-        host: of this machine.
+        host: of this machine, or a word for it.
         plan: what runs.
         seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
         op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
         step_time_s: of the plan, as it was measured or simulated; None where that is not known.
+        table: of the race that it won; None where it was in none.
         other_shapes: what is done with inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse`.
 
     Attributes:
@@ -62,19 +67,21 @@ class PlacedModel:
     def __init__(
         self,
         graph: OpGraph,
-        host: Host,
+        host: Host | str,
         plan: Plan,
         *,
         seed: int = 0,
         op_order: str | None = None,
         step_time_s: float | None = None,
+        table: Table | None = None,
         other_shapes: OtherShapes = "capture",
     ) -> None:
         if other_shapes not in get_args(OtherShapes):
             raise UnknownName("way with other shapes", other_shapes, get_args(OtherShapes))
-        self._op_order, self._step_time_s = op_order, step_time_s
+        self._op_order, self._step_time_s, self._table = op_order, step_time_s, table
         keep_freed_memory()
         self._program = require_program(graph)
+        host = resolve_host(host)
         self._host, self._seed = host, seed
         check_plan(graph, host.num_devices, plan)
         self._crew = Crew(host.devices)
@@ -215,6 +222,14 @@ class PlacedModel:
     def step_time_s(self) -> float | None:
         """Seconds of a step when the plan was found, measured, or simulated; None where that is not known."""
         return self._step_time_s
+
+    @property
+    def table(self) -> Table | None:
+        """The race that the plan won, beside one device and plain PyTorch; None where it was in none, as from a file.
+
+        `table.rows` are those of `train`, and `table.summary` says in a line whether placing is worth it.
+        """
+        return self._table
 
     @property
     def verdict(self) -> LossVerdict | None:

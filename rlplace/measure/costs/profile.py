@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -40,6 +42,7 @@ def profile_costs(
     *,
     num_steps: int = 12,
     warmup: int = 3,
+    most_s: float = math.inf,
     on_progress: Say | None = None,
     watch: Watch | None = None,
 ) -> Costs:
@@ -58,6 +61,7 @@ def profile_costs(
         host: of this machine.
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
+        most_s: seconds for tracing; where they are over, one step after the first is all that a kind gets.
         on_progress: told what is being profiled.
         watch: told which device is at work, step by step; what takes longer is not `is_made`.
 
@@ -71,7 +75,7 @@ def profile_costs(
     try:
         with limited_memory(host):
             say = on_progress or (lambda _: None)
-            profiler = _Profiler(graph, host, crew, num_steps, warmup, say, watch or Unwatched())
+            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Unwatched())
             by_kind = profiler.run()
     finally:
         crew.stop()
@@ -83,10 +87,18 @@ class _Profiler:
     """Profiles one device of each kind: those that hold the whole step first."""
 
     def __init__(
-        self, graph: OpGraph, host: Host, crew: Crew, num_steps: int, warmup: int, say: Say, watch: Watch
+        self,
+        graph: OpGraph,
+        host: Host,
+        crew: Crew,
+        num_steps: int,
+        warmup: int,
+        most_s: float,
+        say: Say,
+        watch: Watch,
     ) -> None:
         self._graph, self._host, self._crew, self._say, self._watch = graph, host, crew, say, watch
-        self._num_steps, self._warmup = num_steps, warmup
+        self._num_steps, self._warmup, self._most_s = num_steps, warmup, most_s
         self._residents = Residents(graph, host)
         self._traced: dict[int, NDArray[np.float64]] = {}  # by device
         self._workspaces: dict[str, NDArray[np.int64]] = {}  # by kind
@@ -140,6 +152,7 @@ class _Profiler:
                 self._crew,
                 num_steps=self._num_steps,
                 warmup=self._warmup,
+                deadline_s=time.monotonic() + self._most_s / len({each.kind for each in self._host.devices}),
                 watch=self._watch,
             )
             if described.backend == "cpu":
@@ -213,14 +226,15 @@ def _trace_device(
     *,
     num_steps: int,
     warmup: int,
+    deadline_s: float,
     watch: Watch,
 ) -> NDArray[np.float64]:
-    """(S, N) seconds of every op; on a GPU between events on its compute stream."""
+    """(S, N) seconds of every op, of the steps until the deadline; on a GPU between events on its compute stream."""
     step = PlacedStep(
         graph, host, single_device_plan(graph, device), residents, crew, is_traced=True, hold_every=HOLD_EVERY
     )
     num_run = int(np.count_nonzero(~graph.is_source))
-    samples = np.zeros((num_steps, graph.num_ops))
+    samples: list[NDArray[np.float64]] = []
     try:
         for k in range(warmup + num_steps):
             watch.begin(device)
@@ -228,7 +242,8 @@ def _trace_device(
             watch.end()
             if k == min(1, warmup - 1):  # the first step takes long to launch, and later ones wait for a held GPU
                 step.hold_cycles = cycles_to_launch(step.launch_s[device] * min(HOLD_EVERY / max(num_run, 1), 1.0))
-            if k < warmup:
+            is_late = time.monotonic() > deadline_s
+            if k < warmup and (k == 0 or not is_late):
                 continue
             timeline = step.timeline()
             order = np.flatnonzero(timeline.op_end_s > 0)
@@ -236,7 +251,10 @@ def _trace_device(
             if host.devices[device].backend == "cpu":
                 # from the end of the op before: what the interpreter does between them is part of a step on a core
                 starts[1:] = ends[:-1]
-            samples[k - warmup, order] = ends - starts
+            samples.append(np.zeros(graph.num_ops))
+            samples[-1][order] = ends - starts
+            if is_late:
+                break
     finally:
         step.unload()
-    return samples
+    return np.stack(samples)

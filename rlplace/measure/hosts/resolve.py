@@ -39,8 +39,8 @@ def list_presets() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
 
 
-def resolve_host(text: str, *, gangs: bool = False) -> Host:
-    """The host that a HOST word names.
+def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
+    """The host that a HOST word names; a `Host` itself comes back as it is.
 
     Args:
         text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
@@ -50,10 +50,14 @@ def resolve_host(text: str, *, gangs: bool = False) -> Host:
 
     Raises:
         UnknownName: No host is called that.
-        InvalidValue: A malformed `cores:...` or `cuda...`, devices that this machine has not got, or a host file with a
-            wrong value.
+        InvalidValue: No word and no host; a malformed `cores:...` or `cuda...`, devices that this machine has not got,
+            or a host file with a wrong value.
         FileProblem: A host file that is missing or malformed.
     """
+    if isinstance(text, Host):
+        return text
+    if not isinstance(text, str):
+        raise InvalidValue("host", text, "a word such as `auto` or `cores`, or a `Host`")
     if text in list_presets():
         return load_host(PRESETS / f"{text}.yaml")
     if is_host_file(text):

@@ -90,6 +90,8 @@ class Profile:
     """That are traced on each kind of device."""
     warmup: int
     """Steps before them."""
+    most_s: float
+    """Seconds for tracing, as of `profile_costs`."""
 
 
 Request = Race | Trace | Step | Profile

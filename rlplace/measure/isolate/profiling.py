@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 
@@ -36,6 +37,7 @@ def profile_isolated(
     *,
     num_steps: int = 12,
     warmup: int = 3,
+    most_s: float = math.inf,
     on_progress: Say | None = None,
     isolated: bool | None = None,
     longest_s: float = LONGEST_S,
@@ -50,6 +52,7 @@ def profile_isolated(
         host: of this machine.
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
+        most_s: seconds for tracing, as of `profile_costs`.
         on_progress: told what is being profiled.
         isolated: whether a worker is used at all; None is the default, see `is_isolated`.
         longest_s: seconds that a step may take in the worker.
@@ -62,7 +65,7 @@ def profile_isolated(
     say = on_progress or (lambda _: None)
     if is_isolated(isolated):
         try:
-            return _in_worker(graph, host, Profile(num_steps, warmup), say, longest_s)
+            return _in_worker(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
         except CannotIsolate as error:
             warnings.warn(
                 f"ops are profiled in this process, as no worker can be had: {error}. One that crashes will end this "
@@ -70,7 +73,7 @@ def profile_isolated(
                 RuntimeWarning,
                 stacklevel=3,
             )
-    return profile_costs(graph, host, num_steps=num_steps, warmup=warmup, on_progress=say)
+    return profile_costs(graph, host, num_steps=num_steps, warmup=warmup, most_s=most_s, on_progress=say)
 
 
 def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s: float) -> Costs:

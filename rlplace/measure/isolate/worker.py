@@ -179,6 +179,7 @@ class _Worker:
             self._problem.host,
             num_steps=request.num_steps,
             warmup=request.warmup,
+            most_s=request.most_s,
             on_progress=lambda line: self._connection.send(Said(line)),
             watch=self._room,
         )

@@ -51,6 +51,7 @@ class Figure:
         layout: plotly's layout; colours and fonts that all figures share are added by the page.
         height: in pixels.
         variants: the first one is how the figure is shown at first; none where there is one way only.
+        least_width: in pixels; on a narrower page it is scrolled sideways. 0 shrinks with the page.
     """
 
     id: str
@@ -59,14 +60,17 @@ class Figure:
     layout: Mapping[str, Any]
     height: int
     variants: Sequence[Variant] = ()
+    least_width: int = 0
 
     @property
     def place(self) -> str:
         """The markup of its place, which the page's script fills."""
         name = html.escape(self.title, quote=True)
+        width = f";min-width:{self.least_width}px" if self.least_width else ""
         return (
-            f'<figure class="figure" id="{self.id}"><div class="controls"></div>'
-            f'<div class="plot" role="img" aria-label="{name}" style="height:{self.height}px"></div></figure>'
+            f'<figure class="figure" id="{self.id}"><div class="controls"></div><div class="wide">'
+            f'<div class="plot" role="img" aria-label="{name}" style="height:{self.height}px{width}"></div>'
+            f"</div></figure>"
         )
 
 

@@ -29,6 +29,8 @@ MOST_BARS = 4000
 _FIRST_GRAIN = 1 / 20_000
 _COLORS_MIX_FROM = 1 / 2_000
 _DEVICE_PX, _LINK_PX, _AROUND_PX = 56, 26, 84
+_LEAST_WIDTH_PX = 640
+"""Less would cut the title of the axis, and leave the lanes no more room than their names."""
 _MOST_LANES = 40
 _LABEL_CHARACTERS = 22
 _FILLED = 0.84
@@ -141,7 +143,8 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
         ),
     )
     variants = [_by_phase(trace, shown), _by_module(trace, shown)]
-    return Figure("timeline-figure", "Timeline of one step", traces, layout, sum(heights) + _AROUND_PX, variants)
+    height = sum(heights) + _AROUND_PX
+    return Figure("timeline-figure", "Timeline of one step", traces, layout, height, variants, _LEAST_WIDTH_PX)
 
 
 def _by_phase(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:

@@ -154,7 +154,7 @@ def _simulated(found: list[_Found]) -> Figures:
         single_device=problem.host.devices[device].name,
         single_bytes=single_device_peak_bytes(problem.graph, problem.host, device, problem.workspace_bytes[:, device]),
         single_capacity_bytes=capacity_bytes(problem.host, device),
-        placed_s=_finite(min((one.step_s for one in whole), default=math.inf)),
+        placed_s=_finite(min((single_s, *(one.step_s for one in whole)))) if whole else None,
         num_placements=sum(one.evaluations for one in found),
         cut_s=None if cut is None else _finite(cut.step_s),
         cut_count=1 if cut is None else cut.count,

@@ -91,7 +91,7 @@ class Figures:
 
     @property
     def best_s(self) -> float:
-        """The best placement, whatever the batch; infinite without one."""
+        """The best placement that was searched, whatever the batch; infinite without one."""
         return min(_or_inf(self.placed_s), _or_inf(self.cut_s))
 
     @property
@@ -148,7 +148,7 @@ def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
     if promise <= PROMISING * min(f.best_s, f.now_s, _or_inf(f.single_s)):
         reason = (
             f"an even split of the batch would take {format_seconds(promise)} a step at best, "
-            f"{_now(f)} and the best placement of the whole batch {_placed(f.best_s)}"
+            f"{_now(f)} and {_found(f, ' of the whole batch')}{_single(f)}"
         )
         return "cut-batch", reason, words.advise()
     if f.eager_s is not None and f.eager_s <= WORTH * min(f.best_s, _or_inf(f.single_s)):
@@ -156,9 +156,10 @@ def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
     if f.single_s is not None and f.single_s <= WORTH * f.best_s:
         return "one-device", _single_reason(f), NOTHING_TO_RUN
     if 1 in f.counts and _or_inf(f.cut_s) * WORTH <= _or_inf(f.placed_s):
+        whole_s = min(_or_inf(f.placed_s), _or_inf(f.single_s))
         reason = (
             f"in {f.cut_count} micro-batches the best of {f.num_placements:,} placements takes "
-            f"{_placed(f.best_s)} a step, of the whole batch {_placed(_or_inf(f.placed_s))}; {_now(f)}"
+            f"{_placed(f.best_s)} a step, of the whole batch {_placed(whole_s)}; {_now(f)}"
         )
         return "cut-batch", reason, words.train(f.cut_count)
     reason = f"the best of {f.num_placements:,} placements takes {_placed(f.best_s)} a step, {_now(f)}"
@@ -185,17 +186,28 @@ def _eager_reason(f: Figures) -> str:
     eager = f"plain PyTorch takes {format_seconds(_or_inf(f.eager_s))} a step"
     if math.isinf(f.best_s):
         return f"{eager}, and no placement of {f.num_placements:,} fits"
-    return f"{eager}, the best of {f.num_placements:,} placements {_placed(f.best_s)}"
+    return f"{eager}, {_found(f)}{_single(f)}"
 
 
 def _single_reason(f: Figures) -> str:
     gain = _or_inf(f.single_s) / f.bound_s if f.bound_s > 0 else math.inf
     if gain <= WORTH:
         return f"everything on {f.single_device} is within {gain - 1:.0%} of the bound ({f.bound})"
-    return (
-        f"everything on {f.single_device} takes {format_seconds(_or_inf(f.single_s))} a step, the best of "
-        f"{f.num_placements:,} placements {_placed(f.best_s)}"
-    )
+    return f"everything on {f.single_device} takes {format_seconds(_or_inf(f.single_s))} a step, {_found(f)}"
+
+
+def _found(f: Figures, of: str = "") -> str:
+    """The best placement; one that measured slower than one device was the best by simulation only."""
+    among = f"{f.num_placements:,} placements{of}"
+    if f.single_s is not None and f.single_s < f.best_s < math.inf:
+        return f"the one of {among} that simulated best {_placed(f.best_s)}"
+    return f"the best of {among} {_placed(f.best_s)}"
+
+
+def _single(f: Figures) -> str:
+    """What one device takes, where that is less than any placement that was searched, and eager is named instead."""
+    is_less = f.eager_s is not None and f.single_s is not None and f.single_s < f.best_s
+    return f", one device {_placed(_or_inf(f.single_s))}" if is_less else ""
 
 
 def _now(f: Figures) -> str:

@@ -140,6 +140,7 @@ class _Plain:
     track: str = "disabled"
     cluster: str = "off"
     store: str = "auto"
+    total_s: float | None = None
 
 
 @dataclass(frozen=True)

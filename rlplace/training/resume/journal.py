@@ -43,7 +43,7 @@ EVERY_S = 5.0
 """So long at least between two writes that nothing presses for ..."""
 SHARE = 0.05
 """... and as long as keeps their share of the time below this."""
-IRRELEVANT = ("budget_s", "isolated", "track", "cluster", "store")
+IRRELEVANT = ("budget_s", "total_s", "isolated", "track", "cluster", "store")
 """Fields of `TrainConfig` that may be others when a run goes on."""
 
 

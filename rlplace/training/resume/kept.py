@@ -117,10 +117,11 @@ class KeptRow:
     samples: int | None = None
     why: str | None = None
     traceback: str | None = None
+    one_thread_s: float | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The row as `result.json` has it."""
-        optional = ("measured", "samples", "why", "traceback")
+        optional = ("measured", "samples", "why", "traceback", "one_thread_s")
         row = {name: value for name, value in asdict(self).items() if name not in optional or value is not None}
         return row | {"history": [list(best) for best in self.history]}
 

@@ -207,10 +207,11 @@ class RacingHost:
         self._progress.update(
             placements=self.num_scored,
             measured=self.raced.candidates.num_measured,
-            best_s=self.raced.best_ratio * self.raced.single_s,  # of one race and one reference, or what is shown rises
+            best_s=self.raced.best_ratio * self.raced.single_s,  # of one race and one reference: the ratio never rises
             single_s=self.raced.single_s,
             left_s=max(self._end_s - self._clock(), 0.0),
             budget_s=self._budget_s,
+            method=self._method,
         )
         if self._journal is not None and self._journal.is_due:
             self._journal.keep(self._state())

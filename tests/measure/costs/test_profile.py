@@ -24,6 +24,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs, share_by_signature
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.run.race import Unwatched
 from rlplace.measure.timeline import Timeline
 
 
@@ -52,6 +53,20 @@ def test_profiled_costs_of_a_training_step() -> None:
         alike = [op for op in range(graph.num_ops) if graph.signatures[op] == signature]
         assert len(set(costs.op_time_s[alike, 0].tolist())) == 1
     assert all(torch.equal(value, state[name]) for name, value in case.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("most_s", "steps"), [(0.0, 2), (float("inf"), 7)])
+def test_where_the_time_is_over_one_step_after_the_first_is_traced(most_s: float, steps: int) -> None:
+    begun: list[int] = []
+
+    class Counting(Unwatched):
+        def begin(self, contender: int, *, is_made: bool = True) -> None:
+            begun.append(contender)
+
+    graph = capture(nn.Linear(4, 4), torch.ones(2, 4), lambda y: y.sum(), "sgd")
+    costs = profile_costs(graph, core_host(2), num_steps=4, warmup=3, most_s=most_s, watch=Counting())
+    assert begun == [0] * steps
+    assert np.all(costs.op_time_s[~graph.is_source] > 0)
 
 
 def test_an_op_takes_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

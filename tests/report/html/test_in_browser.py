@@ -50,6 +50,17 @@ def test_every_figure_is_drawn_without_a_network(browser: Browser, tmp_path: Pat
     assert browser.ask(WIDER_THAN_ITS_BOX) == []
 
 
+def test_on_a_phone_all_of_the_timeline_is_reached_by_scrolling(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=390)
+    browser.open(write_report(write_run(tmp_path / "run")), DRAWN)
+    box = "document.querySelector('#timeline-figure .wide')"
+    drawn = "document.querySelector('#timeline-figure .plot svg.main-svg').getBoundingClientRect().width"
+    assert browser.ask(f"{box}.scrollWidth") >= browser.ask(drawn) > browser.ask(f"{box}.clientWidth")
+    title = "document.querySelector('#timeline-figure .xtitle').getBoundingClientRect()"
+    plot = "document.querySelector('#timeline-figure .plot').getBoundingClientRect()"
+    assert browser.ask(f"{plot}.left <= {title}.left && {title}.right <= {plot}.right")
+
+
 def test_another_way_to_look_at_a_figure_is_a_click_away(browser: Browser, tmp_path: Path) -> None:
     browser.look(width=1200)
     browser.open(write_report(write_run(tmp_path / "run")), DRAWN)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from plotly_figures import check
 from run_files import HOSTILE, hostile_run, trace_of, write_run
 
+from rlplace.report.html import figure as figure_module
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.timeline import merged, timeline_section
 from rlplace.report.html.trace import Trace
@@ -40,6 +42,16 @@ def test_every_op_and_transfer_is_a_bar_of_its_lane(tmp_path: Path) -> None:
     assert "<b>op_0</b><br>aten.op.default<br>part0.layer0.conv<br>forward: 1.00 ms" in first["hovertext"][0]
     assert "cpu:0 → cpu:1, 1.00 KiB" in by_phase["data"][2]["hovertext"][0]
     assert "<td" in section.body
+
+
+def test_on_a_narrow_page_the_timeline_is_scrolled_instead_of_cut(tmp_path: Path) -> None:
+    section = timeline_section(data_of(write_run(tmp_path)))
+    assert section is not None
+    box = re.search(r'<div class="wide"><div class="plot"[^>]*min-width:(\d+)px', section.body)
+    assert box is not None
+    assert int(box[1]) > 390
+    style = Path(figure_module.__file__).with_name("style.css").read_text(encoding="utf-8")
+    assert re.search(r"^\.wide \{[^}]*overflow-x: auto", style, re.MULTILINE)
 
 
 def test_a_big_step_is_drawn_with_few_bars_and_nothing_is_lost() -> None:

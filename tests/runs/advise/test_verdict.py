@@ -83,6 +83,20 @@ def test_micro_batches_that_are_faster_are_recommended() -> None:
     assert (slightly.verdict, slightly.next) == ("place", "rlplace train gpt2 --host 2xA100 --micro-batches 2")
 
 
+def test_what_one_device_beats_is_not_called_the_best() -> None:
+    slower = replace(MEASURED, single_s=0.169, placed_s=0.202, split_s=None, bound_s=0.09)
+    alone, plain = decide(replace(slower, eager_s=0.3), ASKED), decide(replace(slower, eager_s=0.16), ASKED)
+    assert (alone.verdict, plain.verdict) == ("one-device", "eager")
+    promised = decide(replace(slower, eager_s=0.3, split_s=0.1), ASKED)
+    assert promised.verdict == "cut-batch"
+    for found in (alone, plain, promised):
+        assert "the best" not in found.reason
+        assert "202 ms" in found.reason
+        assert "169 ms" in found.reason
+    cut = decide(replace(slower, eager_s=0.3, counts=(1, 2), cut_s=0.1, cut_count=2), ASKED)
+    assert "of the whole batch 169 ms" in cut.reason
+
+
 def test_a_step_that_no_device_holds_is_placed() -> None:
     found = decide(replace(SIMULATED, single_s=None, single_bytes=20 * GIB), ASKED)
     assert (found.verdict, found.over, found.ratio_found, found.ratio_least) == ("place", "", None, None)
