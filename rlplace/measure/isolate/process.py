@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.errors import RunnerError
+from rlplace.forks import close_own, keep_from_children
 from rlplace.measure.isolate import memory_watch, post_mortem
 from rlplace.measure.isolate.board import Board
 from rlplace.measure.isolate.messages import Ready, Unfit
@@ -71,7 +72,8 @@ class WorkerProcess:
         self._num_killed = memory_watch.num_killed()
         self._stacks = tempfile.TemporaryFile(prefix="rlplace-")  # noqa: SIM115  # closed with the process
         ours, theirs = socket.socketpair()
-        alive, self._lifeline = os.pipe()
+        alive, lifeline = os.pipe()
+        self._lifeline = keep_from_children(lifeline)
         ends = (theirs.fileno(), alive, shared, self.board.file, self._stacks.fileno())
         try:
             self._process = subprocess.Popen(
@@ -81,7 +83,7 @@ class WorkerProcess:
                 pass_fds=ends,
             )
         except BaseException:
-            os.close(self._lifeline)
+            close_own(self._lifeline)
             ours.close()
             self._stacks.close()
             self.board.close()
@@ -168,7 +170,7 @@ class WorkerProcess:
         """Ends it and lets go of everything."""
         self.end()
         self.connection.close()
-        os.close(self._lifeline)
+        close_own(self._lifeline)
         self._stacks.close()
         self.board.close()
 
