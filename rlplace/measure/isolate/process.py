@@ -21,6 +21,7 @@ from rlplace.measure.isolate import memory_watch, post_mortem
 from rlplace.measure.isolate.board import Board
 from rlplace.measure.isolate.messages import Ready, Unfit
 from rlplace.measure.isolate.packing import Packed, Section
+from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
 
 STARTS_WITHIN_S = 600.0
 """Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""
@@ -104,9 +105,12 @@ class WorkerProcess:
         Raises:
             CannotIsolate: it cannot read what it was sent, or it ended.
         """
+        until_s, suspensions = time.monotonic() + STARTS_WITHIN_S, Suspensions()
         try:
-            if not self.connection.poll(STARTS_WITHIN_S):
-                raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
+            while not self.connection.poll(LOOKS_EVERY_S):
+                until_s += suspensions.look()
+                if time.monotonic() > until_s:
+                    raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             self.end()
@@ -154,6 +158,14 @@ class WorkerProcess:
     def has_ended(self) -> bool:
         """Whether it is gone."""
         return self._process.poll() is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal stopped it, and none has continued it."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except (AttributeError, ChildProcessError):  # a system without that call, or it has ended
+            return False
 
     def end(self) -> None:
         """Ends it at once, if it is there, and waits until it is gone."""

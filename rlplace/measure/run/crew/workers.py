@@ -13,6 +13,7 @@ from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.run.crew.streams import Streams
+from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.run.threads import pin_current_thread, set_intra_op_threads
 
 Job = Callable[[int], None]
@@ -114,7 +115,7 @@ class Crew:
             jobs: in the order of the devices.
             step: each job's argument.
             on_error: called once, as soon as a job raised or the time is up: it must wake jobs that wait for others.
-            deadline_s: seconds that all of it may take.
+            deadline_s: seconds that all of it may take; a suspension of this process does not count.
 
         Raises:
             RunnerError: a job raised: the first cause, chained. Or a GPU still runs what a failed step launched.
@@ -126,13 +127,18 @@ class Crew:
             raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
         failure = _Failure(on_error)
-        until_s = time.monotonic() + deadline_s
+        until_s, suspensions = time.monotonic() + deadline_s, Suspensions()
         running = list(self.workers)
         try:
             for worker, job in zip(self.workers, jobs, strict=True):
                 worker.start(job, step, failure.report)
-            while running and running[0].wait(until_s - time.monotonic()):
-                running.pop(0)
+            while running:
+                if running[0].wait(min(until_s - time.monotonic(), LOOKS_EVERY_S)):
+                    running.pop(0)
+                    continue
+                until_s += suspensions.look()
+                if time.monotonic() >= until_s:
+                    break
             if running:
                 late = running[0].device.name
                 failure.report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
