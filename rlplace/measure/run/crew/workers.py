@@ -29,12 +29,14 @@ class Worker:
     Attributes:
         device: where it runs.
         is_busy: whether it was given a job whose end nobody has seen.
+        suspended_s: seconds for which this process was suspended during the last `wait`.
     """
 
     def __init__(self, device: Device, streams: Streams) -> None:
         self.device = device
         self._streams = streams
         self.is_busy = False
+        self.suspended_s = 0.0
         self._job: Job | None = None
         self._report: Report | None = None
         self._step = 0
@@ -57,8 +59,14 @@ class Worker:
         self._go.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the job ended within `timeout_s`."""
-        has_ended = self._done.acquire(timeout=max(timeout_s, 0.0))
+        """Whether the job ended within `timeout_s`; a suspension of this process does not count."""
+        until_s, suspensions = time.monotonic() + timeout_s, Suspensions()
+        while True:
+            has_ended = self._done.acquire(timeout=min(max(until_s - time.monotonic(), 0.0), LOOKS_EVERY_S))
+            until_s += suspensions.look()
+            if has_ended or time.monotonic() >= until_s:
+                break
+        self.suspended_s = suspensions.seconds
         self.is_busy = self.is_busy and not has_ended
         return has_ended
 
@@ -127,18 +135,13 @@ class Crew:
             raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
         failure = _Failure(on_error)
-        until_s, suspensions = time.monotonic() + deadline_s, Suspensions()
+        until_s = time.monotonic() + deadline_s
         running = list(self.workers)
         try:
             for worker, job in zip(self.workers, jobs, strict=True):
                 worker.start(job, step, failure.report)
-            while running:
-                if running[0].wait(min(until_s - time.monotonic(), LOOKS_EVERY_S)):
-                    running.pop(0)
-                    continue
-                until_s += suspensions.look()
-                if time.monotonic() >= until_s:
-                    break
+            while running and running[0].wait(until_s - time.monotonic()):
+                until_s += running.pop(0).suspended_s
             if running:
                 late = running[0].device.name
                 failure.report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
