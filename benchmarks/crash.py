@@ -1,4 +1,4 @@
-"""Whether a run survives being killed: python benchmarks/crash.py --kills 50 --json
+"""Whether a run survives being killed, and being suspended: python benchmarks/crash.py --kills 50 --suspends 10 --json
 
 Runs of `rlplace train` are killed (SIGKILL, with all their processes) at moments drawn over the duration of a straight
 run, and gone on with by `rlplace train --resume`, which is killed again, several times. After each kill, and in the
@@ -9,12 +9,18 @@ end, every file of the run folder is read by its own reader, and compared with w
 - different: a simulated run whose answer is not, to the bit, that of a straight run;
 - failed: a command that did not end as it should.
 
+With `--suspends N`, a simulated run and a measured one are each suspended N times besides (SIGSTOP, to all their
+processes, and SIGCONT after `--suspend-s`):
+
+- blamed: a measurement that is not `ok`, or that has a sample as long as a suspension.
+
 The exit code is 1 if there is any. Simulated runs go two at a time, measured ones alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -70,10 +76,25 @@ class Case:
         return [sys.executable, "-m", "rlplace", *words, "--run", str(folder), "--overwrite", "--store", "off"]
 
 
+MEASURED_BUDGET_S = 8.0
 SIMULATED = Case(
     "simulated", "rnnlm@layers=2,units=1024,batch=64,steps=6,vocab=2000", "2xK80", ("--evaluations", "3000")
 )
-MEASURED = Case("measured", "nmt@layers=1,units=16,batch=4,steps=3,vocab=50", "cores", ("--budget", "8s"), True)
+MEASURED = Case(
+    "measured",
+    "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
+    "cores",
+    ("--budget", f"{MEASURED_BUDGET_S:g}s"),
+    is_measured=True,
+)
+
+
+def suspended(case: Case, asked: argparse.Namespace) -> Case:
+    """The case for runs that are suspended: a budget of time goes on meanwhile."""
+    if not case.is_measured:
+        return case
+    budget_s = MEASURED_BUDGET_S + asked.suspends * asked.suspend_s
+    return dataclasses.replace(case, options=("--budget", f"{budget_s:g}s"))
 
 
 @dataclass
@@ -82,8 +103,9 @@ class Tally:
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
+    suspends: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, list[str]] = field(
-        default_factory=lambda: {kind: [] for kind in ("lost", "corrupt", "different", "failed")}
+        default_factory=lambda: {kind: [] for kind in ("lost", "corrupt", "different", "blamed", "failed")}
     )
     worst_ratio: float = 0.0
     """Of a measured run's final best to the best that was known before."""
@@ -124,7 +146,7 @@ def main() -> int:
         environment = os.environ | {"XDG_CACHE_HOME": str(root / "cache"), "OMP_NUM_THREADS": "1"}
         straights = {}
         for case, kills in ((SIMULATED, asked.kills - num_measured), (MEASURED, num_measured)):
-            if not kills:
+            if not kills and (not asked.suspends or (case.is_measured and asked.measured == 0)):
                 continue
             for name in ("first", "straight"):  # the first one compiles kernels
                 straight = run_straight(case, root / f"{case.name}-{name}", environment)
@@ -146,11 +168,18 @@ def main() -> int:
                 ]
                 for each in waiting:
                     each.result()
+            if asked.suspends:
+                generator = np.random.default_rng([asked.seed, case.is_measured])
+                folder = root / f"{case.name}-suspended"
+                suspend_often(case, straight, asked, generator, folder, environment, tally)
+    is_done = tally.kills.total() == asked.kills and all(tally.suspends[name] == asked.suspends for name in straights)
     result = {
         "schema": 1,
         "kills": tally.kills.total(),
         **{kind: len(words) for kind, words in tally.wrong.items()},
-        "ok": not any(tally.wrong.values()) and tally.kills.total() == asked.kills,
+        "ok": not any(tally.wrong.values()) and is_done,
+        "suspends_by_kind": dict(tally.suspends),
+        "suspend_s": asked.suspend_s,
         "kills_by_kind": dict(tally.kills),
         "runs_by_kind": dict(tally.runs),
         "straight_s": {name: each.end_s for name, each in straights.items()},
@@ -243,6 +272,76 @@ def kill_one(
     return done
 
 
+def suspend_often(
+    case: Case,
+    straight: Straight,
+    asked: argparse.Namespace,
+    generator: np.random.Generator,
+    folder: Path,
+    environment: dict[str, str],
+    tally: Tally,
+) -> None:
+    """Suspends a run of `case` so often, another one where it ended before, and tallies what became of them."""
+    for number in range(asked.suspends):
+        left = asked.suspends - tally.suspends[case.name]
+        if not left or tally.wrong["failed"]:
+            return
+        ended = suspend_one(suspended(case, asked), straight, left, asked, generator, folder / str(number), environment)
+        where = f"{case.name} {folder.name}/{number}"
+        tally.suspends[case.name] += ended.suspends
+        tally.runs[case.name] += 1
+        print(f"{case.name}: {tally.suspends[case.name]} suspensions", file=sys.stderr, flush=True)
+        if ended.code != 0:
+            tally.add("failed", f"{where}: exit code {ended.code}: {_said(folder / str(number))[-400:]}")
+            return
+        found = look(folder / str(number), straight.simulator)
+        _compare(case, Found(), found, where, tally)
+        for row in map(json.loads, found.rows):
+            if row["status"] != "ok" or max(row["samples_s"], default=0.0) >= asked.suspend_s:
+                tally.add("blamed", f"{where}: {row['status']} {row['why']} {row['samples_s']}")
+        if not case.is_measured:
+            _judge(case, straight, found, folder / str(number), where, tally)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run that was suspended ended.
+
+    Attributes:
+        suspends: how often it was.
+        code: its exit code.
+    """
+
+    suspends: int
+    code: int
+
+
+def suspend_one(
+    case: Case,
+    straight: Straight,
+    most: int,
+    asked: argparse.Namespace,
+    generator: np.random.Generator,
+    folder: Path,
+    environment: dict[str, str],
+) -> Ended:
+    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in."""
+    moments_s = np.sort([straight.moment_s(generator) for _ in range(most)])
+    with _started(case.command(folder), folder, environment) as process:
+        for done, wait_s in enumerate(np.diff(moments_s, prepend=0.0).tolist()):
+            try:
+                return Ended(done, process.wait(wait_s))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGSTOP)
+                time.sleep(asked.suspend_s)
+                os.killpg(process.pid, signal.SIGCONT)
+        try:
+            return Ended(most, process.wait(LONGEST_S))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return Ended(most, process.wait())
+
+
 def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -> None:
     """What a folder lost since it was last looked at."""
     for words in after.corrupt:
@@ -277,13 +376,25 @@ def markdown(result: dict[str, Any]) -> str:
         "# Runs that were killed, and went on",
         "",
         as_markdown(result),
-        f"{result['kills']} times SIGKILL to a run with all its processes, at moments drawn over that of a straight",
-        "run, then `rlplace train --resume`, killed again up to three times:",
-        f"{kinds}; {result['seconds'] / 60:.0f} minutes.",
-        "",
-        "| measurements or best placements lost | corrupt files | simulated answers that differ | failed |",
-        "|---|---|---|---|",
-        f"| {result['lost']} | {result['corrupt']} | {result['different']} | {result['failed']} |",
+    ]
+    if result["kills"]:
+        lines += [
+            f"{result['kills']} times SIGKILL to a run with all its processes, at moments drawn over that of a",
+            "straight run, then `rlplace train --resume`, killed again up to three times:",
+            f"{kinds}; {result['seconds'] / 60:.0f} minutes.",
+            "",
+        ]
+    if result["suspends_by_kind"]:
+        suspends = ", ".join(f"{count} of {name} runs" for name, count in result["suspends_by_kind"].items())
+        lines += [
+            f"SIGSTOP to a run with all its processes, and SIGCONT {result['suspend_s']:g} s later, at such moments:",
+            f"{suspends}.",
+            "",
+        ]
+    lines += [
+        "| measurements or best placements lost | corrupt files | simulated answers that differ | blamed | failed |",
+        "|---|---|---|---|---|",
+        f"| {result['lost']} | {result['corrupt']} | {result['different']} | {result['blamed']} | {result['failed']} |",
         "",
     ]
     if result["worst_ratio"]:
@@ -323,6 +434,8 @@ def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--measured", type=int, help="how many of them of measured runs; by default a fifth")
+    parser.add_argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each")
+    parser.add_argument("--suspend-s", type=float, default=15.0, help="seconds of each")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--name", help="of files in results/, .json and .md; by default none is written")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

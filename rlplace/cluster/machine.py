@@ -9,6 +9,7 @@ from rlplace.errors import UserError
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.measurement_log import versions_line
+from rlplace.runs.host_lock import machine_id
 from rlplace.store.folders import machine_facts
 
 
@@ -17,7 +18,8 @@ class Machine:
     """A machine, as another one is told of it.
 
     Attributes:
-        name: its host name, which two may share in one network only by mistake.
+        name: its host name.
+        start: what names the start of its system, which tells machines of one name apart.
         versions: of rlplace, PyTorch and Python.
         facts: its processor, number of cores and memory, by name.
         host: the devices that are found there.
@@ -25,6 +27,7 @@ class Machine:
     """
 
     name: str
+    start: str
     versions: str
     facts: tuple[tuple[str, str], ...]
     host: str
@@ -34,7 +37,11 @@ class Machine:
     def here(cls) -> Machine:
         """This one."""
         host = Host.detect()
-        return cls(socket.gethostname(), versions_line(), machine_facts(), repr(host), host.fingerprint)
+        return cls(socket.gethostname(), machine_id(), versions_line(), machine_facts(), repr(host), host.fingerprint)
+
+    def is_same(self, other: Machine) -> bool:
+        """Whether the two are one machine, and one container of it."""
+        return (self.name, self.start) == (other.name, other.start)
 
     def differences(self, other: Machine) -> list[str]:
         """What of `other` is not as it is here, in words."""

@@ -104,7 +104,7 @@ class MeasuringNode:
             if refused := refusal(sent.problem.host, sent.driver):
                 return refused
             sent.settings.apply()
-            if Machine.here().name != sent.driver.name:
+            if not Machine.here().is_same(sent.driver):
                 self._held.enter_context(measuring_alone(sent.problem.host, say=lambda line: None, is_waiting=False))
             graph = dataclasses.replace(sent.problem.graph, program=sent.program)
             problem = dataclasses.replace(sent.problem, graph=graph)

@@ -19,6 +19,7 @@ from rlplace.graphs.opgraph import BACKWARD, FORWARD
 from rlplace.measure.data_parallel import ring_all_reduce_s
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules.baselines import plain_devices, single
 from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
@@ -145,11 +146,13 @@ class ReplicaTeam:
         self._folder.cleanup()
 
     def _collect(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s, suspensions = time.monotonic() + timeout_s, Suspensions()
         for rank, pipe in enumerate(self._pipes):
             try:
-                if not pipe.poll(max(deadline_s - time.monotonic(), 0.0)):
-                    raise RunnerError(f"replica {rank} did not answer within {timeout_s:.0f} s")
+                while not pipe.poll(LOOKS_EVERY_S):
+                    deadline_s += suspensions.look()
+                    if time.monotonic() > deadline_s:
+                        raise RunnerError(f"replica {rank} did not answer within {timeout_s:.0f} s")
                 answer = pipe.recv()
             except (EOFError, OSError) as error:
                 raise RunnerError(f"replica {rank} ended: {error or 'its process is gone'}") from error

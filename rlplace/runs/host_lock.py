@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,8 +25,8 @@ MOST_LETTERS = 160
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Drawn by Linux when it starts."""
 
-_HELD: set[tuple[Path, int]] = set()
-"""Locks that this process holds, with its number: a fork of it holds none."""
+_HELD: set[tuple[Path, int, int]] = set()
+"""Locks that this process holds, with its number and the thread's: a fork of it holds none."""
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def measuring_alone(
     is_waiting: bool = True,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """While active, no other process measures on this machine; within itself it may be used again.
+    """While active, no other process or thread measures on this machine; within itself it may be used again.
 
     The lock is the kernel's, on a file in the user's cache folder: it ends with its process however that ends, and
     holds between containers that share that folder, whatever numbers their processes have. Where no such file can be
@@ -57,15 +58,16 @@ def measuring_alone(
         yield
         return
     path, owner = _lock_file(say), os.getpid()
-    if path is None or (path, owner) in _HELD:
+    if path is None or (path, owner, threading.get_ident()) in _HELD:
         yield
         return
-    held = _take(path, _words(run), say, is_waiting, sleep)
-    _HELD.add((path, owner))
+    held = _take(path, _words(run), say, is_waiting, sleep)  # a second descriptor of one process has to wait, too
+    mine = path, owner, threading.get_ident()
+    _HELD.add(mine)
     try:
         yield
     finally:
-        _HELD.discard((path, owner))
+        _HELD.discard(mine)
         give_free(path, held, owner)
 
 
@@ -85,7 +87,7 @@ def _take(path: Path, words: str, say: Callable[[str], None], is_waiting: bool, 
 
 def _lock_file(say: Callable[[str], None]) -> Path | None:
     """One for each machine, also where several share a home folder; None where none can be made."""
-    machine = hashlib.sha256(_machine().encode()).hexdigest()[:16]
+    machine = hashlib.sha256(machine_id().encode()).hexdigest()[:16]
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,7 +99,7 @@ def _lock_file(say: Callable[[str], None]) -> Path | None:
     return path
 
 
-def _machine() -> str:
+def machine_id() -> str:
     """What names this machine: since when its kernel runs, which its containers have in common; else its name."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()

@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 
 from rlplace.errors import FileProblem
+from rlplace.forks import close_own, keep_from_children
 
 if sys.platform != "win32":
     import fcntl
@@ -85,7 +86,7 @@ def take_file(path: Path, words: str) -> int | str:
     if sys.platform != "win32":
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, words.encode()[:_MOST_BYTES], 0)
-    return descriptor
+    return keep_from_children(descriptor)
 
 
 def give_free(path: Path, descriptor: int, owner: int) -> None:
@@ -94,7 +95,7 @@ def give_free(path: Path, descriptor: int, owner: int) -> None:
         return
     if sys.platform != "win32":
         path.unlink(missing_ok=True)  # while it is still held, so that nobody's new lock file is removed
-    os.close(descriptor)
+    close_own(descriptor)
 
 
 def _take(descriptor: int, *, is_shared: bool = False) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import nn
 from rlplace.cluster import Cluster
 from rlplace.cluster.evaluator import ClusterEvaluator
 from rlplace.cluster.machine import Machine
+from rlplace.cluster.measuring_node import MeasuringNode, pack
 from rlplace.cluster.node_pool import HERE, NodePool
 from rlplace.cluster.stale_synchronous import Job, Staleness
 from rlplace.graphs import capture
@@ -192,6 +194,23 @@ def test_a_node_of_another_kind_is_refused_by_name_with_what_differs(
         assert {worker for worker, _ in started} == {HERE}
     finally:
         evaluator.close()
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_machine_of_the_same_name_takes_its_own_lock(
+    problem: Problem, is_same: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    driver = Machine.here() if is_same else dataclasses.replace(Machine.here(), start="another")
+    data, index = pack(problem, np.zeros(problem.graph.num_ops, np.int32), seed=0, is_isolated=False, driver=driver)
+    node = MeasuringNode()
+    try:
+        assert node.prepare(data, index, []) == ""
+        assert len(list(tmp_path.rglob("measuring-*.lock"))) == (not is_same)
+    finally:
+        node._held.close()
+        if node._evaluator is not None:
+            node._evaluator.close()
 
 
 def test_a_node_that_is_killed_amid_a_batch_costs_no_plan(

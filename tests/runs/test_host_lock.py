@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,17 @@ def test_within_itself_a_process_may_use_it_again(cache: Path) -> None:
         (file,) = cache.iterdir()
         assert file.read_text().startswith(f"process {os.getpid()} (")
     assert list(cache.iterdir()) == []
+
+
+def test_another_thread_of_a_process_waits_too(cache: Path) -> None:
+    with measuring_alone(core_host(), say=pytest.fail), ThreadPoolExecutor(1) as pool:
+
+        def measure() -> None:
+            with measuring_alone(core_host(), say=pytest.fail, is_waiting=False):
+                pass
+
+        with pytest.raises(RunnerError, match=f"process {os.getpid()} "):
+            pool.submit(measure).result()
 
 
 def test_an_error_gives_it_up(cache: Path) -> None:

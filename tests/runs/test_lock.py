@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,18 @@ from rlplace.errors import FileProblem
 from rlplace.runs.lock import LOCK_FILE, FolderLock
 
 HOLDER = """
+import os
 import sys
+import time
 from pathlib import Path
 from rlplace.runs.lock import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]))
+if len(sys.argv) > 2:
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    print(child, flush=True)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -55,6 +63,22 @@ def test_the_lock_of_a_killed_process_holds_nobody_up(holder: subprocess.Popen[s
     FolderLock.check(tmp_path)
     FolderLock(tmp_path).release()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_nor_does_a_fork_of_it_that_lives_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "forks"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(FileProblem, match=f"process {process.pid} on"):
+                FolderLock.check(tmp_path)
+            process.kill()
+            process.wait()
+            FolderLock(tmp_path).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_process_that_ends_takes_its_lock_file_with_it(holder: subprocess.Popen[str], tmp_path: Path) -> None:

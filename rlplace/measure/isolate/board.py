@@ -14,7 +14,7 @@ from rlplace.measure.isolate.packing import shared_file
 IDLE = -2
 """The contender of a worker that has run none since it was asked."""
 _NUM_BYTES = mmap.PAGESIZE
-_CONTENDER, _IS_AT_WORK, _IS_MADE, _BEGIN_NS, _FIRST_NS, _BEST_NS = range(6)
+_CONTENDER, _IS_AT_WORK, _IS_MADE, _BEGIN_NS, _FIRST_NS, _BEST_NS, _END_NS = range(7)
 
 
 class Board:
@@ -50,7 +50,8 @@ class Board:
 
     def end(self) -> None:
         words = self._words
-        took_ns = time.monotonic_ns() - words[_BEGIN_NS]
+        words[_END_NS] = time.monotonic_ns()
+        took_ns = words[_END_NS] - words[_BEGIN_NS]
         contender = words[_CONTENDER]
         if words[_IS_MADE] and contender in self._have_run:
             words[_BEST_NS] = min(words[_BEST_NS] or took_ns, took_ns)
@@ -78,6 +79,11 @@ class Board:
     def begin_s(self) -> float:
         """When its step began."""
         return float(self._words[_BEGIN_NS]) / 1e9
+
+    @property
+    def end_s(self) -> float:
+        """When the last step ended."""
+        return float(self._words[_END_NS]) / 1e9
 
     @property
     def first_s(self) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from rlplace.measure.hosts.host import Host
 
@@ -95,7 +95,10 @@ def _available_bytes() -> float:
 
 
 def _own_cgroups() -> list[Path]:
-    """Folders of the control groups that limit this process's memory; a container shows its own as the root."""
+    """Folders of the control groups that limit this process's memory: its own and all above it.
+
+    A container shows its own as the root.
+    """
     try:
         lines = (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -105,8 +108,8 @@ def _own_cgroups() -> list[Path]:
         _, controllers, path = line.split(":", maxsplit=2)
         if controllers not in ("", "memory"):
             continue
-        root = _CGROUPS / controllers
-        folders += [root / path.lstrip("/"), root]
+        root, group = _CGROUPS / controllers, PurePosixPath(path.lstrip("/"))
+        folders += [root / folder for folder in (group, *group.parents)]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.errors import RunnerError
+from rlplace.forks import close_own, keep_from_children
 from rlplace.measure.isolate import memory_watch, post_mortem
 from rlplace.measure.isolate.board import Board
 from rlplace.measure.isolate.messages import Ready, Unfit
 from rlplace.measure.isolate.packing import Packed, Section
+from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
 
 STARTS_WITHIN_S = 600.0
 """Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""
@@ -71,7 +73,8 @@ class WorkerProcess:
         self._num_killed = memory_watch.num_killed()
         self._stacks = tempfile.TemporaryFile(prefix="rlplace-")  # noqa: SIM115  # closed with the process
         ours, theirs = socket.socketpair()
-        alive, self._lifeline = os.pipe()
+        alive, lifeline = os.pipe()
+        self._lifeline = keep_from_children(lifeline)
         ends = (theirs.fileno(), alive, shared, self.board.file, self._stacks.fileno())
         try:
             self._process = subprocess.Popen(
@@ -81,7 +84,7 @@ class WorkerProcess:
                 pass_fds=ends,
             )
         except BaseException:
-            os.close(self._lifeline)
+            close_own(self._lifeline)
             ours.close()
             self._stacks.close()
             self.board.close()
@@ -102,9 +105,12 @@ class WorkerProcess:
         Raises:
             CannotIsolate: it cannot read what it was sent, or it ended.
         """
+        until_s, suspensions = time.monotonic() + STARTS_WITHIN_S, Suspensions()
         try:
-            if not self.connection.poll(STARTS_WITHIN_S):
-                raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
+            while not self.connection.poll(LOOKS_EVERY_S):
+                until_s += suspensions.look()
+                if time.monotonic() > until_s:
+                    raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             self.end()
@@ -153,6 +159,14 @@ class WorkerProcess:
         """Whether it is gone."""
         return self._process.poll() is not None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal stopped it, and none has continued it."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except (AttributeError, ChildProcessError):  # a system without that call, or it has ended
+            return False
+
     def end(self) -> None:
         """Ends it at once, if it is there, and waits until it is gone."""
         if self._process.poll() is None:
@@ -168,7 +182,7 @@ class WorkerProcess:
         """Ends it and lets go of everything."""
         self.end()
         self.connection.close()
-        os.close(self._lifeline)
+        close_own(self._lifeline)
         self._stacks.close()
         self.board.close()
 

@@ -175,9 +175,7 @@ class IsolatedRunner:
             RunnerError: an op failed, or the worker ended.
         """
         request = Trace(plan, self._planner.retime(plan).peak_bytes, num_steps, warmup)
-        answer = self._ask(request, [])
-        if isinstance(answer, Fault) and (answer.is_from_outside or answer.contender == IDLE):
-            answer = self._ask(request, [])
+        answer = self._ask_twice(request)
         if isinstance(answer, Fault):
             raise RunnerError(answer.why)
         timelines: list[Timeline] = answer.result
@@ -200,7 +198,7 @@ class IsolatedRunner:
         self._packed.close()
 
     def _step_s(self, plan: Plan) -> float:
-        answer = self._ask(Step(plan), [])
+        answer = self._ask_twice(Step(plan))
         if isinstance(answer, Done):
             return float(answer.result)
         if answer.status == "timeout":
@@ -208,6 +206,13 @@ class IsolatedRunner:
         if answer.status == "oom":
             raise MemoryError(answer.why)
         raise RunnerError(answer.why)
+
+    def _ask_twice(self, request: Request) -> Done | Fault:
+        """The answer of a worker, of a second one where the first ended without fault of the plan."""
+        answer = self._ask(request, [])
+        if isinstance(answer, Fault) and (answer.is_from_outside or answer.contender == IDLE):
+            answer = self._ask(request, [])
+        return answer
 
     def _ask(self, request: Request, timers: Sequence[Timer | None]) -> Done | Fault:
         """The answer of a worker, which is started if there is none, and gone if it broke."""

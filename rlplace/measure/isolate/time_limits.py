@@ -10,6 +10,10 @@ from rlplace.measure.run.runner import LONGEST_S
 
 MAKING_S = 900.0
 """What compiling a model, or another way of making a contender, may take; plain PyTorch's own steps have it too."""
+BETWEEN_S = 900.0
+"""What a worker may take between steps, to load what it was sent and to make code of plans."""
+STOPPED_S = 10.0
+"""How long a worker that a signal stopped may stay stopped."""
 
 
 @dataclass(frozen=True)

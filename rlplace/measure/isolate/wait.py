@@ -11,14 +11,13 @@ from rlplace.measure.isolate.board import IDLE
 from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Profile, Race, Request, Said, Timed, Trace
 from rlplace.measure.isolate.post_mortem import op_at_fault
 from rlplace.measure.isolate.process import WorkerProcess
+from rlplace.measure.isolate.time_limits import BETWEEN_S, STOPPED_S
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.outcomes import status_of
 from rlplace.measure.run.race import REFERENCE, Timer
+from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
 from rlplace.say import Say
-
-LOOKS_EVERY_S = 0.1
-"""How often the worker is looked at while it measures: rarely enough that nobody notices."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ def wait_for(
 ) -> Done | Fault:
     """What the worker answers; where it is ended, by itself or from here, the fault of what it ran.
 
+    Time in which this process or the worker was suspended is no contender's: its limit begins again.
+
     Args:
         process: a worker that is ready.
         asked: what it is asked.
@@ -81,11 +82,15 @@ def wait_for(
     """
     board = process.board
     board.reset()
-    not_before_s = 0.0
+    not_before_s = running_s = time.monotonic()
+    suspensions = Suspensions()
     try:
         process.connection.send(asked.request)
         while True:
-            if process.connection.poll(LOOKS_EVERY_S):
+            has_said = process.connection.poll(LOOKS_EVERY_S)
+            if suspensions.look():
+                not_before_s = running_s = time.monotonic()
+            if has_said:
                 answer = process.connection.recv()
                 if isinstance(answer, Said):
                     say(answer.line)
@@ -94,15 +99,24 @@ def wait_for(
                     found: Done | Fault = answer
                     return found
                 process.connection.send(_timed(timers[answer.other]))
+                suspensions.look()
                 not_before_s = time.monotonic()
             elif process.has_ended:
                 return _dead(process, asked)
             elif process.look_at_memory():
                 return _full(process, asked)
+            elif process.is_stopped:
+                not_before_s = time.monotonic()
+                if not_before_s > running_s + STOPPED_S:
+                    return _stopped(process, asked)
+                continue
             elif board.is_at_work:
                 allowed_s = limit_s()
                 if time.monotonic() > max(board.begin_s, not_before_s) + allowed_s:
                     return _late(process, asked, allowed_s)
+            elif time.monotonic() > max(board.end_s, not_before_s) + BETWEEN_S:
+                return _lost(process)
+            running_s = time.monotonic()
     except (EOFError, ConnectionError):
         return _dead(process, asked)
 
@@ -134,6 +148,20 @@ def _full(process: WorkerProcess, asked: Asked) -> Fault:
     process.end()
     who = asked.describe(contender, process.stacks())
     return Fault(contender, "oom", f"out of memory: the worker held {held:,} bytes of {limit:,.0f} allowed in {who}")
+
+
+def _stopped(process: WorkerProcess, asked: Asked) -> Fault:
+    """Of a worker that a signal stopped; nobody in it is to blame."""
+    contender = process.board.contender if process.board.is_at_work else IDLE
+    process.end()
+    why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s"
+    return Fault(contender, "error", f"{why}, in {asked.describe(contender, '')}", is_from_outside=True)
+
+
+def _lost(process: WorkerProcess) -> Fault:
+    """Of a worker that hangs between steps."""
+    process.end()
+    return Fault(IDLE, "error", f"the worker did nothing for {BETWEEN_S:g} s between steps", is_from_outside=True)
 
 
 def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:

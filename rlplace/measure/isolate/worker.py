@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import os
@@ -72,19 +73,23 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     memory_watch.volunteer_to_die()
     connection: Connection[Any, Any] = Connection(messages)
-    try:
-        unpacked = Unpacked(shared, index)
-        setup: Setup = unpacked.get(SETUP)
-        pin_current_thread(setup.cores)
-        setup.settings.apply()
-        with one_thread_here():
+    with (
+        contextlib.ExitStack() as threads,
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),  # nobody asks any more
+    ):
+        try:
+            unpacked = Unpacked(shared, index)
+            setup: Setup = unpacked.get(SETUP)
+            pin_current_thread(setup.cores)
+            setup.settings.apply()
+            threads.enter_context(one_thread_here())
             worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board(board))
-            connection.send(Ready(worker.room_bytes()))
-            worker.serve()
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # nobody asks any more
-        return
-    except Exception as error:
-        connection.send(Unfit(f"{type(error).__name__}: {error}"))
+            ready = Ready(worker.room_bytes())
+        except Exception as error:
+            connection.send(Unfit(f"{type(error).__name__}: {error}"))
+            return
+        connection.send(ready)
+        worker.serve()
 
 
 class _Worker:
@@ -134,14 +139,22 @@ class _Worker:
             EOFError: nobody does.
         """
         while True:
-            request = self._connection.recv()
+            try:
+                request: Request = self._connection.recv()
+            except (EOFError, OSError):
+                raise
+            except Exception as error:  # what was sent cannot be read here
+                self._board.reset()
+                self._connection.send(self._fault(error))
+                continue
             self._board.reset()
             try:
-                answer: Done | Fault = Done(self._answer(request))
+                self._connection.send(Done(self._answer(request)))
             except Exception as error:
-                is_usable = not self._is_fatal(error)
-                answer = Fault(self._board.contender, status_of(error), str(error), is_usable=is_usable)
-            self._connection.send(answer)
+                self._connection.send(self._fault(error))
+
+    def _fault(self, error: Exception) -> Fault:
+        return Fault(self._board.contender, status_of(error), str(error), is_usable=not self._is_fatal(error))
 
     def _answer(self, request: Request) -> Any:
         if isinstance(request, Step):

@@ -10,12 +10,16 @@ from typing import Protocol
 import numpy as np
 
 from rlplace.errors import InvalidValue
+from rlplace.measure.run.suspensions import Suspensions
 
 Timer = Callable[[], float]
 """Runs one step and returns its seconds; raises what went wrong."""
 
 SHORTEST_S = 1e-9
 """What a step takes at least: a clock too coarse to see one must not make ratios of nothing."""
+
+MOST_TRIES = 5
+"""Of a step amid which this process was suspended: an op that keeps others from looking is no suspension."""
 
 REFERENCE = -1
 """What a watch is told in place of a contender's index."""
@@ -38,12 +42,18 @@ class Unwatched:
     def end(self) -> None: ...
 
 
-def watched(timer: Timer, contender: int, watch: Watch) -> Timer:
-    """The timer, whose every step is told to `watch`."""
+def watched(timer: Timer, contender: int, watch: Watch, suspensions: Suspensions) -> Timer:
+    """The timer, whose every step is told to `watch`; a step amid which this process was suspended is run again."""
 
     def timed() -> float:
-        watch.begin(contender)
-        seconds = timer()
+        for _ in range(MOST_TRIES):
+            suspensions.look()
+            before_s = suspensions.seconds
+            watch.begin(contender)
+            seconds = timer()
+            suspensions.look()
+            if suspensions.seconds == before_s:
+                break
         watch.end()
         return seconds
 

@@ -28,6 +28,7 @@ from rlplace.measure.run.outcomes import as_measurement
 from rlplace.measure.run.placed.placed_step import PlacedStep
 from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer, Unwatched, Watch, race, watched
+from rlplace.measure.run.suspensions import Suspensions
 from rlplace.measure.run.threads import keep_freed_memory, usable_cores
 from rlplace.measure.timeline import Timeline
 
@@ -129,12 +130,16 @@ class HostRunner:
         first = [_First() for _ in plans]
         timers = [self._timer(plan, each) for plan, each in zip(plans, first)]
         timers += [partial(self._with_room, self._other(each, len(plans) + k), None) for k, each in enumerate(others)]
-        timers = [watched(timer, k, self._watch) for k, timer in enumerate(timers)]
+        suspensions = Suspensions()
+        timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
         reference = None
         if self._reference_plan is not None:
-            reference = watched(self._timer(self._reference_plan, _First()), REFERENCE, self._watch)
+            reference = watched(self._timer(self._reference_plan, _First()), REFERENCE, self._watch, suspensions)
         try:
-            lanes = race(timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal)
+            with suspensions.watching():
+                lanes = race(
+                    timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal
+                )
         except Exception as error:
             if (lost := lost_of(self._problem.host, error)) is not None:
                 return all_lost(len(timers), lost)

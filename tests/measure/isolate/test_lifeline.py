@@ -23,13 +23,17 @@ print("begun", flush=True)
 {then}
 """
 PARENT = """
-import sys
+import os, sys, time
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import WorkerProcess
 sys.path.insert(0, sys.argv[1])
 packed = Packed()
 packed.add(None)
-print(WorkerProcess(packed).pid, flush=True)
+worker = WorkerProcess(packed).pid
+child = os.fork()  # as a data loader of the user's program does
+if child == 0:
+    time.sleep(600)
+print(worker, child, flush=True)
 sys.stdin.read()
 """
 SLOW_TORCH = """
@@ -72,14 +76,17 @@ def test_a_process_ends_with_the_other_end_of_its_pipe(then: str) -> None:
 
 
 @pytest.mark.skipif(not IS_LINUX, reason="processes are looked at in /proc")
-def test_a_worker_that_still_imports_ends_with_who_started_it(tmp_path: Path) -> None:
+def test_a_worker_that_still_imports_ends_with_who_started_it_and_not_with_its_forks(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(SLOW_TORCH)
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        await_((tmp_path / "begun").exists)
-        assert not is_gone(worker)
-        parent.kill()
-        parent.wait()
-        await_(lambda: is_gone(worker))
+        worker, child = map(int, parent.stdout.readline().split())
+        try:
+            await_((tmp_path / "begun").exists)
+            assert not is_gone(worker)
+            parent.kill()
+            parent.wait()
+            await_(lambda: is_gone(worker))
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -43,6 +43,8 @@ def test_the_least_of_machine_host_and_wish_counts(system: Path) -> None:
         ("0::/", ".", ("memory.max", "memory.current")),
         ("9:memory:/mine", "memory/mine", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
         ("9:memory:/elsewhere", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+        ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current")),
+        ("9:memory:/slurm/job_7/step_0", "memory/slurm/job_7", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
     ],
 )
 def test_a_control_group_limits_too(system: Path, line: str, folder: str, names: tuple[str, str]) -> None:

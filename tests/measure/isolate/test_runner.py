@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate import process as process_module
+from rlplace.measure.isolate import wait as wait_module
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.isolate.time_limits import TimeLimits
@@ -196,6 +197,43 @@ def test_the_worker_has_the_affinity_of_this_process_and_so_has_its_successor(ru
         (measured,) = runner.measure_plans([on_first(runner)], protocol=PROTOCOL)
         assert measured.ok, "a worker that somebody else ended says nothing about the plan"
         assert runner.num_started == before + 1
+
+
+def test_a_worker_that_stopped_alone_is_replaced(runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_module, "STOPPED_S", 0.5)
+    before = runner.num_started
+    assert runner._process is not None
+    os.kill(runner._process.pid, signal.SIGSTOP)
+    (measured,) = runner.measure_plans([on_first(runner)], protocol=PROTOCOL)
+    assert measured.ok, "nobody is to blame"
+    assert runner.num_started == before + 1
+
+
+def test_a_worker_that_hangs_between_steps_is_replaced(runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_module, "BETWEEN_S", 0.5)
+    monkeypatch.setattr(WorkerProcess, "is_stopped", False)  # it only looks as if it hung
+    before = runner.num_started
+    assert runner._process is not None
+    os.kill(runner._process.pid, signal.SIGSTOP)
+    assert len(runner.trace(on_first(runner), num_steps=1)) == 1
+    assert runner.num_started == before + 1
+
+
+def unreadable() -> None:
+    raise ValueError("this cannot be read")
+
+
+class Unreadable(EagerRecipe):
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return unreadable, ()
+
+
+def test_a_request_that_the_worker_cannot_read_is_an_error_that_says_so(runner: IsolatedRunner) -> None:
+    before = runner.num_started
+    with pytest.raises(RunnerError, match="this cannot be read"):
+        runner.measure_plans([on_first(runner)], protocol=PROTOCOL, others=[Unreadable()])
+    assert runner.measure_plans([on_first(runner)], protocol=PROTOCOL)[0].ok
+    assert runner.num_started == before
 
 
 def test_a_worker_that_is_killed_amid_a_race_gives_its_plan_another_try(runner: IsolatedRunner) -> None:

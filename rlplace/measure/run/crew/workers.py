@@ -14,6 +14,7 @@ from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.run.crew.streams import Streams
+from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.run.threads import pin_current_thread, set_intra_op_threads
 
 Job = Callable[[int], None]
@@ -29,12 +30,14 @@ class Worker:
     Attributes:
         device: where it runs.
         is_busy: whether it was given a job whose end nobody has seen.
+        suspended_s: seconds for which this process was suspended during the last `wait`.
     """
 
     def __init__(self, device: Device, streams: Streams) -> None:
         self.device = device
         self._streams = streams
         self.is_busy = False
+        self.suspended_s = 0.0
         self._job: Job | None = None
         self._report: Report | None = None
         self._step = 0
@@ -62,8 +65,14 @@ class Worker:
         self._go.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the job ended within `timeout_s`."""
-        has_ended = self._done.acquire(timeout=max(timeout_s, 0.0))
+        """Whether the job ended within `timeout_s`; a suspension of this process does not count."""
+        until_s, suspensions = time.monotonic() + timeout_s, Suspensions()
+        while True:
+            has_ended = self._done.acquire(timeout=min(max(until_s - time.monotonic(), 0.0), LOOKS_EVERY_S))
+            until_s += suspensions.look()
+            if has_ended or time.monotonic() >= until_s:
+                break
+        self.suspended_s = suspensions.seconds
         self.is_busy = self.is_busy and not has_ended
         return has_ended
 
@@ -159,7 +168,7 @@ class Crew:
             jobs: in the order of the devices.
             step: each job's argument.
             on_error: called once, as soon as a job raised or the time is up: it must wake jobs that wait for others.
-            deadline_s: seconds that all of it may take.
+            deadline_s: seconds that all of it may take; a suspension of this process does not count.
 
         Raises:
             RunnerError: a job raised: the first cause, chained. Or a GPU still runs what a failed step launched.
@@ -177,7 +186,7 @@ class Crew:
             for worker, job in zip(self.workers, jobs, strict=True):
                 worker.start(job, step, failure.report)
             while running and running[0].wait(until_s - time.monotonic()):
-                running.pop(0)
+                until_s += running.pop(0).suspended_s
             if running:
                 late = running[0].device.name
                 failure.report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
