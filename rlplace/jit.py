@@ -53,14 +53,15 @@ def sources() -> str:
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:16]
 
 
-class _CacheFiles(CompileResultCacheImpl):  # type: ignore[misc]
+class _CacheFiles(CompileResultCacheImpl):
     """Names of the files, with the sources of all kernels in them."""
 
     def get_filename_base(self, fullname: str, abiflags: str) -> str:
-        return f"{super().get_filename_base(fullname, abiflags)}-{sources()}"
+        name = super().get_filename_base(fullname, abiflags)  # type: ignore[no-untyped-call]
+        return f"{name}-{sources()}"
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
+class _Cache(FunctionCache):
     """Compiled code on disk, of these sources alone.
 
     Numba knows by itself whether the file of a kernel was edited, but not that of a helper that is compiled into it.
@@ -75,7 +76,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         return Path(self.cache_path, f"{self._impl.filename_base}.nbi")
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        super().save_overload(sig, data)
+        super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         name = glob.escape(self.index.name.partition("-")[0])
         for path in self.index.parent.glob(f"{name}-*.nb[ci]"):
             if sources() not in path.name:
@@ -85,7 +86,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 def _kept(function: Function, compiled: Any) -> Function:
     """The compiled function, its code kept on disk."""
     if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
-        compiled._cache = _Cache(function)
+        compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
     return cast(Function, compiled)
 
 
