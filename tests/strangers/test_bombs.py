@@ -92,16 +92,16 @@ def test_functions_of_functions_in_onnx_count_as_often_as_they_are_called(tmp_pa
     onnx = pytest.importorskip("onnx")
     node, opsets = onnx.helper.make_node, [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("d", 1)]
 
-    def model(depth: int, calls: int, first: str, weight: int = 0) -> Path:
+    def model(depth: int, calls: int, first: str, weight: int = 0, home: str = "d", called: str = "d") -> Path:
         functions = []
         for k in range(depth):
-            name, domain = (f"f{k - 1}", "d") if k else (first, "" if first == "Relu" else "d")
+            name, domain = (f"f{k - 1}", called) if k else (first, "" if first == "Relu" else called)
             names = ["x", *(f"t{i}" for i in range(calls - 1)), "y"]
             nodes = [node(name, [a], [b], domain=domain) for a, b in pairwise(names)]
             nodes[0].doc_string = "x" * (0 if k else weight)
-            functions.append(onnx.helper.make_function("d", f"f{k}", ["x"], ["y"], nodes, opsets))
+            functions.append(onnx.helper.make_function(home, f"f{k}", ["x"], ["y"], nodes, opsets))
         ends = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("a", "b")]
-        graph = onnx.helper.make_graph([node(f"f{depth - 1}", ["a"], ["b"], domain="d")], "g", ends[:1], ends[1:])
+        graph = onnx.helper.make_graph([node(f"f{depth - 1}", ["a"], ["b"], domain=called)], "g", ends[:1], ends[1:])
         made = onnx.helper.make_model(graph, functions=functions, opset_imports=opsets)
         (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
         return tmp_path / "m.onnx"
@@ -109,6 +109,7 @@ def test_functions_of_functions_in_onnx_count_as_often_as_they_are_called(tmp_pa
     assert load_graph(model(3, 4, "Relu")).num_ops == 65
     for made, words in (
         (lambda: model(6, 8, "Relu"), "too many nodes once its functions are called, expected at most 100,000"),
+        (lambda: model(6, 8, "Relu", home="", called="ai.onnx"), "too many nodes once"),
         (lambda: model(5, 8, "Relu", 1 << 17), "too large once its functions are called"),
         (lambda: model(3, 2, "f2"), "in a circle"),
     ):

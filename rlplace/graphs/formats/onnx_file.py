@@ -104,7 +104,12 @@ def _check_functions(model: Any, path: Path) -> None:
     Raises:
         FileProblem: too many nodes or bytes, or functions that call one another too deeply, or themselves.
     """
-    functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
+
+    def key_of(holder: Any, name: str) -> tuple[str, str, str]:
+        domain = "" if holder.domain == "ai.onnx" else holder.domain  # two names of one
+        return domain, name, getattr(holder, "overload", "")
+
+    functions = {key_of(each, each.name): each for each in model.functions}
     known: dict[object, tuple[int, int]] = {}  # nodes and bytes, all that they call included
 
     def total(nodes: Iterable[Any], depth: int) -> tuple[int, int]:
@@ -115,7 +120,7 @@ def _check_functions(model: Any, path: Path) -> None:
             count, size = count + 1, size + node.ByteSize()
             graphs = [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
             inner = [total(graph.node, depth + 1) for graph in graphs]
-            key = (node.domain, node.op_type, getattr(node, "overload", ""))
+            key = key_of(node, node.op_type)
             if key in functions:
                 if key not in known:
                     known[key] = total(functions[key].node, depth + 1)
