@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -25,18 +29,65 @@ Floats = NDArray[np.float64]
 
 def kernel(function: Function) -> Function:
     """The function, compiled by numba when it is first called."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    return _kept(function, njit(nogil=True)(function))
 
 
 def inlined(function: Function) -> Function:
     """The function, compiled into every kernel that calls it: calls would count references to every array passed."""
-    return cast(Function, njit(cache=True, nogil=True, forceinline=True)(function))
+    return _kept(function, njit(nogil=True, forceinline=True)(function))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether the code of a kernel is on disk already: an earlier process has compiled it."""
-    folder, name = Path(cast(Any, function).stats.cache_path), glob.escape(function.__qualname__)
-    return any(folder.glob(f"*.{name}-*.nbi"))
+    return cast(_Cache, cast(Any, function)._cache).index.is_file()
+
+
+@cache
+def sources() -> str:
+    """16 hex digits over the files of the package that make kernels, or what kernels are made of."""
+    package, digests = Path(__file__).parent, []
+    for folder, _, names in os.walk(package):
+        for name in names:
+            if name.endswith(".py") and b"rlplace.jit" in (text := Path(folder, name).read_bytes()):
+                digests.append(hashlib.sha256(text).digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:16]
+
+
+class _CacheFiles(CompileResultCacheImpl):
+    """Names of the files, with the sources of all kernels in them."""
+
+    def get_filename_base(self, fullname: str, abiflags: str) -> str:
+        name = super().get_filename_base(fullname, abiflags)  # type: ignore[no-untyped-call]
+        return f"{name}-{sources()}"
+
+
+class _Cache(FunctionCache):
+    """Compiled code on disk, of these sources alone.
+
+    Numba knows by itself whether the file of a kernel was edited, but not that of a helper that is compiled into it.
+    Processes of two versions share no file, and what is compiled takes the place of other versions'.
+    """
+
+    _impl_class = _CacheFiles
+
+    @property
+    def index(self) -> Path:
+        """The file that says what is there."""
+        return Path(self.cache_path, f"{self._impl.filename_base}.nbi")
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        name = glob.escape(self.index.name.partition("-")[0])
+        for path in self.index.parent.glob(f"{name}-*.nb[ci]"):
+            if sources() not in path.name:
+                path.unlink(missing_ok=True)
+
+
+def _kept(function: Function, compiled: Any) -> Function:
+    """The compiled function, its code kept on disk."""
+    if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
+        compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    return cast(Function, compiled)
 
 
 if TYPE_CHECKING:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import rlplace
 from rlplace.jit import is_kept
 
 MODULE = """from rlplace.jit import kernel
@@ -15,6 +21,7 @@ MODULE = """from rlplace.jit import kernel
 def doubled(x):
     return 2 * x
 """
+PACKAGE = Path(rlplace.__file__).parent
 
 
 def test_a_kernel_is_kept_once_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +36,68 @@ def test_a_kernel_is_kept_once_it_was_called(tmp_path: Path, monkeypatch: pytest
     assert not is_kept(module.doubled)
     assert module.doubled(21) == 42
     assert is_kept(module.doubled)
+
+
+HELPER = """from rlplace.jit import inlined
+
+OFFSET = {offset}
+
+@inlined
+def scaled(x):
+    return {factor} * x
+"""
+CALLER = """from rlplace.helper import OFFSET, scaled
+from rlplace.jit import is_kept, kernel
+
+@kernel
+def moved(x):
+    return scaled(x) + OFFSET
+"""
+ASK = "from rlplace.caller import is_kept, moved; print(is_kept(moved), moved(10))"
+
+
+def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / "rlplace"
+    package.mkdir()
+    for name in ("__init__.py", "openmp.py", "jit.py"):
+        shutil.copy(PACKAGE / name, package)
+    (package / "caller.py").write_text(CALLER)
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+
+    def asked(factor: int, offset: int) -> str:
+        (package / "helper.py").write_text(HELPER.format(factor=factor, offset=offset))
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", ASK],
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    assert asked(2, 0) == "False 20"
+    assert asked(2, 0) == "True 20"
+    assert asked(101, 0) == "False 1010"
+    assert asked(101, 3) == "False 1013"
+    assert len(list((package / "__pycache__").glob("caller.moved-*.nbi"))) == 1  # those of other sources are removed
+
+
+def test_all_that_kernels_are_made_of_stands_in_files_that_the_cache_looks_at() -> None:
+    trees = {path: ast.parse(text) for path in PACKAGE.rglob("*.py") if "rlplace.jit" in (text := path.read_text())}
+    assert len(trees) > 40
+    for path, tree in trees.items():
+        homes = {
+            name.asname or name.name: PACKAGE.parent / f"{(node.module or '').replace('.', '/')}.py"
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlplace.")
+            for name in node.names
+        }
+        homes = {name: home for name, home in homes.items() if home not in (*trees, PACKAGE / "jit.py")}
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef) and any(
+                isinstance(mark, ast.Name) and mark.id in ("kernel", "inlined") for mark in function.decorator_list
+            ):
+                body = [function.args, *function.body]
+                used = {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
+                assert not used & set(homes), f"{path.name}: {function.name}"

@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -107,7 +108,8 @@ class ReplicaTeam:
             here, there = context.Pipe()
             arguments = (there, meeting, rank, len(devices), share, device, default_size, seed)
             process = context.Process(target=_replica, args=arguments, name=f"rlplace replica {rank}", daemon=True)
-            process.start()
+            with _path_without_current_folder():
+                process.start()
             self._pipes.append(here)
             self._processes.append(process)
         try:
@@ -158,6 +160,20 @@ class ReplicaTeam:
                 raise RunnerError(f"replica {rank} ended: {error or 'its process is gone'}") from error
             if answer != "done":
                 raise RunnerError(f"replica {rank} failed: {answer}")
+
+
+@contextmanager
+def _path_without_current_folder() -> Iterator[None]:
+    """While active, Python starts without looking for modules in the current folder, which may be a stranger's."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _replica(

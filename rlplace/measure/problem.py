@@ -19,7 +19,7 @@ from rlplace.graphs.grouping.rule import DEVICE_MAP, GroupingRule
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.present import check_present
+from rlplace.measure.hosts.present import check_runs_here
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.hosts.route_figures import mean_transfer, route_latency_s, route_s_per_byte
 from rlplace.measure.placement_checks import check_allowed, check_range, check_together
@@ -134,7 +134,7 @@ class Problem:
             profiler: what makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
-            UserError: a rule or constraint that does not fit, or a device that this machine lacks.
+            UserError: a rule or constraint that does not fit, a simulated host, or a device that this machine lacks.
         """
         from rlplace.measure.costs.links import profile_links
         from rlplace.measure.costs.profile import profile_costs
@@ -142,7 +142,7 @@ class Problem:
         host = resolve_host(host)
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
         (constraints or Constraints()).resolve(graph, *_names(host))
-        check_present(host)
+        check_runs_here(host, where="profile", instead="estimate its costs with `Problem.estimate`")
         host = profile_links(host)
         say = sayer(progress)
         costs = profile_costs(graph, host, on_progress=say) if profiler is None else profiler(graph, host, say)

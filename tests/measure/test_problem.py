@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
@@ -21,6 +23,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
@@ -121,6 +124,20 @@ def test_a_mistyped_rule_is_refused_before_anything_is_profiled() -> None:
         Problem.profile(op_graph([[]]), plain_host(2), grouping="modle")
     with pytest.raises(InvalidValue, match="pin is 'nothing'"):
         Problem.profile(op_graph([[]]), plain_host(2), constraints=Constraints.parse(pins=["nothing=d0"]))
+
+
+@pytest.mark.parametrize("way", ["preset", "file", "host", "in part"])
+def test_what_is_simulated_is_not_profiled(way: str, tmp_path: Path) -> None:
+    host = resolve_host("2xK80") if way == "preset" else core_host(2)
+    if way != "preset":
+        first, *others = (replace(device, backend="simulated") for device in host.devices)
+        host = replace(host, devices=(first, *(host.devices[1:] if way == "in part" else others)))
+    if way == "file":
+        save_host(host, tmp_path / "host.json")
+        host = resolve_host(str(tmp_path / "host.json"))
+    graph = capture(nn.Linear(4, 4), torch.ones(2, 4))
+    with pytest.raises(InvalidValue, match=r"profile: host is .*estimate its costs with `Problem\.estimate`"):
+        Problem.profile(graph, host, num_groups=1, profiler=lambda *_: pytest.fail("it was profiled"))
 
 
 @settings(deadline=None, max_examples=40)

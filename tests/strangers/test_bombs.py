@@ -6,14 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from asking import asked
+from search_problems import fork_problem
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import MOST_JSON_VALUES, parse_json
+from rlplace.graphs.formats import load_graph
+from rlplace.graphs.formats.graphml import read_graphml
+from rlplace.graphs.formats.spelling import MOST_COMPARED, check_spelling
 from rlplace.measure.hosts.host_file import host_from_dict, load_host
 from rlplace.measure.hosts.safe_yaml import parse_yaml
+from rlplace.policy import LEARNERS, POLICIES, LearnConfig, PlacerArchitecture
+from rlplace.policy.learn.learner_file import LARGEST_BYTES as LARGEST_LEARNER_BYTES
+from rlplace.policy.learn.learner_file import LearnerFile
 
 DEVICE = {"name": "gpu", "kind": "gpu", "backend": "simulated", "memory_bytes": 1 << 30}
 
@@ -76,6 +86,83 @@ def test_what_a_message_repeats_of_a_file_is_cut() -> None:
         with pytest.raises((InvalidValue, UnknownName)) as caught:
             host_from_dict(host, "host.json")
         assert len(str(caught.value)) < 2000
+
+
+def test_functions_of_functions_in_onnx_count_as_often_as_they_are_called(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    node, opsets = onnx.helper.make_node, [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("d", 1)]
+
+    def model(depth: int, calls: int, first: str, weight: int = 0, home: str = "d", called: str = "d") -> Path:
+        functions = []
+        for k in range(depth):
+            name, domain = (f"f{k - 1}", called) if k else (first, "" if first == "Relu" else called)
+            names = ["x", *(f"t{i}" for i in range(calls - 1)), "y"]
+            nodes = [node(name, [a], [b], domain=domain) for a, b in pairwise(names)]
+            nodes[0].doc_string = "x" * (0 if k else weight)
+            functions.append(onnx.helper.make_function(home, f"f{k}", ["x"], ["y"], nodes, opsets))
+        ends = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("a", "b")]
+        graph = onnx.helper.make_graph([node(f"f{depth - 1}", ["a"], ["b"], domain=called)], "g", ends[:1], ends[1:])
+        made = onnx.helper.make_model(graph, functions=functions, opset_imports=opsets)
+        (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+        return tmp_path / "m.onnx"
+
+    assert load_graph(model(3, 4, "Relu")).num_ops == 65
+    for made, words in (
+        (lambda: model(6, 8, "Relu"), "too many nodes once its functions are called, expected at most 100,000"),
+        (lambda: model(6, 8, "Relu", home="", called="ai.onnx"), "too many nodes once"),
+        (lambda: model(5, 8, "Relu", 1 << 17), "too large once its functions are called"),
+        (lambda: model(3, 2, "f2"), "in a circle"),
+    ):
+        code, said = asked("graph", str(made()))
+        assert code == 2
+        assert words in said
+
+
+def test_defaults_in_graphml_are_not_multiplied_by_the_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "g.graphml"
+    keys = [f'<key id="k{k}" for="node" attr.name="a{k}"><default>1</default></key>' for k in range(300)]
+    keys.append('<key id="f" for="node" attr.name="flops" attr.type="long"><default>7</default></key>')
+    nodes = [f'<node id="n{k}"/>' for k in range(300)]
+    path.write_text(f"<graphml>{''.join(keys)}<graph>{''.join(nodes)}</graph></graphml>")
+    assert sum(len(row) for _, row in read_graphml(path).nodes(data=True)) == 300 + 300
+    assert load_graph(path).flops.tolist() == [7.0] * 300
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("<graph>" + "".join(f'<node id="{k}"/>' for k in range(200)) + "</graph>", "too many values"),
+        ("<graph " + " ".join(f'a{k}=""' for k in range(1100)) + "/>", "too many values"),
+        ("<a>" * 200 + "</a>" * 200, "nested 100 deep"),
+    ],
+)
+def test_xml_of_many_values_is_refused(
+    content: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_JSON_VALUES", 1000)
+    (tmp_path / "g.graphml").write_text(f"<graphml>{content}</graphml>")
+    code, said = asked("graph", str(tmp_path / "g.graphml"))
+    assert code == 2
+    assert words in said
+
+
+def test_names_that_nobody_reads_are_compared_up_to_a_number() -> None:
+    names = [f"name of {k}" for k in range(MOST_COMPARED)]
+    for count, is_refused in ((10, True), (len(names), False)):
+        row = dict.fromkeys([*names[:count], "flps"], 1)
+        with pytest.raises(InvalidValue, match="flps") if is_refused else nullcontext():
+            check_spelling([("n", row)], [], "g.json")
+
+
+def test_a_learner_of_gigabytes_is_left_unread(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = tmp_path / "learner.safetensors"
+    with path.open("wb") as file:
+        file.truncate(LARGEST_LEARNER_BYTES + 1)
+    config = LearnConfig(policy="placer", placer=PlacerArchitecture(hidden=8, num_layers=1))
+    learner = LEARNERS["ppo"](POLICIES["placer"](fork_problem(0), config, 0), config, 0)
+    LearnerFile(path, is_resumed=True, say=told.append).restore(learner)
+    assert "bytes, expected at most" in told[0]
 
 
 LIMITED = """

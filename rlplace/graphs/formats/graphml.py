@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
@@ -15,8 +16,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import LARGEST_JSON_BYTES, write_text_atomic
+from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, write_text_atomic
 from rlplace.graphs.formats.networkx_graph import SCHEMA, from_networkx, to_networkx
+from rlplace.graphs.formats.spelling import EDGE_NAMES, NODE_NAMES
 from rlplace.graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ _STRUCTURED = ("tensors", "mutations", "outputs")
 """Attributes that hold lists: JSON inside the XML."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWNERS = ("graph", "node", "edge")
+_WEIGHTS = {"node": 8, "edge": 8}
+"""Values that an element counts for, by what it takes in memory; 1 of others."""
+_DEEPEST = 100
 
 
 def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -76,7 +81,8 @@ def load_graphml(path: str | os.PathLike[str]) -> OpGraph:
 def read_graphml(path: str | os.PathLike[str]) -> nx.DiGraph[Any]:
     """The `networkx.DiGraph` in a GraphML file, every attribute as its `key` says; raises as `load_graphml` does.
 
-    Where two nodes have several edges, it is a `MultiDiGraph`.
+    Where two nodes have several edges, it is a `MultiDiGraph`. A default that no reader of graphs asks for is that of
+    the first node or edge alone.
     """
     path = Path(path)
     try:
@@ -107,6 +113,7 @@ class _Reader:
         self.text: list[str] = []
         self.edges: list[tuple[str, str, dict[str, Any], int]] = []
         self.num_graphs = 0
+        self.num_values = 0
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
         self.parser.StartDoctypeDeclHandler = self._doctype
@@ -117,6 +124,8 @@ class _Reader:
     def read(self, content: bytes) -> nx.DiGraph[Any]:
         import networkx as nx
 
+        if content.count(b"=") > MOST_JSON_VALUES:  # before an element is made of all its attributes
+            raise self._too_many()
         try:
             self.parser.Parse(content, True)
         except expat.ExpatError as error:
@@ -140,6 +149,11 @@ class _Reader:
         element = tag.rpartition(":")[2]
         parent = self.stack[-1] if self.stack else ""
         self.stack.append(element)
+        self.num_values += _WEIGHTS.get(element, 1)
+        if self.num_values > MOST_JSON_VALUES:
+            raise self._too_many()
+        if len(self.stack) > _DEEPEST:
+            raise FileProblem(self.path, f"elements nested {_DEEPEST} deep, expected those of a graph.")
         if not parent and element != "graphml":
             raise InvalidValue("root element", described(element), "graphml", where=self._here())
         if element == "key":
@@ -206,13 +220,21 @@ class _Reader:
         return text.strip().lower() == "true" if kind == "boolean" else text
 
     def _apply_defaults(self) -> None:
-        for key, value in self.defaults.items():
-            name, owner = self.keys[key][0], self.owners[key]
-            rows = [self.graph.graph] if owner in ("graph", "all") else []
-            rows += [row for _, row in self.graph.nodes(data=True)] if owner in ("node", "all") else []
-            rows += [row for *_, row in self.graph.edges(data=True)] if owner in ("edge", "all") else []
-            for row in rows:
-                row.setdefault(name, value)
+        """Gives every row the defaults that are read, so that time is linear in the file; the first row has all."""
+        owners: tuple[tuple[str, Iterable[dict[str, Any]], frozenset[str]], ...] = (
+            ("graph", [self.graph.graph], frozenset()),
+            ("node", (row for _, row in self.graph.nodes(data=True)), NODE_NAMES),
+            ("edge", (row for *_, row in self.graph.edges(data=True)), EDGE_NAMES),
+        )
+        for owner, rows, known in owners:
+            defaults: dict[str, Any] = {}
+            for key, value in self.defaults.items():
+                if self.owners[key] in (owner, "all"):
+                    defaults.setdefault(self.keys[key][0], value)
+            read = {name: value for name, value in defaults.items() if name in known}
+            for place, row in enumerate(rows):
+                for name, value in (read if place else defaults).items():
+                    row.setdefault(name, value)
 
     def _decoded(self) -> nx.DiGraph[Any]:
         """One of our graphs: nodes by number again, lists as lists."""
@@ -231,6 +253,9 @@ class _Reader:
             raise InvalidValue("id", "one number twice", "an id of its own for each node", where=self.path)
         relabelled: nx.DiGraph[Any] = nx.relabel_nodes(self.graph, numbers)
         return relabelled
+
+    def _too_many(self) -> FileProblem:
+        return FileProblem(self.path, f"XML with too many values, expected at most {MOST_JSON_VALUES:,}.")
 
     def _need(self, attributes: dict[str, str], name: str) -> str:
         if name not in attributes:

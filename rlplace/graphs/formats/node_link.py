@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import networkx as nx
 
 _EDGES = ("edges", "links")
+MOST_ROWS = 2_000_000
+"""Nodes, and likewise edges: an empty one takes fifty times its text in memory."""
 
 
 def is_node_link(data: object) -> TypeGuard[dict[str, Any]]:
@@ -60,6 +62,8 @@ def _rows(data: dict[str, Any], field: str, where: str) -> list[Any]:
     rows = data.get(field)
     if not isinstance(rows, list):
         raise InvalidValue(field, "missing" if rows is None else described(rows), "a list of objects", where=where)
+    if len(rows) > MOST_ROWS:
+        raise InvalidValue(field, f"{len(rows)} of them", f"at most {MOST_ROWS}", where=where)
     return rows
 
 

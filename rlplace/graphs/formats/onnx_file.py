@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,14 @@ from rlplace.graphs.opgraph import FORWARD, OpGraph
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""
+
+
+MOST_NODES = 100_000
+"""Of a model with functions, theirs counted as often as they are called: a kilobyte may stand for millions."""
+MOST_FUNCTION_BYTES = 256 << 20
+"""Of functions, each counted as often as it is called."""
+_DEEPEST = 100
+"""Functions that call one another in turn."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,7 @@ def _read(path: Path) -> Any:
         if path.stat().st_size > LARGEST_BYTES:
             raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_BYTES}.")
         model = onnx.load_model_from_string(path.read_bytes())
+        _check_functions(model, path)
         if model.functions:
             model = inliner.inline_local_functions(model)
         is_text = all(isinstance(text, str) for text in _texts(model.graph))
@@ -87,6 +96,48 @@ def _read(path: Path) -> Any:
     if not model.graph.node:
         raise InvalidValue("graph.node", "empty", "at least one node", where=str(path))
     return model
+
+
+def _check_functions(model: Any, path: Path) -> None:
+    """Refuses a model that is small only as long as its functions are not put where they are called.
+
+    Raises:
+        FileProblem: too many nodes or bytes, or functions that call one another too deeply, or themselves.
+    """
+
+    def key_of(holder: Any, name: str) -> tuple[str, str, str]:
+        domain = "" if holder.domain == "ai.onnx" else holder.domain  # two names of one
+        return domain, name, getattr(holder, "overload", "")
+
+    functions = {key_of(each, each.name): each for each in model.functions}
+    known: dict[object, tuple[int, int]] = {}  # nodes and bytes, all that they call included
+
+    def total(nodes: Iterable[Any], depth: int) -> tuple[int, int]:
+        if depth > _DEEPEST:
+            raise FileProblem(path, f"functions or graphs in one another, more than {_DEEPEST} deep, or in a circle.")
+        count = size = 0
+        for node in nodes:
+            count, size = count + 1, size + node.ByteSize()
+            graphs = [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
+            inner = [total(graph.node, depth + 1) for graph in graphs]
+            key = key_of(node, node.op_type)
+            if key in functions:
+                if key not in known:
+                    known[key] = total(functions[key].node, depth + 1)
+                inner.append(known[key])
+            count, size = count + sum(each[0] for each in inner), size + sum(each[1] for each in inner)
+            if functions and count > MOST_NODES:
+                raise FileProblem(
+                    path, f"too many nodes once its functions are called, expected at most {MOST_NODES:,}."
+                )
+            if functions and size - own_bytes > MOST_FUNCTION_BYTES:
+                raise FileProblem(
+                    path, f"too large once its functions are called, expected {MOST_FUNCTION_BYTES} bytes."
+                )
+        return count, size
+
+    own_bytes = model.ByteSize()
+    total(model.graph.node, 0)
 
 
 class _Builder:

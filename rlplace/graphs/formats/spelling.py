@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from rlplace.decode import shortened
@@ -27,6 +28,8 @@ SHORTEST = 4
 """Shorter names are like too many others."""
 ORDINARY = frozenset({"dtype", "score", "time"})
 """Names that graphs of others use, and that are like one of ours by chance."""
+MOST_COMPARED = 1000
+"""Names that are compared with those that are read, which takes long; a file with more was not written by hand."""
 
 
 def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Iterable[Any], where: str) -> None:
@@ -49,7 +52,7 @@ def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Ite
         for name in row:
             of_edges.setdefault(name, f"{source} -> {target}")
     for owners, known in ((of_nodes, NODE_NAMES), (of_edges, EDGE_NAMES)):
-        for name, owner in owners.items():
+        for name, owner in islice(owners.items(), MOST_COMPARED):
             nearest = nearest_name(name, known)
             if nearest:
                 hint = f"Name it {nearest!r}, or if it is something else, leave it out: nothing reads it."

@@ -36,8 +36,13 @@ def check_present(host: Host) -> None:
             )
 
 
-def check_runs_here(host: Host) -> None:
+def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simulate instead") -> None:
     """Refuses a host that is not of this machine, before anything is run on it.
+
+    Args:
+        host: every device of it has to be here.
+        where: what is to be run, for messages.
+        instead: what a simulated host is good for, for messages.
 
     Raises:
         InvalidValue: it is simulated, or has a device that this machine lacks.
@@ -47,8 +52,8 @@ def check_runs_here(host: Host) -> None:
             "host",
             host.name,
             "a host of this machine (`auto`, `cores`, `cuda`)",
-            where="measure",
-            hint="A simulated host has no devices to run on: simulate instead.",
+            where=where,
+            hint=f"A simulated host has no devices to run on: {instead}.",
         )
     check_present(host)
 

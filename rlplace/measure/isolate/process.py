@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlplace.errors import RunnerError
@@ -31,13 +32,15 @@ _CODE = """
 import runpy
 import sys
 runpy.run_path({lifeline!r})["end_with"]({alive!r})
-sys.path[:] = {path!r}
+sys.path[:] = {first!r}
 import torch
 from rlplace.measure.isolate.worker import main
+sys.path[:] = {path!r}
 main({ends!r}, {index!r})
 """
 """The lifeline comes first, as importing takes long; then PyTorch, before all else of ours: so OpenMP has the settings
-of this process, which the worker inherits, and no others."""
+of this process, which the worker inherits, and no others. PyTorch and others ask for packages that need not be there
+(`triton`): none of them comes from the current folder, which may be a stranger's."""
 LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 ALIVE = 1
 """Place of the pipe of the lifeline among the descriptors that a worker inherits."""
@@ -82,6 +85,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what ops print must not mix with what a command prints there
                 pass_fds=ends,
+                env=_environment(),
             )
         except BaseException:
             close_own(self._lifeline)
@@ -197,7 +201,25 @@ class WorkerProcess:
 
 
 def _code(ends: Sequence[int], index: Section) -> str:
-    """What the worker runs: with this process's path, and the current folder as users' modules are imported from it."""
-    path = [os.path.abspath(entry) for entry in sys.path]
-    path = list(dict.fromkeys([*path, os.getcwd()]))
-    return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], path=path, ends=tuple(ends), index=index)
+    """What the worker runs: with this process's path, once all is imported that is not the user's."""
+    here = os.getcwd()
+    path = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))
+    # a checkout in the current folder, say
+    homes = {str(Path(str(sys.modules[name].__file__)).parents[1]) for name in ("rlplace", "torch")}
+    first = [entry for entry in path if entry != here or entry in homes]
+    if here not in path and _has_run(here):
+        path.append(here)
+    return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], first=first, path=path, ends=tuple(ends), index=index)
+
+
+def _has_run(folder: str) -> bool:
+    """Whether a module of the folder was imported here, as that of a user's function is: it will be there, too."""
+    facts = [vars(each) for name, each in list(sys.modules.items()) if "." not in name and isinstance(each, ModuleType)]
+    places = [place for each in facts for place in each.get("__path__") or [each.get("__file__") or ""]]
+    return folder in {os.path.dirname(place) for place in places}
+
+
+def _environment() -> dict[str, str]:
+    """That of this process; an empty or relative entry of PYTHONPATH would be of the folder that is current now."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in entries if os.path.isabs(entry))}

@@ -20,6 +20,8 @@ EVERY_S = 5.0
 """So long at least between two writes ..."""
 SHARE = 0.05
 """... and as long as keeps their share of the time below this."""
+LARGEST_BYTES = 1 << 30
+"""A larger file is not read: that of a policy with its optimizer has some ten megabytes."""
 RECORDS = "records"
 """The tensor that holds the facts, as JSON: one file is written whole or not at all, two are not."""
 
@@ -79,6 +81,8 @@ class LearnerFile:
 
     def _read(self, learner: str) -> LearnerState:
         try:
+            if (size := self._path.stat().st_size) > LARGEST_BYTES:
+                raise FileProblem(self._path, f"{size} bytes, expected at most {LARGEST_BYTES}.")
             tensors = load(self._path.read_bytes())
             text = tensors.pop(RECORDS).numpy().tobytes().decode("utf-8")
         except OSError as error:

@@ -1,0 +1,102 @@
+"""A folder that somebody sent you is the current one: commands import nothing from there but users' functions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MARK = """import os
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ran"), "a") as file:
+    file.write(__name__ + " ")
+raise ImportError(__name__)
+"""
+MINE = """import torch
+
+@torch.library.custom_op("mine::halve", mutates_args=())
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+@halve.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+class Halved(torch.nn.Module):
+    def forward(self, x):
+        return halve(x)
+
+def make():
+    return Halved(), torch.ones(4, 3)
+"""
+PROFILES = """
+import os, sys, torch
+os.chdir(sys.argv[1])
+import rlplace
+from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.workloads import build, parse_workload
+model, inputs = torch.nn.Linear(3, 2), torch.ones(4, 3)
+for function in sys.argv[2:]:
+    work = build(parse_workload(function))
+    model, inputs = work.model, work.inputs
+graph = rlplace.capture(model, inputs)
+costs = profile_isolated(graph, rlplace.Host.detect("cores"), num_steps=1, warmup=1, isolated=True)
+print(costs.source)
+"""
+REPLICAS = """
+from rlplace.compare.replicas import ReplicaTeam
+from rlplace.measure.hosts.host import Device
+from rlplace.workloads import parse_workload
+if __name__ == "__main__":
+    core = Device("cpu:0", "core", "cpu", 1 << 30)
+    ReplicaTeam(parse_workload("mine:make"), [core], default_size="small", seed=0).close()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With modules that PyTorch and others ask for, or that a process begins with."""
+    for name in ("triton", "torch", "numpy", "networkx", "numba", "tyro", "multiprocessing", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(MARK)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def ran_of(folder: Path, *arguments: str, cwd: Path, path: str = "") -> str:
+    """Names of the modules in the folder that ran."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no worker can be had" not in done.stderr
+    return (folder / "ran").read_text() if (folder / "ran").exists() else ""
+
+
+def test_a_worker_imports_nothing_of_it(folder: Path) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    assert ran_of(folder, "-P", "-c", PROFILES, str(folder), cwd=elsewhere, path=f".{os.pathsep}") == ""
+
+
+def test_a_worker_has_the_module_of_a_users_function(folder: Path) -> None:
+    (folder / "triton.py").unlink()  # PyTorch asks for it again while it runs ops of users
+    assert ran_of(folder, "-P", "-c", PROFILES, str(folder), "mine:make", cwd=folder) == ""
+
+
+def test_python_with_m_imports_nothing_of_it(folder: Path) -> None:
+    (folder / "sitecustomize.py").unlink()
+    assert ran_of(folder, "-m", "rlplace", "hosts", "2xK80", cwd=folder) == ""
+
+
+def test_replicas_begin_without_it(folder: Path) -> None:
+    script = folder / "elsewhere" / "script.py"
+    script.parent.mkdir()
+    script.write_text(REPLICAS)
+    assert ran_of(folder, str(script), cwd=folder) == ""
