@@ -32,7 +32,7 @@ from rlplace.graphs.capturing.refusals import (
     check_model,
     no_numbers_drawn,
 )
-from rlplace.graphs.capturing.untouched import untouched
+from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.program import Autocast
 
 LossFn = Callable[..., torch.Tensor]
@@ -129,7 +129,7 @@ def trace_step(
                 for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
                     state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}), constants:
-            output = torch.func.functional_call(model, state, call_args, call_kwargs)
+            output = call_with(model, state, call_args, call_kwargs)
             result = output if loss_fn is None else loss_fn(output, *inputs)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
