@@ -96,7 +96,8 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         loss_fn = copy.deepcopy(loss_fn).double()
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
     with _Double():
-        double = capture_step(Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro), optimizer)
+        again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
+        double = capture_step(again, optimizer)
     if double.targets != graph.targets:
         hint = "Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check."
         raise InvalidValue(

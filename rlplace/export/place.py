@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ def place(
     batch_dims: BatchDims | None = None,
     loss: Loss = "auto",
     exact: bool = False,
+    frozen: Sequence[str] = (),
     progress: Progress | bool | None = None,
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
@@ -60,6 +62,7 @@ def place(
         loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
         exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
             losses.
+        frozen: attributes that the step may change although placed steps leave them as they are, as in `capture`.
         progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal only.
 
     Raises:
@@ -72,7 +75,7 @@ def place(
     say = progress.say
 
     def problem_of(count: int) -> Problem:
-        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets)
+        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen)
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         graph = check_exact(step(**cut), asked)
         return Problem.profile(graph, where, grouping=grouping, constraints=constraints, progress=say)

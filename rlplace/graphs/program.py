@@ -190,6 +190,7 @@ class Origin:
         targets: labels and what else the loss needs of a batch.
         autocast: what was active around the capture.
         micro: how the step is cut along its batch; None for one that is not.
+        frozen: attributes that the step may change as Python does; placed steps leave them as they are.
     """
 
     model: torch.nn.Module
@@ -199,6 +200,7 @@ class Origin:
     targets: tuple[torch.Tensor, ...] = ()
     autocast: Autocast | None = None
     micro: MicroBatches | None = None
+    frozen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.micro.micro_batches import capture_micro_batches
 from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
 from rlplace.graphs.capturing.micro.verdict import ASKED, LossVerdict, judge_loss
+from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
@@ -36,6 +37,7 @@ def capture(
     micro_batches: int = 1,
     batch_dims: BatchDims | None = None,
     loss: str | LossVerdict = "auto",
+    frozen: Sequence[str] = (),
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, its executable `program` attached.
 
@@ -63,9 +65,12 @@ def capture(
         loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: whichever
             gives what the whole batch gives; `accumulated`: as gradients accumulate over slices, whatever that gives.
             Or a verdict on a model that is alike but has values, which is taken as it is.
+        frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change although placed steps leave
+            them as they are; others that change from step to step are refused.
 
     Raises:
-        CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside).
+        CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
+            state that changes from step to step).
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
             loss; a loss that takes another number of targets; micro-batches that the
             batch cannot be cut into, or that do not give what the whole batch gives.
@@ -81,6 +86,7 @@ def capture(
     wanted = as_targets(targets)
     _check_types(model, loss_fn)
     _check_targets(wanted, loss_fn, kwargs)
+    warn_of_hooks(model)
     spec = resolve_optimizer(optimizer)
     if spec is not None and loss_fn is None:
         raise InvalidValue(
@@ -105,7 +111,7 @@ def capture(
             is_checked=verdict.is_checked,
             why=verdict.why,
         )
-    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
+    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
 
 
 def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
@@ -122,9 +128,8 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
     with _uncollected():
         if origin.micro is not None:
             return capture_micro_batches(origin, optimizer)
-        trace = trace_step(
-            origin.model, origin.args, origin.kwargs, origin.loss_fn, origin.targets, is_training=is_training
-        )
+        whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
+        trace = trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)
         return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 
@@ -161,6 +166,12 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
             found, hint = type(target).__name__, _hint_for(target)
             raise InvalidValue(f"targets[{position}]", found, expected, hint=hint)
     return tuple(targets)
+
+
+def _names(frozen: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(frozen, str) or not all(isinstance(name, str) for name in frozen):
+        raise InvalidValue("frozen", frozen, "a list of names of attributes", where="capture")
+    return tuple(frozen)
 
 
 def _check_types(model: object, loss_fn: object) -> None:

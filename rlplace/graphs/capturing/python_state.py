@@ -7,7 +7,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Change:
     Attributes:
         name: as the user writes it, `encoder.calls` or `encoder.stats['n']`.
         value: what it is now; None where it is gone.
-        is_growth: whether a list or set has another number of values.
+        is_growth: whether a collection has another number of values.
     """
 
     name: str
@@ -90,10 +90,11 @@ class PythonState:
             now, before = kept.now, kept.before
             if isinstance(before, dict):
                 for key in [*before, *(key for key in now if key not in before)]:
-                    if key not in now or key not in before or not _alike(before[key], now[key]):
-                        found.setdefault(kept.below(key), Change(kept.below(key), now.get(key)))
+                    is_growth = key not in now or key not in before
+                    if is_growth or not _alike(before[key], now[key]):
+                        found.setdefault(kept.below(key), Change(kept.below(key), now.get(key), is_growth))
             elif len(now) != len(before):
-                found.setdefault(kept.name, Change(kept.name, list(now), is_growth=True))
+                found.setdefault(kept.name, Change(kept.name, list(now), True))
             elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
                 found.setdefault(kept.name, Change(kept.name, list(now)))
         return list(found.values())
@@ -123,7 +124,8 @@ def _collection(value: object) -> tuple[Any, bool]:
     if isinstance(value, (dict, list, set, deque)):
         return value, False
     package = type(value).__module__.partition(".")[0]
-    if isinstance(value, (type, FunctionType, ModuleType, enum.Enum)) or package in _OPAQUE:
+    is_opaque = package in _OPAQUE and not isinstance(value, SimpleNamespace)
+    if is_opaque or isinstance(value, (type, FunctionType, ModuleType, enum.Enum)):
         return None, False
     return getattr(value, "__dict__", None), True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from rlplace.graphs.capturing.refusals import (
     check_model,
     no_numbers_drawn,
 )
+from rlplace.graphs.capturing.steps_alike import check_steps_alike, watched_state
 from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.program import Autocast
 
@@ -86,6 +87,7 @@ def trace_step(
     *,
     is_training: bool,
     part: AsSlice | AsModule | None = None,
+    frozen: Collection[str] = (),
 ) -> Trace:
     """The step of `model` as an fx graph; every node knows its module path and phase.
 
@@ -97,10 +99,11 @@ def trace_step(
         targets: what the loss needs besides the output.
         is_training: whether there are gradients.
         part: given for the step of one micro-batch of several, and for that of a module whose loss is elsewhere.
+        frozen: attributes that the step may change as Python does; they stay as they are.
 
     Raises:
         CaptureError: control flow or an op that depends on the data; names the op and the user's line. Or a tensor
-            from outside of the model; names it.
+            from outside of the model, or Python state that changes from step to step; names it.
     """
     check_model(model, is_training=is_training)
     trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
@@ -147,9 +150,12 @@ def trace_step(
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
 
+    mode = _mode_of(values)
+
     def make() -> torch.fx.GraphModule:
+        twins = [_twin(value, mode) for value in values]
         with fx_traceback.preserve_node_meta(), annotated(model):
-            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes(values))
+            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*twins)
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = active_autocast(values)
@@ -165,8 +171,12 @@ def trace_step(
             grad_mode,
         ):
             around.enter_context(each)
+        state = watched_state(model, loss_fn)
         with no_numbers_drawn(again=make):
             module = make()
+        result = dict(captured)
+        check_steps_alike(model, module, make, state, watched_state(model, loss_fn), frozen)
+        captured.update(result)
         spread_origins(module)
         constants.check(module)
         module = functionalise(module, captured["replaced"])
@@ -228,9 +238,13 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
 
 def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Fake twins without symbols: whatever depends on data then fails where it happens, on the user's own line."""
-    own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    mode = detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _mode_of(values)
     return [_twin(value, mode) for value in values]
+
+
+def _mode_of(values: Iterable[torch.Tensor]) -> FakeTensorMode:
+    own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

@@ -188,3 +188,21 @@ def refusal(function: Callable[[Tensor], Tensor]) -> CaptureError:
     with pytest.raises(CaptureError) as refused:
         capture(Function(function), random(3, 4), mean_square)
     return refused.value
+
+
+def test_hooks_of_modules_are_told_and_those_of_torch_are_not() -> None:
+    seen: list[Any] = []
+
+    def records(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.append(output)
+
+    def notes(module: nn.Module, given: Any, taken: Any) -> None:
+        seen.append(taken)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.utils.spectral_norm(nn.Linear(4, 4)))
+    capture(model, torch.ones(3, 4), mean_square)
+    model[0].register_forward_hook(records)
+    model[1].register_full_backward_hook(notes)
+    with pytest.warns(RuntimeWarning, match=r"0: forward hook \S*records; 1: backward hook \S*notes$"):
+        capture(model, torch.ones(3, 4), mean_square)
+    assert len(seen) == 2

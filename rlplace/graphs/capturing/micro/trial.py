@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.graphs.capturing.backward_ends import check_alone
 from rlplace.graphs.capturing.micro.pinned import FLOATS, Pinned
+from rlplace.graphs.capturing.python_state import PythonState
 from rlplace.graphs.capturing.trace import LossFn
 
 
@@ -88,6 +89,7 @@ class Trial:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._state = PythonState(("", module) for module in dict.fromkeys(modules))
 
     @property
     def has_loss(self) -> bool:
@@ -100,7 +102,8 @@ class Trial:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def output(self, tensors: Sequence[Tensor]) -> Any:
-        """What the model returns for these inputs (targets may follow); all buffers are as they were at first."""
+        """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
+        self._state.restore()
         for kept in self._buffers:
             kept.restore()
         inputs = iter(tensors)
