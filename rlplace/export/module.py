@@ -13,6 +13,7 @@ from torch import nn
 from rlplace.errors import InvalidValue
 from rlplace.export.placed.placed_module import PlacedForward, PlacedModule
 from rlplace.export.step import matching_host
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
@@ -42,6 +43,7 @@ def to_module(
         InvalidValue: `graph` was captured from another model.
     """
     check_is_placement(placement, "to_module")
+    model = original_of(model)
     host = matching_host(placement) if host is None else host
     placement.require(graph, host)
     if require_program(graph).origin.model is not model:

@@ -18,6 +18,7 @@ from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
 from rlplace.export.placed.optimizer import CapturedOptimizer, Option
 from rlplace.export.placed.saved import load_state, save_state
 from rlplace.graphs.capturing.micro.verdict import LossVerdict
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
@@ -258,6 +259,7 @@ class PlacedModel:
 
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`."""
+        model = original_of(model)
         self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:

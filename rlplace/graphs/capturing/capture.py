@@ -20,6 +20,7 @@ from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.micro.micro_batches import capture_micro_batches
 from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
 from rlplace.graphs.capturing.micro.verdict import ASKED, LossVerdict, judge_loss
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
@@ -85,6 +86,7 @@ def capture(
     args, kwargs = as_call(inputs)
     wanted = as_targets(targets)
     _check_types(model, loss_fn)
+    model = original_of(model)
     _check_targets(wanted, loss_fn, kwargs)
     warn_of_hooks(model)
     spec = resolve_optimizer(optimizer)

@@ -62,6 +62,10 @@ _ADVICE = (
         "batch norm in training needs two samples or more in every micro-batch: fewer micro-batches or a larger batch; "
         "for the last batch of an epoch `drop_last=True` in the `DataLoader`, or `other_shapes='eager'`",
     ),
+    (
+        r"dynamo|torch\.compile",
+        "drop the decorator `@torch.compile` (`torch.compile(...)`): rlplace places the ops itself",
+    ),
     (r"same device|DeviceMismatch", "move the model and its inputs to one device; placing them is our part"),
     (
         r"backward through the graph a second time",

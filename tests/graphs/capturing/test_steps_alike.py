@@ -135,7 +135,7 @@ def test_what_is_frozen_may_change_and_other_state_may_not() -> None:
     capture(in_a_model(counts_in_a_dict), x, mean_square, frozen=["1.stats"])
     with pytest.raises(CaptureError, match=r"`1\.n`.*frozen=\['1\.n'\]"):
         capture(in_a_model(counts), x, mean_square, frozen=["1.stats", "n"])
-    with pytest.raises(InvalidValue, match="frozen is '1.n', expected a list of names"):
+    with pytest.raises(InvalidValue, match=r"frozen is '1\.n', expected a list of names"):
         capture(model, x, frozen="1.n")
 
 

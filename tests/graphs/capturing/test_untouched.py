@@ -149,13 +149,13 @@ def test_a_model_is_as_it_was_and_its_placed_step_is_eagers(name: str, micro_bat
     x, model = torch.randn(8, 4), MODELS[name]()
     failing = nn.Sequential(model, Fails())
     before, values = held(failing), {key: value.clone() for key, value in failing.state_dict().items()}
-    with pytest.raises(CaptureError, match="y if y.sum"):
+    with pytest.raises(CaptureError, match=r"y if y\.sum"):
         capture(failing, x, mean_square, "sgd", micro_batches=micro_batches)
     assert_same(failing, before, values)
 
     before, values = held(model), {key: value.clone() for key, value in model.state_dict().items()}
     if "spectral" in name and micro_batches > 1:
-        with pytest.raises(CaptureError, match="`forward` changes '.*_u'"):
+        with pytest.raises(CaptureError, match=r"`forward` changes '.*_u'"):
             capture(model, x, mean_square, "sgd", micro_batches=micro_batches)
         assert_same(model, before, values)
         return

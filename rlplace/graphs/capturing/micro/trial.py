@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.graphs.capturing.backward_ends import check_alone
 from rlplace.graphs.capturing.micro.pinned import FLOATS, Pinned
+from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.python_state import PythonState
 from rlplace.graphs.capturing.trace import LossFn
 
@@ -154,6 +155,7 @@ def rehearsal(pinned: Pinned, *, is_double: bool) -> Iterator[None]:
         stack.callback(torch.set_default_dtype, default)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of a model that sees one sample
