@@ -19,7 +19,7 @@ from rlplace.export.seeded_draws import SeededDraws, random_ops
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Origin
+from rlplace.graphs.program import LossByName, Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.crew.streams import torch_device
@@ -92,7 +92,9 @@ def check_export(graph: OpGraph, host: Host, plan: Plan, *, num_steps: int = 5) 
         )
     model = copy.deepcopy(origin.model).double()
     loss_fn = origin.loss_fn
-    if isinstance(loss_fn, nn.Module):
+    if isinstance(loss_fn, LossByName) and isinstance(loss_fn.func, nn.Module):
+        loss_fn = LossByName(copy.deepcopy(loss_fn.func).double(), loss_fn.names)
+    elif isinstance(loss_fn, nn.Module):
         loss_fn = copy.deepcopy(loss_fn).double()
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
     with _Double():

@@ -50,7 +50,8 @@ def place(
         inputs: a tensor, a tuple or a dict.
         loss_fn: makes it a training step.
         optimizer: `sgd`, `momentum`, `adam` or `adamw`.
-        targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels.
+        targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
+            `loss_fn(output, **targets)`.
         host: of this machine; `Host.detect()` by default.
         budget_s: seconds of search.
         seed: of the search and of random ops.

@@ -96,7 +96,7 @@ class PlacedModel:
 
         Args:
             args: inputs as they were captured: the same structure and dtypes, and the same values of what is no tensor.
-            targets: labels of this batch, where the step was captured with targets.
+            targets: labels of this batch, where the step was captured with targets; a dict where it was with one.
             kwargs: inputs, likewise.
 
         Raises:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import MicroBatches, OptimizerSpec, Origin
+from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin
 
 
 def capture(
@@ -55,10 +55,12 @@ def capture(
     Args:
         model: in the mode (`train` or `eval`) that the step is to run in.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`; returns a scalar tensor, or a
-            tuple that begins with one: the step then returns all of it, and trains on the first.
+        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`, or `loss_fn(output, **targets)`
+            for a dict of them; returns a scalar tensor, or a tuple that begins with one: the step then returns all of
+            it, and trains on the first.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
-        targets: a tensor or a tuple of tensors, e.g. labels: what the loss needs of a batch. Every step takes new ones.
+        targets: a tensor, a tuple or a dict of tensors, e.g. labels: what the loss needs of a batch. Every step takes
+            new ones.
         micro_batches: K, into how many slices the batch is cut: forward and backward run once for each, gradients are
             summed and parameters updated once. 1 leaves the batch whole.
         batch_dims: for every tensor among the inputs, then the targets, the dimension that it is cut along, or None for
@@ -87,6 +89,8 @@ def capture(
     wanted = as_targets(targets)
     _check_types(model, loss_fn)
     model = original_of(model)
+    if isinstance(targets, Mapping) and loss_fn is not None:
+        loss_fn = LossByName(loss_fn, tuple(targets))
     _check_targets(wanted, loss_fn, kwargs)
     warn_of_hooks(model)
     spec = resolve_optimizer(optimizer)
@@ -151,7 +155,7 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
-    """Targets as a tuple: a tensor is one, None is none.
+    """Targets as a tuple, those of a dict in its order: a tensor is one, None is none.
 
     Raises:
         InvalidValue: anything else than tensors.
@@ -160,7 +164,13 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
         return ()
     if isinstance(targets, torch.Tensor):
         return (targets,)
-    expected = "a tensor or a tuple of tensors"
+    expected = "a tensor, a tuple or a dict of tensors"
+    if isinstance(targets, Mapping):
+        for name, target in targets.items():
+            if not isinstance(name, str) or not isinstance(target, torch.Tensor):
+                found, hint = type(target).__name__, _hint_for(target)
+                raise InvalidValue(f"targets[{name!r}]", found, "a tensor, by the name of an argument", hint=hint)
+        return tuple(targets.values())
     if not isinstance(targets, (tuple, list)):
         raise InvalidValue("targets", type(targets).__name__, expected, hint=_hint_for(targets))
     for position, target in enumerate(targets):
@@ -233,13 +243,17 @@ def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kw
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # of a builtin: only calling it would tell
         return
+    names = loss_fn.names if isinstance(loss_fn, LossByName) else ()
+    expected = f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`"
+    if names:
+        expected = f"one of the output and of the targets {', '.join(names)}, `loss_fn(output, **targets)`"
     try:
-        signature.bind(None, *targets)
+        signature.bind(None, *(() if names else targets), **dict.fromkeys(names))
     except TypeError as error:
         raise InvalidValue(
             "loss_fn",
             f"a function of ({', '.join(signature.parameters)})",
-            f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`",
+            expected,
             where="capture",
             hint=f"Labels are passed with `capture(..., targets=...)` ({error}).",
         ) from error

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.backward_ends import AsModule, AsSlice, backward_ends
 from rlplace.graphs.capturing.constants import ConstantCheck
-from rlplace.graphs.capturing.failures import explained
+from rlplace.graphs.capturing.failures import check_dtypes, dtype_words, explained
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.micro.norms import Statistics, statistics_handed_out
 from rlplace.graphs.capturing.origins import annotated, spread_origins
-from rlplace.graphs.capturing.portable import portable
+from rlplace.graphs.capturing.portable import portable, uncompiled
 from rlplace.graphs.capturing.refusals import (
     active_autocast,
     check_dense,
@@ -150,7 +150,18 @@ def trace_step(
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
 
+    def eagerly(model: nn.Module, loss_fn: LossFn | None) -> None:
+        given = [value.detach().clone() for value in (*tensors, *targets)]
+        inputs = iter(given)
+        leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
+        call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
+        with uncompiled(), grad_mode:
+            output = model(*call_args, **call_kwargs)
+            if loss_fn is not None:
+                loss_fn(output, *inputs)
+
     mode = _mode_of(values)
+    dtypes = dtype_words({"inputs": tensors, "targets": targets, "parameters": [*trainable.values(), *fixed.values()]})
 
     def make() -> torch.fx.GraphModule:
         twins = [_twin(value, mode) for value in values]
@@ -165,7 +176,7 @@ def trace_step(
             handed_out = around.enter_context(statistics_handed_out(model))
         for each in (
             untouched(model, loss_fn),
-            explained(model),
+            explained(model, loss_fn, None if any(map(_is_fake, values)) else eagerly, dtypes),
             portable(model),
             _use_lazy_graph_module(True),
             grad_mode,
@@ -177,6 +188,7 @@ def trace_step(
         result = dict(captured)
         check_steps_alike(model, module, make, state, watched_state(model, loss_fn), frozen)
         captured.update(result)
+        check_dtypes(module, make, dtypes)
         spread_origins(module)
         constants.check(module)
         module = functionalise(module, captured["replaced"])
@@ -245,6 +257,10 @@ def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _mode_of(values: Iterable[torch.Tensor]) -> FakeTensorMode:
     own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
     return detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _is_fake(value: torch.Tensor) -> bool:
+    return isinstance(value, FakeTensor) or value.is_meta
 
 
 def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
