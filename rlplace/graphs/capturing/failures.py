@@ -84,7 +84,9 @@ _RUN_EAGERLY = "run the model eagerly with the same inputs first; if that works,
 _OF_DISTRIBUTIONS = (
     "`torch.distributions` checks its arguments, which reads their values; pass it `validate_args=False`"
 )
-_DTYPES = r"dtype|scalar type|same type|Integral inputs|predicate to be bool|LongTensor|data type|Input type|used as indices"
+_DTYPES = (
+    r"dtype|scalar type|same type|Integral inputs|predicate to be bool|LongTensor|data type|Input type|used as indices"
+)
 MOST_PARAMETERS = 1 << 26
 """Larger models are not copied to see whether they raise by themselves."""
 

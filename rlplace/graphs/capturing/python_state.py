@@ -62,9 +62,10 @@ class PythonState:
 
     Args:
         modules: with their paths.
+        has_hooks: whether hooks of modules are part of it.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True) -> None:
         self._kept: dict[int, _Kept] = {}
         left: deque[tuple[str, object, bool]] = deque((path, module, False) for path, module in modules)
         while left and len(self._kept) < MOST_VALUES:
@@ -79,7 +80,9 @@ class PythonState:
             self._kept[id(now)] = kept
             if isinstance(now, dict):
                 is_module = isinstance(value, nn.Module)
-                left.extend((kept.below(key), each, is_module and key in _REGISTRIES) for key, each in now.items())
+                for key, each in now.items():
+                    if has_hooks or not is_module or "_hooks" not in key:
+                        left.append((kept.below(key), each, is_module and key in _REGISTRIES))
             elif not isinstance(now, set):
                 left.extend((kept.below(index), each, False) for index, each in enumerate(now))
 

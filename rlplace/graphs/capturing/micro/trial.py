@@ -90,7 +90,7 @@ class Trial:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        self._state = PythonState(("", module) for module in dict.fromkeys(modules))
+        self._state = PythonState((("", module) for module in dict.fromkeys(modules)), has_hooks=False)
 
     @property
     def has_loss(self) -> bool:
