@@ -93,8 +93,8 @@ class Arguments:
         names = self._target_names
         if isinstance(targets, dict) and targets.keys() != {*names} and (names or self._num_targets):
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
-            actual = f"a dict of {', '.join(map(str, targets)) or 'nothing'}"
-            raise InvalidValue("targets", _Word(actual), f"{expected}, as captured", where="placed step")
+            found = _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}")
+            raise InvalidValue("targets", found, f"{expected}, as captured", where="placed step")
         given = as_targets({name: targets[name] for name in names} if names and isinstance(targets, dict) else targets)
         if len(given) == self._num_targets:
             return given

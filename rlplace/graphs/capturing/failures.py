@@ -133,7 +133,7 @@ def check_dtypes(module: GraphModule, again: Callable[[], object], advice: str) 
             continue
         source = ""
         try:
-            with _RaiseOnWrong():
+            with _RaiseOnWrong():  # type: ignore[no-untyped-call]
                 again()
         except _Wrong as error:
             source = user_line(error)
@@ -147,7 +147,7 @@ def check_dtypes(module: GraphModule, again: Callable[[], object], advice: str) 
         )
 
 
-class _RaiseOnWrong(TorchDispatchMode):
+class _RaiseOnWrong(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, the first op with wrong dtypes raises where the user calls it."""
 
     def __torch_dispatch__(
