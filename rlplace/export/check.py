@@ -19,7 +19,7 @@ from rlplace.export.seeded_draws import SeededDraws, random_ops
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Origin
+from rlplace.graphs.program import LossByName, Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.plan import Plan
@@ -94,11 +94,14 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         )
     model = copy.deepcopy(origin.model).double()
     loss_fn = origin.loss_fn
-    if isinstance(loss_fn, nn.Module):
+    if isinstance(loss_fn, LossByName) and isinstance(loss_fn.func, nn.Module):
+        loss_fn = LossByName(copy.deepcopy(loss_fn.func).double(), loss_fn.names)
+    elif isinstance(loss_fn, nn.Module):
         loss_fn = copy.deepcopy(loss_fn).double()
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
     with _Double():
-        double = capture_step(Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro), optimizer)
+        again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
+        double = capture_step(again, optimizer)
     if double.targets != graph.targets:
         hint = "Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check."
         raise InvalidValue(

@@ -13,6 +13,7 @@ from torch import nn
 from rlplace.errors import InvalidValue
 from rlplace.export.placed.placed_module import PlacedForward, PlacedModule
 from rlplace.export.step import check_arguments, matching_host
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
@@ -44,6 +45,7 @@ def to_module(
         InvalidValue: `graph` was captured from another model.
     """
     check_arguments(model, graph, placement, "to_module")
+    model = original_of(model)
     host = matching_host(placement) if host is None else resolve_host(host)
     placement.require(graph, host)
     if require_program(graph).origin.model is not model:

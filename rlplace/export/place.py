@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +57,7 @@ def place(
     batch_dims: BatchDims | None = None,
     loss: Loss = "auto",
     exact: bool = False,
+    frozen: Sequence[str] = (),
     progress: Progress | bool | None = None,
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
@@ -68,7 +70,8 @@ def place(
         inputs: a tensor, a tuple or a dict.
         loss_fn: makes it a training step.
         optimizer: `sgd`, `momentum`, `adam` or `adamw`.
-        targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels.
+        targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
+            `loss_fn(output, **targets)`.
         host: of this machine, or a word for it as of `--host` (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
         budget_s: seconds of search.
         total_s: seconds of profiling, calibration, search and final table together: all but the search shrink to fit,
@@ -84,6 +87,7 @@ def place(
         loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
         exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
             losses.
+        frozen: attributes that the step may change although placed steps leave them as they are, as in `capture`.
         progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal, and
             elsewhere the last line alone: the placed step beside those of one device and of plain PyTorch.
 
@@ -101,7 +105,7 @@ def place(
     is_own, progress = not isinstance(progress, Progress), progress_of(progress)
 
     def graph_of(count: int) -> OpGraph:
-        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets)
+        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen)
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         return check_exact(step(**cut), asked)
 

@@ -10,6 +10,7 @@ from rlplace import cuda
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.export.placed.graphs_by_shape import OtherShapes
 from rlplace.export.placed.placed_model import PlacedModel
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.gpus import MOST_PARTS
@@ -48,6 +49,7 @@ def to_step(
     host = matching_host(placement) if host is None else resolve_host(host)
     placement.require(graph, host)
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
+    model = original_of(model)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch.utils import _pytree as pytree
@@ -145,6 +146,27 @@ class Autocast:
         return torch.autocast(device_type, dtype=self.dtype)
 
 
+class LossByName(functools.partial[torch.Tensor]):
+    """A loss that takes its targets by name, as one that takes them in order.
+
+    Args:
+        loss_fn: called as `loss_fn(output, **targets)`.
+        names: of the targets, in order.
+    """
+
+    names: tuple[str, ...]
+
+    def __new__(cls, loss_fn: Callable[..., torch.Tensor], names: tuple[str, ...] = ()) -> Self:
+        """The same; the names are set afterwards where it is a copy."""
+        self = super().__new__(cls, loss_fn)
+        self.names = names
+        return self
+
+    def __call__(self, output: Any, *targets: torch.Tensor) -> torch.Tensor:
+        """What the loss returns for an output and these targets."""
+        return super().__call__(output, **dict(zip(self.names, targets, strict=True)))
+
+
 LossKind = Literal["separate", "joined", "accumulated"]
 
 
@@ -190,6 +212,7 @@ class Origin:
         targets: labels and what else the loss needs of a batch.
         autocast: what was active around the capture.
         micro: how the step is cut along its batch; None for one that is not.
+        frozen: attributes that the step may change as Python does; placed steps leave them as they are.
     """
 
     model: torch.nn.Module
@@ -199,6 +222,12 @@ class Origin:
     targets: tuple[torch.Tensor, ...] = ()
     autocast: Autocast | None = None
     micro: MicroBatches | None = None
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Of targets that are given by name; empty where they are given in order."""
+        return self.loss_fn.names if isinstance(self.loss_fn, LossByName) else ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from rlplace.errors import InvalidValue, RlplaceError, UnknownName
+from rlplace.graphs.program import LossByName
 from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Workload
 
 RETURNED = "(model, inputs[, loss_fn[, optimizer[, targets]]])"
@@ -122,14 +123,10 @@ def _checked(returned: object, name: str) -> Workload:
         raise InvalidValue(
             "loss_fn", _type_name(loss_fn), "a function from the model's output to a scalar", where=where
         )
-    return Workload(
-        name,
-        model,
-        _checked_inputs(inputs, where),
-        loss_fn,
-        _checked_optimizer(optimizer, loss_fn, where),
-        _checked_targets(targets, loss_fn, where),
-    )
+    optimizer, wanted = _checked_optimizer(optimizer, loss_fn, where), _checked_targets(targets, loss_fn, where)
+    if isinstance(targets, dict) and loss_fn is not None:
+        loss_fn = LossByName(loss_fn, tuple(targets))
+    return Workload(name, model, _checked_inputs(inputs, where), loss_fn, optimizer, wanted)
 
 
 def _checked_inputs(inputs: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
@@ -151,7 +148,9 @@ def _checked_targets(targets: object, loss_fn: object, where: str) -> tuple[Tens
         return (targets,)
     if isinstance(targets, (tuple, list)):
         return tuple(_checked_tensor(f"targets[{index}]", value, where) for index, value in enumerate(targets))
-    raise InvalidValue("targets", _type_name(targets), "a tensor or a tuple of tensors", where=where)
+    if isinstance(targets, dict):
+        return tuple(_checked_tensor(f"targets[{name!r}]", value, where) for name, value in targets.items())
+    raise InvalidValue("targets", _type_name(targets), "a tensor, a tuple or a dict of tensors", where=where)
 
 
 def _checked_tensor(field: str, value: object, where: str) -> Tensor:

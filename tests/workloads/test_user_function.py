@@ -108,7 +108,7 @@ def test_dict_inputs_stay_a_dict(write):
         ("model, x, None, 'adam'", "loss_fn", None),
         ("model, x, None, None, x", "loss_fn", None),
         ("model, x, torch.sum, 'adam', 3", "targets", "int"),
-        ("model, x, torch.sum, 'adam', {'y': x}", "targets", "dict"),
+        ("model, x, torch.sum, 'adam', {'y': 3}", "targets['y']", "int"),
         ("model, x, torch.sum, 'adam', (x, 3)", "targets[1]", "int"),
     ],
 )

@@ -33,6 +33,7 @@ class Arguments:
         self._call, self._keywords = (origin.args, origin.kwargs), tuple(origin.kwargs)
         self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
         self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
+        self._target_names = origin.target_names
         self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in self._leaves]
 
@@ -89,7 +90,12 @@ class Arguments:
         return [*found, *self._checked_targets(targets)] if has_targets else found
 
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
-        given = as_targets(targets)
+        names = self._target_names
+        if isinstance(targets, dict) and targets.keys() != {*names} and (names or self._num_targets):
+            expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
+            found = _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}")
+            raise InvalidValue("targets", found, f"{expected}, as captured", where="placed step")
+        given = as_targets({name: targets[name] for name in names} if names and isinstance(targets, dict) else targets)
         if len(given) == self._num_targets:
             return given
         actual = f"{len(given)} tensors" if given else None

@@ -10,6 +10,8 @@ from torch.utils import _pytree as pytree
 from rlplace.export.placed.optimizer import CapturedOptimizer
 from rlplace.export.placed.recapture import Call, Flags, as_cast, with_flags
 from rlplace.export.placed.state import PlacedState
+from rlplace.graphs.capturing.portable import uncompiled
+from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.program import Program, loss_of
 
 
@@ -38,8 +40,9 @@ def run_eagerly(
     held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
     has_backward = program.is_training and (optimizer is not None or loss_scale is not None)
-    with with_flags(origin.model, flags), as_cast(origin.model, origin.autocast), torch.set_grad_enabled(has_backward):
-        returned = torch.func.functional_call(origin.model, held, args, kwargs)
+    flagged, cast = with_flags(origin.model, flags), as_cast(origin.model, origin.autocast)
+    with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
+        returned = call_with(origin.model, held, args, kwargs)
         if origin.loss_fn is not None:
             returned = origin.loss_fn(returned, *targets)
     if has_backward and loss_scale is not None:

@@ -20,6 +20,7 @@ from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
 from rlplace.export.placed.optimizer import CapturedOptimizer, Option
 from rlplace.export.placed.saved import load_state, save_state
 from rlplace.graphs.capturing.micro.verdict import LossVerdict
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import loss_of
@@ -112,7 +113,7 @@ class PlacedModel:
 
         Args:
             args: inputs as they were captured: the same structure and dtypes, and the same values of what is no tensor.
-            targets: labels of this batch, where the step was captured with targets.
+            targets: labels of this batch, where the step was captured with targets; a dict where it was with one.
             kwargs: inputs, likewise.
 
         Raises:
@@ -315,6 +316,7 @@ class PlacedModel:
 
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`."""
+        model = original_of(model)
         with self._turn(runs=False):
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 

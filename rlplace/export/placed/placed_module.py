@@ -79,7 +79,8 @@ class PlacedForward:
     def __init__(self, module: nn.Module, graph: OpGraph, plan: Plan, host: Host, seed: int) -> None:
         keep_freed_memory()
         self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
-        self._model = require_program(graph).origin.model
+        origin = require_program(graph).origin
+        self._model, self._frozen = origin.model, origin.frozen
         self.places = {
             source.key: torch_device(host.devices[int(plan.devices[op])])
             for op, source in require_program(graph).sources.items()
@@ -129,6 +130,7 @@ class PlacedForward:
                 *_on_one_device(self._model, args, kwargs),
                 has_backward=has_backward,
                 differentiated=differentiated,
+                frozen=self._frozen,
             )
         plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
         return ModuleGraph(captured, self._host, plan, self.crew, self._state(), seed=self._seed)

@@ -89,7 +89,7 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
     origin, (args, kwargs, targets) = program.origin, call
     with with_flags(origin.model, flags), as_cast(origin.model, origin.autocast):
         if origin.micro is None:
-            again = Origin(origin.model, args, kwargs, origin.loss_fn, targets)
+            again = Origin(origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen)
             return capture_step(again, program.optimizer)
         slicing = origin.micro.slicing
         tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -106,6 +106,7 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
             micro_batches=min([slicing.num_micro_batches, *lengths]),
             batch_dims=slicing.dims,
             loss=LossVerdict.of(origin.micro),
+            frozen=origin.frozen,
         )
 
 
@@ -122,7 +123,7 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
     origin, (args, kwargs, _) = require_program(graph).origin, call
     model = origin.model
     with in_modes(model, dict.fromkeys(modes_of(model), False)), as_cast(model, origin.autocast):
-        return capture_step(Origin(model, args, kwargs, None), None)
+        return capture_step(Origin(model, args, kwargs, None, frozen=origin.frozen), None)
 
 
 def as_cast(model: nn.Module, autocast: Autocast | None) -> AbstractContextManager[object]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,12 @@ from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.micro.micro_batches import capture_micro_batches
 from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
 from rlplace.graphs.capturing.micro.verdict import ASKED, LossVerdict, judge_loss
+from rlplace.graphs.capturing.portable import original_of
+from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import MicroBatches, OptimizerSpec, Origin
+from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin
 
 
 def capture(
@@ -36,6 +38,7 @@ def capture(
     micro_batches: int = 1,
     batch_dims: BatchDims | None = None,
     loss: str | LossVerdict = "auto",
+    frozen: Sequence[str] = (),
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, its executable `program` attached.
 
@@ -52,10 +55,12 @@ def capture(
     Args:
         model: in the mode (`train` or `eval`) that the step is to run in.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`; returns a scalar tensor, or a
-            tuple that begins with one: the step then returns all of it, and trains on the first.
+        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`, or `loss_fn(output, **targets)`
+            for a dict of them; returns a scalar tensor, or a tuple that begins with one: the step then returns all of
+            it, and trains on the first.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
-        targets: a tensor or a tuple of tensors, e.g. labels: what the loss needs of a batch. Every step takes new ones.
+        targets: a tensor, a tuple or a dict of tensors, e.g. labels: what the loss needs of a batch. Every step takes
+            new ones.
         micro_batches: K, into how many slices the batch is cut: forward and backward run once for each, gradients are
             summed and parameters updated once. 1 leaves the batch whole.
         batch_dims: for every tensor among the inputs, then the targets, the dimension that it is cut along, or None for
@@ -63,9 +68,12 @@ def capture(
         loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: whichever
             gives what the whole batch gives; `accumulated`: as gradients accumulate over slices, whatever that gives.
             Or a verdict on a model that is alike but has values, which is taken as it is.
+        frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change although placed steps leave
+            them as they are; others that change from step to step are refused.
 
     Raises:
-        CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside).
+        CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
+            state that changes from step to step).
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
             loss; a loss that takes another number of targets; micro-batches that the
             batch cannot be cut into, or that do not give what the whole batch gives.
@@ -80,7 +88,11 @@ def capture(
     args, kwargs = as_call(inputs)
     wanted = as_targets(targets)
     _check_types(model, loss_fn)
+    model = original_of(model)
+    if isinstance(targets, Mapping) and loss_fn is not None:
+        loss_fn = LossByName(loss_fn, tuple(targets))
     _check_targets(wanted, loss_fn, kwargs)
+    warn_of_hooks(model)
     spec = resolve_optimizer(optimizer)
     if spec is not None and loss_fn is None:
         raise InvalidValue(
@@ -105,7 +117,7 @@ def capture(
             is_checked=verdict.is_checked,
             why=verdict.why,
         )
-    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro), spec)
+    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
 
 
 def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
@@ -122,9 +134,8 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
     with _uncollected():
         if origin.micro is not None:
             return capture_micro_batches(origin, optimizer)
-        trace = trace_step(
-            origin.model, origin.args, origin.kwargs, origin.loss_fn, origin.targets, is_training=is_training
-        )
+        whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
+        trace = trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)
         return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 
@@ -144,7 +155,7 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
-    """Targets as a tuple: a tensor is one, None is none.
+    """Targets as a tuple, those of a dict in its order: a tensor is one, None is none.
 
     Raises:
         InvalidValue: anything else than tensors.
@@ -153,7 +164,13 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
         return ()
     if isinstance(targets, torch.Tensor):
         return (targets,)
-    expected = "a tensor or a tuple of tensors"
+    expected = "a tensor, a tuple or a dict of tensors"
+    if isinstance(targets, Mapping):
+        for name, target in targets.items():
+            if not isinstance(name, str) or not isinstance(target, torch.Tensor):
+                found, hint = type(target).__name__, _hint_for(target)
+                raise InvalidValue(f"targets[{name!r}]", found, "a tensor, by the name of an argument", hint=hint)
+        return tuple(targets.values())
     if not isinstance(targets, (tuple, list)):
         raise InvalidValue("targets", type(targets).__name__, expected, hint=_hint_for(targets))
     for position, target in enumerate(targets):
@@ -161,6 +178,12 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
             found, hint = type(target).__name__, _hint_for(target)
             raise InvalidValue(f"targets[{position}]", found, expected, hint=hint)
     return tuple(targets)
+
+
+def _names(frozen: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(frozen, str) or not all(isinstance(name, str) for name in frozen):
+        raise InvalidValue("frozen", frozen, "a list of names of attributes", where="capture")
+    return tuple(frozen)
 
 
 def _check_types(model: object, loss_fn: object) -> None:
@@ -220,13 +243,17 @@ def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kw
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # of a builtin: only calling it would tell
         return
+    names = loss_fn.names if isinstance(loss_fn, LossByName) else ()
+    expected = f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`"
+    if names:
+        expected = f"one of the output and of the targets {', '.join(names)}, `loss_fn(output, **targets)`"
     try:
-        signature.bind(None, *targets)
+        signature.bind(None, *(() if names else targets), **dict.fromkeys(names))
     except TypeError as error:
         raise InvalidValue(
             "loss_fn",
             f"a function of ({', '.join(signature.parameters)})",
-            f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`",
+            expected,
             where="capture",
             hint=f"Labels are passed with `capture(..., targets=...)` ({error}).",
         ) from error

@@ -59,7 +59,7 @@ class ConstantCheck(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._model, self._loss_fn = model, loss_fn
-        held = [*_held(_modules(model, loss_fn))]
+        held = [*_held((model, *owner_of(loss_fn)))]
         self._held = {_storage(value) for value in held if isinstance(value, Tensor)}
         self._held_arrays = [value for value in held if isinstance(value, np.ndarray)]
         self._arguments = {memory(tensor) for tensor in arguments}
@@ -220,8 +220,8 @@ def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:
         left.extend(following for following, _ in node.next_functions)
 
 
-def _modules(model: nn.Module, loss_fn: object) -> Iterator[nn.Module]:
-    yield model
+def owner_of(loss_fn: object) -> Iterator[nn.Module]:
+    """The module that a loss is, or is a method of, if any."""
     while isinstance(loss_fn, functools.partial):
         loss_fn = loss_fn.func
     if isinstance(loss_fn, types.MethodType):

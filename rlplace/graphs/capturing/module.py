@@ -40,6 +40,7 @@ def capture_module(
     *,
     has_backward: bool,
     differentiated: tuple[int, ...] = (),
+    frozen: tuple[str, ...] = (),
 ) -> CapturedModule:
     """A forward and its backward; where no output has a gradient, the forward alone.
 
@@ -49,6 +50,7 @@ def capture_module(
         kwargs: keyword arguments.
         has_backward: whether there is to be one.
         differentiated: positions among the input tensors of those whose gradients are wanted.
+        frozen: attributes that `forward` may change as Python does.
 
     Raises:
         CaptureError: the model cannot be captured, writes to its inputs, or reads in its backward what its forward
@@ -60,7 +62,7 @@ def capture_module(
         seeds = {k: torch.empty_like(output.detach()) for k, output in enumerate(outputs) if output.requires_grad}
     part = AsModule(tuple(seeds), differentiated) if seeds else None
     given = tuple(seeds.values())
-    trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part)
+    trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part, frozen=frozen)
     for norm in trace.module.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
         if norm.args[7] is True:  # it takes running statistics in vain, and the forward has changed them
             norm.args = (*norm.args[:3], None, None, *norm.args[5:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlplace.graphs.attention import fused_attention
 
 @contextlib.contextmanager
 def portable(model: nn.Module) -> Iterator[None]:
-    """Attention is one op of ours, recurrent layers come apart; no layer reads a number from a tensor.
+    """Attention is one op of ours, recurrent layers come apart; no layer reads a number from a tensor or is compiled.
 
     Nothing is left to oneDNN and cuDNN, whose ops no other backend has; PyTorch's own convolution still uses both when
     it runs.
@@ -32,13 +33,30 @@ def portable(model: nn.Module) -> Iterator[None]:
             vars(norm)["forward"] = _cumulative_norm(norm)
         for stack in masked:
             vars(stack)["forward"] = _taking_masks_as_they_are(stack)
-        with fused_attention():
+        with fused_attention(), uncompiled():
             yield
     finally:
         for module in (*averaging, *masked):
             del vars(module)["forward"]
         torch._C._set_mkldnn_enabled(had_onednn)
         torch._C._set_cudnn_enabled(had_cudnn)
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """While active, whatever `torch.compile` made (models, methods, functions) runs what it was made of."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes a second
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
+def original_of(model: nn.Module) -> nn.Module:
+    """The model itself, or what `torch.compile` made it of."""
+    while type(model).__name__ == "OptimizedModule" and isinstance(original := model._orig_mod, nn.Module):
+        model = original
+    return model
 
 
 def _averages(norm: _BatchNorm) -> bool:

@@ -16,10 +16,11 @@ MOST_VALUES = 20_000
 """How many values are looked at, nearest first: a function may reach a whole data set."""
 
 Named = tuple[str, object]
+_Cached = functools._lru_cache_wrapper
 
 
 def referenced(functions: Iterable[object]) -> Iterator[Named]:
-    """Tensors, NumPy arrays and modules that functions can reach without being given them, nearest first.
+    """Tensors, NumPy arrays, modules and `lru_cache`s that functions can reach without being given them, nearest first.
 
     Followed are closures, globals, defaults, arguments of `functools.partial`, the object that a method belongs to,
     functions that are called, and whatever lists, tuples, sets, dicts and plain objects hold. Modules are not entered:
@@ -37,6 +38,9 @@ def referenced(functions: Iterable[object]) -> Iterator[Named]:
         seen[id(value)] = value
         if isinstance(value, (torch.Tensor, np.ndarray, nn.Module)):
             yield name, value
+        elif isinstance(value, _Cached):
+            yield name, value
+            left.append((name, value.__wrapped__))
         else:
             left.extend(_below(name, value))
 
@@ -46,7 +50,7 @@ def forwards(model: nn.Module) -> Iterator[object]:
     kinds = {kind: None for module in model.modules() for kind in type(module).__mro__}
     for kind in kinds:
         if not kind.__module__.startswith(("torch.", "builtins")):
-            yield from (value for value in vars(kind).values() if isinstance(value, types.FunctionType))
+            yield from (value for value in vars(kind).values() if isinstance(value, (types.FunctionType, _Cached)))
     for module in model.modules():
         yield from (value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module))
 

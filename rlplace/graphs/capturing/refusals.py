@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any
@@ -17,6 +18,9 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.failures import user_line
 from rlplace.graphs.program import Autocast
 
+MOST_NAMED = 8
+"""Hooks that a warning names."""
+
 
 def check_model(model: nn.Module, *, is_training: bool) -> None:
     """Refuses modules that no trace goes through, or that have no shape yet.
@@ -28,8 +32,6 @@ def check_model(model: nn.Module, *, is_training: bool) -> None:
         place = f"module {path}" if path else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             wrong, instead = "is a ScriptModule", "pass the module that it was scripted from"
-        elif hasattr(module, "_orig_mod") and type(module).__name__ == "OptimizedModule":
-            wrong, instead = "was compiled by `torch.compile`", "pass the original, its `_orig_mod`"
         elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             wrong, instead = f"is a {type(module).__name__}", "pass what it wraps, its `module`"
         elif any(map(nn.parameter.is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
@@ -42,6 +44,26 @@ def check_model(model: nn.Module, *, is_training: bool) -> None:
         else:
             continue
         raise CaptureError(f"cannot capture the model: {place} ({type(module).__name__}) {wrong}; {instead}.")
+
+
+def warn_of_hooks(model: nn.Module) -> None:
+    """Warns of hooks of modules, but for PyTorch's own: they run in captures, and never in a placed step."""
+    kinds = ("forward_pre", "forward", "backward_pre", "backward")
+    found = [
+        f"{path or 'the root'}: {kind} hook {getattr(hook, '__qualname__', type(hook).__name__)}"
+        for path, module in model.named_modules()
+        for kind in kinds
+        for hook in getattr(module, f"_{kind}_hooks").values()
+        if not (getattr(hook, "__module__", None) or "").startswith("torch.")
+    ]
+    if found:
+        warnings.warn(
+            "hooks of modules run while a step is captured, with tensors that have no values, and never in a placed "
+            "step: what they compute is part of the graph, what they record or print is not. "
+            f"{'; '.join(found[:MOST_NAMED])}{f'; and {len(found) - MOST_NAMED} more' * (len(found) > MOST_NAMED)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def check_devices(

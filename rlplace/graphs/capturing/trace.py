@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.backward_ends import AsModule, AsSlice, backward_ends
 from rlplace.graphs.capturing.constants import ConstantCheck
-from rlplace.graphs.capturing.failures import explained
+from rlplace.graphs.capturing.failures import check_dtypes, dtype_words, explained
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.micro.norms import Statistics, statistics_handed_out
 from rlplace.graphs.capturing.origins import annotated, spread_origins
-from rlplace.graphs.capturing.portable import portable
+from rlplace.graphs.capturing.portable import portable, uncompiled
 from rlplace.graphs.capturing.refusals import (
     active_autocast,
     check_dense,
@@ -32,7 +32,8 @@ from rlplace.graphs.capturing.refusals import (
     check_model,
     no_numbers_drawn,
 )
-from rlplace.graphs.capturing.untouched import untouched
+from rlplace.graphs.capturing.steps_alike import check_steps_alike, watched_state
+from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.program import Autocast
 
 LossFn = Callable[..., torch.Tensor]
@@ -86,6 +87,7 @@ def trace_step(
     *,
     is_training: bool,
     part: AsSlice | AsModule | None = None,
+    frozen: Collection[str] = (),
 ) -> Trace:
     """The step of `model` as an fx graph; every node knows its module path and phase.
 
@@ -97,10 +99,11 @@ def trace_step(
         targets: what the loss needs besides the output.
         is_training: whether there are gradients.
         part: given for the step of one micro-batch of several, and for that of a module whose loss is elsewhere.
+        frozen: attributes that the step may change as Python does; they stay as they are.
 
     Raises:
         CaptureError: control flow or an op that depends on the data; names the op and the user's line. Or a tensor
-            from outside of the model; names it.
+            from outside of the model, or Python state that changes from step to step; names it.
     """
     check_model(model, is_training=is_training)
     trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
@@ -129,7 +132,7 @@ def trace_step(
                 for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
                     state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}), constants:
-            output = torch.func.functional_call(model, state, call_args, call_kwargs)
+            output = call_with(model, state, call_args, call_kwargs)
             result = output if loss_fn is None else loss_fn(output, *inputs)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
@@ -147,9 +150,23 @@ def trace_step(
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
 
+    def eagerly(model: nn.Module, loss_fn: LossFn | None) -> None:
+        given = [value.detach().clone() for value in (*tensors, *targets)]
+        inputs = iter(given)
+        leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
+        call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
+        with uncompiled(), grad_mode:
+            output = model(*call_args, **call_kwargs)
+            if loss_fn is not None:
+                loss_fn(output, *inputs)
+
+    mode = _mode_of(values)
+    dtypes = dtype_words({"inputs": tensors, "targets": targets, "parameters": [*trainable.values(), *fixed.values()]})
+
     def make() -> torch.fx.GraphModule:
+        twins = [_twin(value, mode) for value in values]
         with fx_traceback.preserve_node_meta(), annotated(model):
-            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes(values))
+            return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*twins)
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = active_autocast(values)
@@ -159,14 +176,19 @@ def trace_step(
             handed_out = around.enter_context(statistics_handed_out(model))
         for each in (
             untouched(model, loss_fn),
-            explained(model),
+            explained(model, loss_fn, None if any(map(_is_fake, values)) else eagerly, dtypes),
             portable(model),
             _use_lazy_graph_module(True),
             grad_mode,
         ):
             around.enter_context(each)
+        state = watched_state(model, loss_fn)
         with no_numbers_drawn(again=make):
             module = make()
+        result = dict(captured)
+        check_steps_alike(model, module, make, state, watched_state(model, loss_fn), frozen)
+        captured.update(result)
+        check_dtypes(module, make, dtypes)
         spread_origins(module)
         constants.check(module)
         module = functionalise(module, captured["replaced"])
@@ -228,9 +250,17 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
 
 def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Fake twins without symbols: whatever depends on data then fails where it happens, on the user's own line."""
-    own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    mode = detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _mode_of(values)
     return [_twin(value, mode) for value in values]
+
+
+def _mode_of(values: Iterable[torch.Tensor]) -> FakeTensorMode:
+    own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _is_fake(value: torch.Tensor) -> bool:
+    return isinstance(value, FakeTensor) or value.is_meta
 
 
 def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

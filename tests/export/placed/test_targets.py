@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 from pathlib import Path
@@ -209,6 +210,70 @@ def test_place_takes_targets() -> None:
     placed.close()
 
 
+class NamedEntropy(nn.Module):
+    """A loss with a constant of its own that takes its targets by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([1.0, 2.0, 0.5]))
+
+    def forward(self, output: Tensor, *, importance: Tensor, labels: Tensor) -> Tensor:
+        return (functional.cross_entropy(output, labels, weight=self.weight, reduction="none") * importance).mean()
+
+
+def by_name(output: Tensor, importance: Tensor, labels: Tensor) -> Tensor:
+    return (functional.cross_entropy(output, labels, reduction="none") * importance).mean()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("loss_fn", [NamedEntropy(), by_name, functools.partial(by_name)])
+def test_labels_in_a_dict_are_given_by_name(loss_fn: Any, micro_batches: int) -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    (first, targets), *rest = batches(4)
+    named = {"labels": targets[0], "importance": targets[1]}
+    cut: dict[str, Any] = {} if micro_batches == 1 else {"batch_dims": {"labels": 0, "importance": 0, "x": 0}}
+    graph = capture(model, first, loss_fn, "sgd", targets=named, micro_batches=micro_batches, **cut)
+    problem, plan, step = placed_on_cores(graph)
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=1e-3)
+    for size, (x, (labels, importance)) in zip((5, 4, 5), rest, strict=True):  # other sizes are captured again
+        x, labels, importance = x[:size], labels[:size], importance[:size]
+        optimizer.zero_grad()
+        expected = loss_fn(eager(x), labels=labels, importance=importance)
+        expected.backward()
+        optimizer.step()
+        loss = step(x, targets={"importance": importance, "labels": labels})
+        assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(step.evaluate(first), eager(first), rtol=1e-4, atol=1e-5)
+    assert step.num_graphs == 3
+    assert step.backward(first, targets=(*targets,)).isfinite()  # or in the order of the dict
+    for wrong, message in (
+        ({"labels": targets[0]}, r"a dict of labels, expected a dict of labels, importance, as captured"),
+        ({**named, "more": targets[0]}, "a dict of labels, importance, more"),
+        (targets[0], "targets is '1 tensors', expected 2 tensors"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            step(first, targets=wrong)
+    step.close()
+    assert check_export(graph, problem.host, plan).max_loss_rel_diff < 1e-12
+    alone = EagerStep(graph, problem.host)
+    alone()
+    assert alone.loss.item() == pytest.approx(loss_fn(model(first), **named).item(), rel=1e-6)
+
+
+def test_a_dict_of_labels_is_held_against_the_loss_and_the_step(step: Any) -> None:
+    for targets, message in (
+        ({"labels": LABELS, "weights": LABELS}, r"importance, labels\)', expected one .* the targets labels, weights"),
+        ({"labels": [0, 1]}, r"targets\['labels'\] is 'list', expected a tensor.*Pass `torch\.tensor"),
+        ({0: LABELS}, r"targets\[0\] is 'Tensor', expected a tensor, by the name"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            capture(Classifier(), X, by_name, "sgd", targets=targets)
+    with pytest.raises(InvalidValue, match="a dict of labels, expected a tensor or a tuple of tensors, as captured"):
+        step(x=X, flag=False, scale=0.5, targets={"labels": LABELS})
+
+
 WORK = """
 import torch
 from torch.nn import functional
@@ -216,6 +281,10 @@ from torch.nn import functional
 def work():
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     return model, torch.ones(5, 4), functional.cross_entropy, "sgd", torch.tensor([0, 1, 2, 0, 1])
+
+def named():
+    model, x, loss_fn, optimizer, labels = work()
+    return model, x, lambda output, labels: loss_fn(output, labels), optimizer, {"labels": labels}
 
 def frozen():
     model, x, loss_fn, optimizer, labels = work()
@@ -233,9 +302,10 @@ def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_users_function_with_targets_is_measured(users_module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    measured = ["measure", f"{users_module}:work", "--host", "cores", "--json"]
-    assert main(measured) == 0
-    assert json.loads(capsys.readouterr().out)["status"] == "ok"
+    for function in ("work", "named"):
+        assert main(["measure", f"{users_module}:{function}", "--host", "cores", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "ok"
+    assert main(["simulate", f"{users_module}:named", "--host", "4xV100-pcie", "--micro-batches", "2", "--json"]) == 0
 
 
 def test_a_users_function_that_closes_over_labels_exits_with_2(

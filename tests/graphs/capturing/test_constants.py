@@ -257,7 +257,7 @@ def test_a_teacher_that_gets_no_gradient_is_a_constant() -> None:
     ("arguments", "field"),
     [
         ({"targets": 3}, "targets"),
-        ({"targets": {"y": LABELS}}, "targets"),
+        ({"targets": {"y": LABELS}}, "loss_fn"),
         ({"targets": (LABELS, 3)}, "targets[1]"),
         ({"targets": LABELS, "loss_fn": None}, "loss_fn"),
         ({"loss_fn": functional.cross_entropy}, "loss_fn"),

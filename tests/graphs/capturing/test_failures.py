@@ -120,7 +120,7 @@ def test_packed_sequences_get_one_line() -> None:
     [
         (converts, "return y * float(y.detach().numpy().max())", "print or convert what the step returns"),
         (formats, 'return y if f"{y.sum():.3f}" else -y', "print or convert what the step returns"),
-        (multiplies, "return y @ y", "run the model eagerly"),
+        (multiplies, "return y @ y", "raises by itself, in eager as well: RuntimeError: mat1 and mat2"),
         (goes_to_a_gpu, "return torch.add(y, torch.ones(6, device=\"meta\"))", "to one device"),
         (backs, "", "must not call `backward`"),
     ],
@@ -218,6 +218,78 @@ def test_printing_a_tensor_is_no_obstacle(capsys: pytest.CaptureFixture[str]) ->
     graph = capture(Function(prints), random(3, 4), mean_square)
     assert "size=(3, 6)" in capsys.readouterr().out
     assert run_graph(graph).result.shape == ()
+
+
+def refuses(y: Tensor) -> Tensor:
+    if len(y) == 3:
+        raise KeyError("three samples")
+    return y
+
+
+def fails_while_traced(y: Tensor) -> Tensor:
+    if type(y) is not Tensor:
+        raise TypeError("a plain tensor is wanted")
+    return y
+
+
+def test_what_a_model_raises_by_itself_is_told_from_what_tracing_does() -> None:
+    refused = refusal(refuses)
+    assert str(refused).startswith(
+        "the model or its loss raises by itself, in eager as well: KeyError: 'three samples'"
+    )
+    assert refused.source.endswith('in refuses: raise KeyError("three samples")')
+    assert str(refusal(fails_while_traced)).startswith("cannot capture the model: TypeError: a plain tensor")
+
+
+def test_distributions_are_told_to_leave_their_arguments_alone() -> None:
+    def loss(y: Tensor, t: Tensor, **options: bool) -> Tensor:
+        return -torch.distributions.Categorical(logits=y, **options).log_prob(t).mean()
+
+    model, x, labels = nn.Linear(4, 6), torch.randn(3, 4), torch.tensor([0, 5, 2])
+    with pytest.raises(CaptureError, match=r"Categorical\(logits=y.*pass it `validate_args=False`"):
+        capture(model, x, loss, "sgd", targets=labels)
+    graph = capture(model, x, lambda y, t: loss(y, t, validate_args=False), "sgd", targets=labels)
+    assert run_graph(graph).result.item() == pytest.approx(loss(model(x), labels).item())
+
+
+CROSS, X, INTS = nn.functional.cross_entropy, torch.randn(3, 4), torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "loss_fn", "targets", "told"),
+    [
+        (nn.Linear(4, 6), X, CROSS, INTS.int(), "targets int32"),
+        (nn.Linear(4, 6), X, CROSS, INTS.float(), "targets float32"),
+        (nn.Linear(4, 6), X, CROSS, INTS.bool(), "targets bool"),
+        (nn.Linear(4, 6), X.double(), CROSS, INTS, "inputs float64; targets int64; parameters float32"),
+        (nn.Linear(4, 6), X.long(), CROSS, INTS, "inputs int64"),
+        (nn.Linear(4, 6).half(), X, CROSS, INTS, "inputs float32; targets int64; parameters float16"),
+        (nn.LayerNorm(4), X.double(), CROSS, INTS, "inputs float64"),
+        (nn.Embedding(6, 4), X, lambda y, t: y.sum(), INTS, "inputs float32"),
+        (nn.Conv1d(3, 2, 1), X[None].double(), lambda y, t: y.sum(), INTS, "inputs float64"),
+        (
+            nn.Sigmoid(),
+            X.requires_grad_(),
+            nn.functional.binary_cross_entropy,
+            torch.ones(3, 4).long(),
+            "targets int64",
+        ),
+    ],
+)
+def test_wrong_dtypes_are_told_at_capture(model: nn.Module, inputs: Any, loss_fn: Any, targets: Any, told: str) -> None:
+    model = nn.Sequential(nn.Identity(), model, Scale())
+    with pytest.raises(CaptureError, match=rf"Hint: now .*{told}") as refused:
+        capture(model, inputs, loss_fn, "sgd", targets=targets)
+    assert refused.value.source.startswith(__file__) or f", at {__file__}:" in str(refused.value)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * self.scale.to(y.dtype)
 
 
 def refusal(function: Callable[[Tensor], Tensor]) -> CaptureError:

@@ -172,8 +172,6 @@ def test_modules_that_no_trace_goes_through_are_refused() -> None:
     linear, x = nn.Linear(4, 4), torch.ones(3, 4)
     with pytest.raises(CaptureError, match=r"module 1 \(LazyLinear\) has lazy parameters.*once with its inputs"):
         capture(nn.Sequential(linear, nn.LazyLinear(2)), x)
-    with pytest.raises(CaptureError, match=r"the model \(OptimizedModule\) was compiled.*_orig_mod"):
-        capture(torch.compile(linear), x)  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match=r"module 0 \(DataParallel\).*its `module`"):
         capture(nn.Sequential(nn.DataParallel(linear)), x)
 
@@ -188,3 +186,21 @@ def refusal(function: Callable[[Tensor], Tensor]) -> CaptureError:
     with pytest.raises(CaptureError) as refused:
         capture(Function(function), random(3, 4), mean_square)
     return refused.value
+
+
+def test_hooks_of_modules_are_told_and_those_of_torch_are_not() -> None:
+    seen: list[Any] = []
+
+    def records(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.append(output)
+
+    def notes(module: nn.Module, given: Any, taken: Any) -> None:
+        seen.append(taken)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.utils.spectral_norm(nn.Linear(4, 4)))
+    capture(model, torch.ones(3, 4), mean_square)
+    model[0].register_forward_hook(records)
+    model[1].register_full_backward_hook(notes)
+    with pytest.warns(RuntimeWarning, match=r"0: forward hook \S*records; 1: backward hook \S*notes$"):
+        capture(model, torch.ones(3, 4), mean_square)
+    assert seen

@@ -133,7 +133,7 @@ class Joined:
     def _captured_loss(self) -> LoweredStep:
         origin = self._parts.origin
         outputs = _Outputs(self._output)
-        trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True)
+        trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen)
         check_alone(trace.result)
         step = lower_step(trace)
         has_gradient = {

@@ -15,7 +15,7 @@ from rlplace.graphs.capturing.failures import explained
 from rlplace.graphs.capturing.micro.norms import statistics_handed_out
 from rlplace.graphs.capturing.portable import portable
 from rlplace.graphs.capturing.trace import fakes
-from rlplace.graphs.capturing.untouched import untouched
+from rlplace.graphs.capturing.untouched import call_with, untouched
 
 
 def fake_output(
@@ -54,7 +54,7 @@ def fake_output(
         if is_training:
             for name, parameter in model.named_parameters():
                 own[name].requires_grad_(parameter.requires_grad)
-        return torch.func.functional_call(model, own, fake_args, fake_kwargs)
+        return call_with(model, own, fake_args, fake_kwargs)
 
 
 @contextlib.contextmanager

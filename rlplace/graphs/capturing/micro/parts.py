@@ -92,10 +92,12 @@ class Parts:
                 tuple(self.tensors(index)[self._num_inputs :]) if has_loss else seeds,
                 is_training=has_loss or bool(seeds),
                 part=part,
+                frozen=origin.frozen,
             )
         except CaptureError as error:
             whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
-            trace_step(origin.model, *whole, is_training=origin.loss_fn is not None)  # raises what is wrong with both
+            is_training = origin.loss_fn is not None
+            trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)  # raises what fails in both
             cut = cut_words(origin.args, origin.kwargs, origin.targets, self.micro.slicing)
             raise CaptureError(
                 f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: a slice of the batch "

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.program import LossByName
 from rlplace.graphs.slicing import Slicing, even_sizes
 
 BatchDims = Sequence[int | None] | Mapping[Any, int | None]
@@ -42,8 +43,8 @@ def plan_slices(
         targets: what the loss takes besides the model's output.
         count: micro-batches, K.
         batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one
-            that is shared. Or a dict of some: by the name of a parameter of `forward` (all tensors in it), or by the
-            position of a tensor; the others follow the rule above.
+            that is shared. Or a dict of some: by the name of a parameter of `forward` (all tensors in it) or of a
+            target, or by the position of a tensor; the others follow the rule above.
 
     Raises:
         InvalidValue: K is no number from 1 to the batch; no input has a batch, or inputs have batches of different
@@ -58,7 +59,7 @@ def plan_slices(
     num_inputs = len(tensors) - len(targets)
     dims = _default_dims(tensors, num_inputs)
     if batch_dims is not None:
-        dims = _given_dims(batch_dims, names, _forward_names(model, args), tensors, dims)
+        dims = _given_dims(batch_dims, names, _aliases(model, args, loss_fn), tensors, dims)
     lengths = {name: int(tensor.shape[dim]) for (name, tensor), dim in zip(named, dims, strict=True) if dim is not None}
     if not any(dim is not None for dim in dims[:num_inputs]):
         if count == 1:
@@ -154,8 +155,13 @@ def _given_dims(
     return [_checked_dim(*entry) for entry in zip(given, names, tensors, strict=True)]
 
 
+def _aliases(model: torch.nn.Module, args: tuple[Any, ...], loss_fn: LossFn | None) -> dict[str, str]:
+    """What `forward` and the loss call tensors that are called by their positions here."""
+    targets = loss_fn.names if isinstance(loss_fn, LossByName) else ()
+    return {name: f"target {position}" for position, name in enumerate(targets)} | _forward_names(model, args)
+
+
 def _forward_names(model: torch.nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
-    """What `forward` calls its positional arguments, and what they are called here."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):  # none that Python can tell

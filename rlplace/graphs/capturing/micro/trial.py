@@ -17,7 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from rlplace.graphs.capturing.backward_ends import check_alone
+from rlplace.graphs.capturing.constants import owner_of
 from rlplace.graphs.capturing.micro.pinned import FLOATS, Pinned
+from rlplace.graphs.capturing.portable import uncompiled
+from rlplace.graphs.capturing.python_state import PythonState
 from rlplace.graphs.capturing.trace import LossFn
 
 
@@ -71,7 +74,7 @@ class Trial:
     ) -> None:
         self.is_double = is_double
         memo: dict[int, Any] = {}
-        for value in _tensors_of([model, loss_fn, getattr(loss_fn, "__self__", None)]):
+        for value in _tensors_of([model, *owner_of(loss_fn)]):
             if id(value) not in memo:
                 memo[id(value)] = self._copied(value)
         with torch.no_grad():
@@ -80,14 +83,14 @@ class Trial:
         given = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self.num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
-        owners = (self.model, self._loss_fn, getattr(self._loss_fn, "__self__", None))
-        modules = [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
+        modules = [module for owner in (self.model, *owner_of(self._loss_fn)) for module in owner.modules()]
         self._buffers = [
             _Kept(module, name, buffer, buffer.clone())
             for module in dict.fromkeys(modules)  # a loss may be a method of the model
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._state = PythonState((("", module) for module in dict.fromkeys(modules)), has_hooks=False)
 
     @property
     def has_loss(self) -> bool:
@@ -100,7 +103,8 @@ class Trial:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def output(self, tensors: Sequence[Tensor]) -> Any:
-        """What the model returns for these inputs (targets may follow); all buffers are as they were at first."""
+        """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
+        self._state.restore()
         for kept in self._buffers:
             kept.restore()
         inputs = iter(tensors)
@@ -151,6 +155,7 @@ def rehearsal(pinned: Pinned, *, is_double: bool) -> Iterator[None]:
         stack.callback(torch.set_default_dtype, default)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of a model that sees one sample
@@ -160,11 +165,10 @@ def rehearsal(pinned: Pinned, *, is_double: bool) -> Iterator[None]:
         yield
 
 
-def _tensors_of(owners: Sequence[object]) -> Iterator[Tensor]:
+def _tensors_of(owners: Sequence[nn.Module]) -> Iterator[Tensor]:
     """Parameters, buffers and other tensors that modules hold, in attributes and in collections there."""
     for owner in owners:
-        if isinstance(owner, nn.Module):
-            for module in owner.modules():
-                for value in vars(module).values():  # parameters and buffers are in dicts there
-                    if isinstance(value, (Tensor, list, tuple, dict)):
-                        yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+        for module in owner.modules():
+            for value in vars(module).values():  # parameters and buffers are in dicts there
+                if isinstance(value, (Tensor, list, tuple, dict)):
+                    yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))

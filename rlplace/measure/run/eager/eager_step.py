@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError
+from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
@@ -94,6 +95,7 @@ class EagerStep:
         self._optimizer = (
             None if optimizer is None else torch_optimizer(optimizer, parameters, is_capturable=is_capturable)
         )
+        self._as_written = uncompiled if transform is None else nullcontext
         self._run: Any = self._model if transform is None else transform(self._model)
         self.loss: Any = None
 
@@ -155,12 +157,12 @@ class EagerStep:
 
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._loss_fn is None:
-            with torch.no_grad(), self._casting():
+            with torch.no_grad(), self._casting(), self._as_written():
                 self.loss = self._run_whole() if self._micro is None else self._run_parts(self._micro)
         else:
             if self._optimizer is not None:
                 self._optimizer.zero_grad()
-            with self._casting():
+            with self._casting(), self._as_written():
                 if self._micro is None:
                     returned = self._loss_fn(self._run_whole(), *self._targets)
                     loss_of(returned).backward()
