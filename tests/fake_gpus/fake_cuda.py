@@ -158,5 +158,6 @@ def install(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     threads = FakeThreading(machine)
     for module in SYNCHRONISING:
         patch.setattr(module, "threading", threads)
+    patch.setattr(workers, "time", threads)
     if not torch.cuda.is_available():
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # which refuses to name a GPU where there is none

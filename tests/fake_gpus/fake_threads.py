@@ -8,6 +8,7 @@ and proves nothing: no clock goes over.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,11 @@ class FakeThreading:
         self._machine = machine
         self._waiting: set[FakeLock] = set()  # of those who wait with a time limit
         self._num_threads, self._num_waiting = 0, 0
+        self.skipped_s = 0.0
+
+    def monotonic(self) -> float:
+        """Stands in for `time.monotonic`: a wait that is given up has taken as long as it was to take."""
+        return time.monotonic() + self.skipped_s
 
     get_ident = staticmethod(threading.get_ident)
 
@@ -109,6 +115,8 @@ class FakeLock:
         self._num_waiting += 1
         self._threads.begin(self, is_timed=timeout >= 0)
         self._condition.wait_for(lambda: self._is_handed_over or self._is_given_up, timeout if timeout >= 0 else None)
+        if self._is_given_up and not self._is_handed_over:
+            self._threads.skipped_s += timeout
         is_taken, self._is_handed_over, self._is_given_up = self._is_handed_over, False, False
         if not is_taken:
             self._num_waiting -= 1
