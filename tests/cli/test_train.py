@@ -15,7 +15,7 @@ from rlplace.graphs.formats import save_graph
 from rlplace.measure.host_model.priors import load_priors, save_priors
 from rlplace.runs.folder import RunFolder
 from rlplace.training.elastic.known import read_known
-from rlplace.training.resume.reopen import reopen
+from rlplace.training.resume.reopen import Named, reopen
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 
@@ -35,9 +35,9 @@ def test_flags_reach_the_placement_and_the_record(tmp_path: Path) -> None:
     assert (config["train"]["seed"], config["workload_seed"]) == (5, 7)
     assert "seed=7" in (run / "step.py").read_text()
     assert read_known(RunFolder.open(run)).choices.built_with == 7
-    assert reopen(RunFolder.open(run), None, None)[0].workload_seed == 7
+    assert reopen(RunFolder.open(run), Named())[0].workload_seed == 7
     (run / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "workload_seed"}))
-    assert reopen(RunFolder.open(run), None, None)[0].workload_seed == 5  # of a version with one seed for all
+    assert reopen(RunFolder.open(run), Named())[0].workload_seed == 5  # of a version with one seed for all
     assert config["train"]["grouping"] == "colocation"
     assert config["train"]["constraints"] == {
         "pins": [["encoder", "cuda:1"], ["decoder.embedding", "cuda:*"]],

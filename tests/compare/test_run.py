@@ -321,7 +321,7 @@ def test_learned_measures_what_it_may_and_runs_in_the_same_race(monkeypatch: pyt
     assert (learned.status, learned.measured, learned.why) == ("ok", 3, "measured 3 plans")
     assert learned.simulated_s is not None
     assert learned.value_s > 0
-    assert races[:-1] == [3]
+    assert races[0] == 3  # what is not plausible, on a disturbed machine, is measured again before the last race
     assert races[-1] == len({row.plan.fingerprint for row in (single, learned) if row.plan is not None})
     (skipped,) = compare(problem, CompareConfig(("learned",), evaluations=60)).rows
     assert (skipped.status, "--measured N" in skipped.why) == ("skipped", True)
