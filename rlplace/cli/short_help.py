@@ -11,18 +11,7 @@ import tyro
 
 RARE = frozenset(
     {
-        *(
-            "exclude",
-            "together",
-            "gangs",
-            "num_groups",
-            "rule",
-            "granularity",
-            "acyclic",
-            "batch_dims",
-            "loss",
-            "exact",
-        ),
+        *("exclude", "together", "gangs", "num_groups", "rule", "granularity", "acyclic"),
         *("batch_dims", "loss", "exact"),
         *("storing", "no_wait", "in_process", "cluster", "track", "objective", "true", "save"),
         *("guide", "simulate_share", "num_calibrated", "priors", "table_rounds", "learn", "agent"),
@@ -36,7 +25,6 @@ MORE = "These are the options of a day; `--help-all` shows every one."
 
 def shortened(command: Callable[..., Any]) -> Callable[..., Any]:
     """`command` without its rare options, for its help alone: nothing calls it; itself where it has none."""
-
     hints = get_type_hints(command, include_extras=True)
     types = {name: SUPPRESS[hint] if name in RARE else _short(hint) for name, hint in hints.items()}
     if types == hints:
