@@ -220,7 +220,7 @@ def _believed(problem: Problem, learned: LearnedHost | None) -> Problem:
 
 
 def without_policy(config: TrainConfig, host: Host) -> TrainConfig:
-    """`config` without options of a policy, where a simulated host had one in place of `learned`, and `host` is real."""
+    """`config` without options of a policy where `host` is real and `learned` runs: a simulated host had the policy."""
     if not host.is_simulated and method_of(config, is_simulated=False) == LEARNED and config.guide is None:
         return dataclasses.replace(config, learn=LearnConfig())
     return config
