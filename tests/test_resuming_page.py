@@ -12,7 +12,13 @@ import pytest
 from rlplace.cli.main import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "resuming.md"
-SMALL = {"nmt": "nmt@layers=1,units=16,batch=4,steps=3,vocab=50", "cores": "2xK80", "2h": "0.3s", "3h": "0.6s"}
+SMALL = {
+    "nmt": "nmt@layers=1,units=16,batch=4,steps=3,vocab=50",
+    "cores": "2xK80",
+    "2h": "0.3s",
+    "3h": "0.6s",
+    "+30m": "+0.3s",
+}
 """What the page's words stand for here: a search of seconds, of a host that is simulated."""
 
 
@@ -34,10 +40,11 @@ def test_the_pages_commands_run(
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line[2:], comments=True)[1:] for line in block("console").splitlines()]
     said = []
-    for words in commands[:3]:
+    for words in commands[:4]:
         assert main([SMALL.get(word, word) for word in words]) == 0
         said.append(capsys.readouterr().err)
     assert "has come to its end" in said[1]
     assert "going on with" in said[2]
-    assert main(commands[3]) == 2
+    assert "going on with" in said[3]
+    assert main(commands[4]) == 2
     assert "no such run folder" in capsys.readouterr().err

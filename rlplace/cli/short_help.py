@@ -1,4 +1,4 @@
-"""`--help` shows the options of a day, `--help-all` every one: which are left out, and how."""
+"""`--help` shows everyday options, `--help-all` every one: which are left out, and how."""
 
 from __future__ import annotations
 
@@ -11,18 +11,7 @@ import tyro
 
 RARE = frozenset(
     {
-        *(
-            "exclude",
-            "together",
-            "gangs",
-            "num_groups",
-            "rule",
-            "granularity",
-            "acyclic",
-            "batch_dims",
-            "loss",
-            "exact",
-        ),
+        *("exclude", "together", "gangs", "num_groups", "rule", "granularity", "acyclic"),
         *("batch_dims", "loss", "exact"),
         *("storing", "no_wait", "in_process", "cluster", "track", "objective", "true", "save"),
         *("guide", "simulate_share", "num_calibrated", "priors", "table_rounds", "learn", "agent"),
@@ -31,12 +20,11 @@ RARE = frozenset(
 )
 """Parameters of commands, and fields of their groups of options, that `--help` leaves out."""
 SUPPRESS: Any = tyro.conf.Suppress
-MORE = "These are the options of a day; `--help-all` shows every one."
+MORE = "These are the everyday options; `--help-all` shows every one."
 
 
 def shortened(command: Callable[..., Any]) -> Callable[..., Any]:
     """`command` without its rare options, for its help alone: nothing calls it; itself where it has none."""
-
     hints = get_type_hints(command, include_extras=True)
     types = {name: SUPPRESS[hint] if name in RARE else _short(hint) for name, hint in hints.items()}
     if types == hints:

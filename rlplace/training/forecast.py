@@ -118,11 +118,14 @@ def within(
     return config, expected(config)
 
 
-def searching_within(config: TrainConfig, left_s: float) -> TrainConfig:
-    """`config` with a search of at most `left_s`, and no less than its share of `total_s`; itself without a limit."""
+def searching_within(config: TrainConfig, left_s: float, spent_s: float = 0.0) -> TrainConfig:
+    """`config` with a search of at most `left_s`, and no less than its share of `total_s`; itself without a limit.
+
+    What a run spent before it was interrupted, `spent_s`, is part of its budget, but not of `total_s`.
+    """
     if config.total_s is None:
         return config
-    budget_s = min(config.budget_s, max(left_s, LEAST_SEARCH_SHARE * config.total_s))
+    budget_s = min(config.budget_s, max(left_s, LEAST_SEARCH_SHARE * config.total_s) + spent_s)
     return dataclasses.replace(config, budget_s=budget_s)
 
 

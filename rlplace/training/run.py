@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -149,7 +150,7 @@ def _train(
     journal = Journal(
         run, problem, config, is_resumed=is_resumed, plan_of=(lambda _: None) if log is None else log.plan
     )
-    begin_s = time.monotonic()
+    begin_s, budget_s = time.monotonic(), config.budget_s
     config, expected = _said_ahead(problem, config, methods, progress)
     watch = Stopwatch()
     bests = journal.bests()
@@ -193,7 +194,9 @@ def _train(
         compile_kernels(problem, simulator)
         heuristics_s = watch.lap_s()
         if config.total_s is not None:
-            config = searching_within(config, config.total_s - (time.monotonic() - begin_s) - expected.table_s)
+            left_s = config.total_s - (time.monotonic() - begin_s) - expected.table_s
+            asked = dataclasses.replace(config, budget_s=budget_s)
+            config = searching_within(asked, left_s, journal.spent_s(in_turn=not problem.host.is_simulated))
         options = options_of(methods, config, evaluator, start, known, prior, knowledge)
         options = resumed_options(options, run, config, journal, is_resumed=is_resumed, say=progress.say)
         found = search_all(evaluator, config, options, single_s, keeper, journal, progress, tracker, log, cluster)

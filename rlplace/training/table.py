@@ -85,8 +85,12 @@ class Table:
         told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
         eager = next((row for row in self.rows if row["method"] == "eager"), {})
         if (alone_s := eager.get("one_thread_s")) is not None:
-            others["eager on one thread"] = alone_s
-            told[-1] += f" (one thread {format_seconds(alone_s)})"
+            name = "eager on one thread"
+            if math.isfinite(others["eager"]):
+                told[-1] += f" (one thread {format_seconds(alone_s)})"
+            else:
+                told.append(f"{name} {format_seconds(alone_s)}")
+            others[name] = alone_s
         words = ", ".join([f"placed {format_seconds(placed_s)}", *told])
         least = min(others, key=lambda name: others[name])
         return words if placed_s < others[least] else f"{words}: not worth it, {least} takes no longer"

@@ -21,6 +21,7 @@ from rlplace.training.forecast import (
     ahead,
     forecast,
     one_device_step_s,
+    searching_within,
     within,
 )
 
@@ -74,6 +75,14 @@ def test_with_a_limit_the_search_has_what_the_others_leave() -> None:
     assert 30.0 < short.budget_s < 60.0
     assert expected.total_s == pytest.approx(60.0)
     assert within(PROBLEM.graph, HERE, CONFIG, 0.01, num_rows=10)[0] is CONFIG
+
+
+def test_what_an_interrupted_run_spent_on_its_search_is_not_taken_from_the_limit_again() -> None:
+    config = dataclasses.replace(CONFIG, budget_s=100.0, total_s=60.0)
+    assert searching_within(config, 45.0).budget_s == 45.0
+    assert searching_within(config, 45.0, 30.0).budget_s == 75.0
+    assert searching_within(config, -1.0, 30.0).budget_s == pytest.approx(36.0)
+    assert searching_within(config, 45.0, 99.0).budget_s == 100.0
 
 
 def test_people_are_told_before_and_after() -> None:

@@ -78,6 +78,13 @@ def test_a_line_says_whether_placing_is_worth_it(
     assert table.row("eager")["one_thread_s"] == others_s[1]
 
 
+def test_where_only_one_thread_of_eager_ran_the_summary_says_so() -> None:
+    failed = Measurement("error", float("inf"), why="boom")
+    outcomes = [Measurement("ok", 3.0, (3.0,)), failed, Measurement("ok", 4.0, (4.0,))]
+    table = fill_table([Entry("learned", plan(0))], lambda: 0.5, "", lambda *_: outcomes, lambda: 0.5)
+    assert table.summary == "placed 3.00 s, eager on one thread 4.00 s"
+
+
 @pytest.mark.parametrize(
     ("left_s", "rounds", "raced"),
     [(float("inf"), 25, 7), (0.0, 1, 3), (9e3, 25, 7)],

@@ -19,8 +19,6 @@ from rlplace.graphs.opgraph import FORWARD, OpGraph
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""
-
-
 MOST_NODES = 100_000
 """Of a model with functions, theirs counted as often as they are called: a kilobyte may stand for millions."""
 MOST_FUNCTION_BYTES = 256 << 20

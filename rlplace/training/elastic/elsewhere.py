@@ -23,9 +23,9 @@ from rlplace.say import Say
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.offer import offering
-from rlplace.training.elastic.replace import replaced
+from rlplace.training.elastic.replace import replaced, without_policy
 from rlplace.training.elastic.report import device_lines
-from rlplace.training.methods import LEARNED, POLICY, method_of
+from rlplace.training.methods import POLICY, method_of
 from rlplace.training.resume.config_file import Request, read_request
 from rlplace.training.resume.prepared import describe_prepared
 from rlplace.training.resume.reopen import NOTHING, Named, believed
@@ -117,9 +117,7 @@ def _config(config: TrainConfig, host: Host, named: Named, say: Say) -> TrainCon
     if config.evaluations is not None and not host.is_simulated:
         say(f"placements are measured on {host.name}: a budget of {config.budget_s:g} s, not of evaluations")
         config = dataclasses.replace(config, evaluations=None)
-    if not host.is_simulated and method_of(config, is_simulated=False) == LEARNED and config.guide is None:
-        config = dataclasses.replace(config, learn=LearnConfig())  # of the policy, in whose place it learns the host
-    return config
+    return without_policy(config, host)
 
 
 def _with_weights(config: TrainConfig, problem: Problem, old: RunFolder, say: Say) -> LearnConfig:

@@ -22,17 +22,19 @@ from rlplace.measure.placement import check_plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.policy.config import LearnConfig
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.setup import capture_workload, only_simulated, read_graph
 from rlplace.say import Say
 from rlplace.search.registry import SearchResult
 from rlplace.search.task import Budget, Task
+from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.devices import DeviceMatch, match_devices
 from rlplace.training.elastic.figures import CarriedCosts, carried_costs, carried_host, carried_learned
 from rlplace.training.elastic.fitted import fitted_host
 from rlplace.training.elastic.known import KnownRun
 from rlplace.training.elastic.starts import carried_placement
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
 from rlplace.workloads import build, without_memory
 
 STARTING = (PORTFOLIO, LEARNED, POLICY, GUIDED)
@@ -215,6 +217,13 @@ def _believed(problem: Problem, learned: LearnedHost | None) -> Problem:
     if learned is None or knowledge is None:
         return problem
     return Posterior.prior(Scales(problem, learned.prior, knowledge)).problem
+
+
+def without_policy(config: TrainConfig, host: Host) -> TrainConfig:
+    """`config` without options of a policy where `host` is real and `learned` runs: a simulated host had the policy."""
+    if not host.is_simulated and method_of(config, is_simulated=False) == LEARNED and config.guide is None:
+        return dataclasses.replace(config, learn=LearnConfig())
+    return config
 
 
 def _constraints(known: KnownRun, host: Host) -> Constraints:

@@ -23,7 +23,7 @@ from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.elastic.known import read_known
-from rlplace.training.elastic.replace import Replaced, replaced, search
+from rlplace.training.elastic.replace import Replaced, replaced, search, without_policy
 from rlplace.training.elastic.report import describe_costs, describe_devices, device_lines, move_lines, moves
 from rlplace.training.methods import METHODS, PORTFOLIO
 from rlplace.training.resume.config_file import Request, read_request
@@ -182,7 +182,7 @@ def _config(
     if constraints is not None:
         config = dataclasses.replace(config, constraints=constraints)
     if not host.is_simulated:  # what is measured has a budget of time
-        config = dataclasses.replace(config, evaluations=None)
+        config = without_policy(dataclasses.replace(config, evaluations=None), host)
     seed = known.choices.built_with
     request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder), seed)
     return request.to_dict() | {"micro_batches": known.config.get("micro_batches")}

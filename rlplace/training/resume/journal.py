@@ -115,6 +115,11 @@ class Journal:
             return state
         return dataclasses.replace(state, is_searched=False, is_done=False)
 
+    def spent_s(self, *, in_turn: bool) -> float:
+        """Seconds that the methods have searched, one after another or side by side."""
+        seconds = [state.seconds for state in self._states.values()]
+        return sum(seconds) if in_turn else max(seconds, default=0.0)
+
     @property
     def is_due(self) -> bool:
         """Whether it is time to keep what nothing presses for."""

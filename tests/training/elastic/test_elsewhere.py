@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from core_hosts import core_host
 from elastic_hosts import simulated_host
 
-from rlplace.errors import DeviceLost, FileProblem
+from rlplace.errors import DeviceLost, FileProblem, InvalidValue
 from rlplace.graphs import save_graph
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.evaluator import Evaluator
@@ -18,8 +20,11 @@ from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import load_placement
 from rlplace.measure.run.threads import usable_cores
+from rlplace.policy.config import LearnConfig
 from rlplace.training import SearchConfig, TrainConfig
+from rlplace.training.checks import check_names
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+from rlplace.training.elastic.replace import without_policy
 from rlplace.training.resume.reopen import Named
 from rlplace.training.session import resume_training, run_training
 from rlplace.workloads import parse_workload
@@ -101,6 +106,19 @@ def test_weights_of_another_size_begin_anew(work: Path, capsys: pytest.CaptureFi
     assert "the policy begins anew" not in capsys.readouterr().err
     config = json.loads((work / "same" / "config.json").read_text())
     assert config["train"]["learn"]["init"] == str(work / "run" / "policy.safetensors")
+
+
+def test_options_of_a_policy_stay_behind_where_the_agent_learns_the_host() -> None:
+    config, here = TrainConfig(learn=LearnConfig(num_samples=8)), core_host(2)
+    with pytest.raises(InvalidValue, match="num_samples"):
+        check_names(config)
+    check_names(without_policy(config, here))
+    for kept, host in (
+        (config, TWO),
+        (dataclasses.replace(config, search=SearchConfig(method="policy")), here),
+        (dataclasses.replace(config, search=SearchConfig(guide="placer")), here),
+    ):
+        assert without_policy(kept, host) == kept
 
 
 def test_the_new_folder_is_called_after_the_host() -> None:

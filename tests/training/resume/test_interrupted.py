@@ -21,6 +21,7 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.resume.reopen import NOTHING, Named
+from rlplace.training.searches.search_all import search_all
 from rlplace.training.session import resume_training, run_training
 from rlplace.workloads import parse_workload
 
@@ -220,6 +221,23 @@ def test_under_a_budget_of_time_it_goes_on_from_the_best_with_what_is_left(
     assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
     with pytest.raises(InvalidValue, match=r"at least 0\.8 s.*--budget \+0\.1s"):
         go_on(graph_file, folder, budget_s=0.1)
+
+
+def test_more_time_for_a_run_with_a_limit_for_the_total_is_time_to_search(
+    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[float] = []
+
+    def noted(evaluator: Any, config: TrainConfig, *rest: Any) -> dict[str, Any]:
+        budgets.append(config.budget_s)
+        return search_all(evaluator, config, *rest)
+
+    monkeypatch.setattr("rlplace.training.run.search_all", noted)
+    run(graph_file, tmp_path / "run", TrainConfig(budget_s=30.0, total_s=1.0, search=SearchConfig(method="anneal")))
+    told = go_on(graph_file, tmp_path / "run", more_s=5.0)
+    spent_s = budgets[0]
+    assert budgets[1] >= spent_s + 0.09, "a tenth of the limit at least"
+    assert all(row["history"] for row in told["rows"] if row["method"] in ("anneal", "portfolio"))
 
 
 def test_another_process_that_is_at_it_is_an_error(graph_file: Path, tmp_path: Path) -> None:

@@ -111,8 +111,10 @@ class EagerStep:
             RunnerError: the step failed, or the other thread is still busy with one that came too late.
             TimeoutError: it did not end within ten minutes on another thread.
         """
-        if self.worker is not None:
-            return self._on_worker(self.worker)
+        with self._as_written():  # for all threads; what it takes is no part of the step
+            return self._here() if self.worker is None else self._on_worker(self.worker)
+
+    def _here(self) -> float:
         before = torch.get_num_threads()
         set_intra_op_threads(self._num_threads)
         try:
@@ -149,7 +151,8 @@ class EagerStep:
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This instance was constructed with capturable")  # of steps to warm up
-            return cuda.capture_graph(lambda: self._step(is_synchronised=False), self.place)
+            with self._as_written():
+                return cuda.capture_graph(lambda: self._step(is_synchronised=False), self.place)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by dotted name."""
@@ -157,12 +160,12 @@ class EagerStep:
 
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._loss_fn is None:
-            with torch.no_grad(), self._casting(), self._as_written():
+            with torch.no_grad(), self._casting():
                 self.loss = self._run_whole() if self._micro is None else self._run_parts(self._micro)
         else:
             if self._optimizer is not None:
                 self._optimizer.zero_grad()
-            with self._casting(), self._as_written():
+            with self._casting():
                 if self._micro is None:
                     returned = self._loss_fn(self._run_whole(), *self._targets)
                     loss_of(returned).backward()

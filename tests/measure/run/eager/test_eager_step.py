@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -42,6 +44,30 @@ def test_a_step_that_does_not_end_on_another_thread_is_late(monkeypatch: pytest.
     assert crew.workers != [worker]
     released.set()
     crew.stop()
+
+
+@pytest.mark.parametrize("on_worker", [False, True])
+def test_what_keeps_torch_compile_away_is_no_part_of_the_seconds(
+    on_worker: bool, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        told.append("enter")
+        yield
+        told.append("leave")
+
+    def clock() -> float:
+        told.append("clock")
+        return 0.0
+
+    monkeypatch.setattr(eager_step, "uncompiled", noted)
+    step = EagerStep(capture(Projects(), torch.ones(2, 24), mean_square, "sgd"), HOST)
+    step.worker = crew.workers[0] if on_worker else None
+    monkeypatch.setattr(eager_step.time, "perf_counter", clock)
+    step()
+    assert told == ["enter", "clock", "clock", "leave"]
 
 
 class Projects(nn.Module):
