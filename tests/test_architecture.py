@@ -18,7 +18,7 @@ GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda", "open
 LAYERS = {
     **{name: set[str]() for name in GROUND},
     "graphs": set(),
-    "workloads": set(),
+    "workloads": {"graphs"},
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
     "env": {"graphs", "measure", "search", "report", "runs", "workloads"},

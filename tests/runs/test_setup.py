@@ -88,4 +88,6 @@ def test_a_run_of_a_file_is_kept_but_not_exported(
     assert (folder / "placement.json").exists()
     assert not (folder / "step.py").exists()
     assert main(["export", str(folder)]) == 2
+    assert f"--workload {file}" in capsys.readouterr().err
+    assert main(["export", str(folder), "--workload", str(file)]) == 2
     assert "simulated, not measured" in capsys.readouterr().err

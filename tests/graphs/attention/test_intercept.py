@@ -111,7 +111,7 @@ def test_dropout_comes_apart_and_is_random() -> None:
     ("options", "message"),
     [
         ({"attn_mask": torch.zeros(5, 7), "is_causal": True}, "is_causal"),
-        ({"attn_mask": torch.zeros(5, 6)}, "broadcast"),
+        ({"attn_mask": torch.zeros(5, 6)}, "must match"),
         ({"attn_mask": torch.zeros(5, 7, dtype=torch.int64)}, "dtype"),
     ],
 )
