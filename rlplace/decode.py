@@ -98,6 +98,18 @@ def shortened(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
+def check_ranges(record: object, where: str, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """That fields of a record are in their ranges; a field that is None is open.
+
+    Raises:
+        InvalidValue: one is not.
+    """
+    for name, (least, most) in ranges.items():
+        value = getattr(record, name)
+        if value is not None and not least <= value <= most:
+            raise InvalidValue(name, value, f"at least {least:,} and at most {most:,}", where=where)
+
+
 def _decode(hint: object, value: object, where: str, at: str) -> object:
     origin = get_origin(hint)
     if origin is tuple:

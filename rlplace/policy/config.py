@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlplace.decode import check_ranges
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.gnn.config import GnnConfig
 from rlplace.policy.improver.config import ImproverConfig
 from rlplace.policy.recipes import Recipe, complete
 from rlplace.policy.schedule.config import ScheduleConfig
 from rlplace.policy.seq2seq.config import Seq2SeqConfig
+from rlplace.policy.sizes import MOST_LAYERS, MOST_WIDTH
 
 INITS = ("starts", "none", "pretrained")
 WEIGHTS_ENDING = ".safetensors"
 """How the name of a file of weights ends."""
+MOST_STEPS, MOST_MEASURED = 10_000, 1_000
+"""Of what an update takes: steps, samples and elites; measured placements, and samples for each of them."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,9 @@ class PlacerArchitecture:
     """How fast the free logits of each group (a table, added to the encoder's logits) learn; 0 leaves them out."""
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("num_layers", 0), ("table_scale", 0)):
-            value = getattr(self, name)
-            if not value >= least:
-                raise InvalidValue(name, value, f"at least {least}", where="policy")
+        check_ranges(self, "policy", {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS)})
+        if not self.table_scale >= 0:
+            raise InvalidValue("table_scale", self.table_scale, "at least 0", where="policy")
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,7 @@ class PPOConfig:
     """Probability that cloning leaves to other devices."""
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "n_epochs", "num_elites"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="PPO")
+        check_ranges(self, "PPO", dict.fromkeys(("n_steps", "n_epochs", "num_elites"), (1, MOST_STEPS)))
         for name in ("learning_rate", "clip_range", "max_grad_norm", "flips"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(name, getattr(self, name), "more than 0", where="PPO")
@@ -92,9 +93,7 @@ class CloneConfig:
     """Groups in which a sample differs from the mode, on average."""
 
     def __post_init__(self) -> None:
-        for name in ("num_elites", "num_steps"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="clone")
+        check_ranges(self, "clone", dict.fromkeys(("num_elites", "num_steps"), (1, MOST_STEPS)))
         for name in ("learning_rate", "flips"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(name, getattr(self, name), "more than 0", where="clone")
@@ -203,13 +202,11 @@ class LearnConfig:
 
     def __post_init__(self) -> None:
         recipe = self.recipe
-        for name, value in (("num_samples", recipe.num_samples), ("num_measured", self.num_measured)):
-            if value < 1:
-                raise InvalidValue(name, value, "at least 1", where="learn")
+        check_ranges(recipe, "learn", {"num_samples": (1, MOST_STEPS)})
+        check_ranges(self, "learn", {"num_measured": (1, MOST_MEASURED)})
         if not 0.0 <= recipe.share <= 1.0:
             raise InvalidValue("share", recipe.share, "0..1", where="learn")
-        if recipe.screened < 1:
-            raise InvalidValue("screened", recipe.screened, "at least 1", where="learn")
+        check_ranges(recipe, "learn", {"screened": (1, MOST_MEASURED)})
         if recipe.init not in INITS and not recipe.init.endswith(WEIGHTS_ENDING):
             raise UnknownName("init", recipe.init, INITS, hint=f"Or name a file, FILE{WEIGHTS_ENDING}.")
         if recipe.init == "none" and not recipe.share:

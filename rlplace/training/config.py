@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -13,10 +12,14 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.config import LearnConfig
 from rlplace.runs.tracking import TRACKING_MODES
 from rlplace.seeds import check_seed, is_whole
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig
 
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
+
+
+MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
+"""Of a run: seconds; placements measured before the search, and rounds of its final table."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class SearchConfig:
     """Rounds of the final table."""
 
     def __post_init__(self) -> None:
-        _check_count("num_calibrated", self.num_calibrated, least=0)
-        _check_count("table_rounds", self.table_rounds, least=1)
+        _check_count("num_calibrated", self.num_calibrated, least=0, most=MOST_ROUNDS)
+        _check_count("table_rounds", self.table_rounds, least=1, most=MOST_ROUNDS)
         if not is_number(self.simulate_share) or not 0.0 <= self.simulate_share <= 1.0:
             raise InvalidValue("simulate_share", self.simulate_share, "a number in 0..1", where="train")
 
@@ -91,13 +94,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, seconds in (("budget_s", self.budget_s), ("total_s", self.total_s)):
             is_open = name == "total_s" and seconds is None
-            if not is_open and not (is_number(seconds) and 0 < seconds < math.inf):
-                raise InvalidValue(name, seconds, "a number of seconds, more than 0, and finite", where="train")
+            if not is_open and not (is_number(seconds) and 0 < seconds <= MOST_S):
+                expected = f"a number of seconds, more than 0, and finite: at most {MOST_S:,}, 30 days"
+                raise InvalidValue(name, seconds, expected, where="train")
         if self.evaluations is not None:
-            _check_count("evaluations", self.evaluations, least=1)
+            _check_count("evaluations", self.evaluations, least=1, most=MOST_EVALUATIONS)
             if self.total_s is not None:
                 raise InvalidValue("total_s", self.total_s, "none beside evaluations, which are no time", where="train")
-        _check_count("num_groups", self.num_groups, least=1)
+        _check_count("num_groups", self.num_groups, least=1, most=MOST_EVALUATIONS)
         check_seed(self.seed)
         if self.track not in TRACKING_MODES:
             raise UnknownName("tracking mode", self.track, TRACKING_MODES)
@@ -108,6 +112,6 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _check_count(name: str, value: object, *, least: int) -> None:
-    if not is_whole(value) or value < least:
-        raise InvalidValue(name, value, f"a whole number, at least {least}", where="train")
+def _check_count(name: str, value: object, *, least: int, most: int) -> None:
+    if not is_whole(value) or not least <= value <= most:
+        raise InvalidValue(name, value, f"a whole number, at least {least} and at most {most:,}", where="train")

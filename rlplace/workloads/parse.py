@@ -17,11 +17,11 @@ import os
 import re
 from dataclasses import fields
 
-from rlplace.decode import described
+from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.workloads.catalog import CONFIGS, MULTI
 from rlplace.workloads.options import SIZES, Size
-from rlplace.workloads.spec import WeightedPart, WorkloadSpec
+from rlplace.workloads.spec import MOST_GROWTH, WeightedPart, WorkloadSpec
 
 GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
 _MOST_LETTERS = 4096
@@ -51,7 +51,8 @@ def parse_workload(text: str) -> WorkloadSpec:
 
 
 def parse_kept_workload(kept: str, again: str | None, *, where: str, command: str) -> WorkloadSpec:
-    """The workload of a run folder: a name is believed, a function or a file only if the user names it again.
+    """The workload of a run folder: a name is believed, what is larger than `MOST_GROWTH` times a workload's named
+    sizes, a function or a file only if the user names it again.
 
     Args:
         kept: what the folder says; no file of that name is looked for.
@@ -60,7 +61,8 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
         command: what names the workload again.
 
     Raises:
-        InvalidValue: a function or a file, which the user does not name; or as `parse_workload`.
+        InvalidValue: a function, a file or a size out of all bounds, which the user does not name; or as
+            `parse_workload`.
         UnknownName, FileProblem: as `parse_workload`.
     """
     if again is not None:
@@ -71,7 +73,12 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
     if not _is_multi(kept) and kept.partition("@")[0].strip() not in CONFIGS:
         hint = f"A function or a file of yours is opened only if you name it again: {command}"
         raise InvalidValue("workload", None, f"{kept!r}, as it was started", where=where, hint=hint)
-    return _parse_name(kept)
+    spec = _parse_name(kept)
+    if not spec.is_believed:
+        expected = f"at most {MOST_GROWTH:g} times the size that a workload has by name"
+        hint = f"One of any size is built only if you name it again: {command}"
+        raise InvalidValue("workload", shortened(kept), expected, where=where, hint=hint)
+    return spec
 
 
 def _is_multi(text: str) -> bool:

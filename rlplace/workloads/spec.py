@@ -11,6 +11,9 @@ from rlplace.errors import InvalidValue, UnknownName
 from rlplace.workloads.catalog import CONFIGS, MULTI
 from rlplace.workloads.options import SIZES, Size, WorkloadConfig
 
+MOST_GROWTH = 16.0
+"""How much larger than its named sizes a workload may be that a run folder is believed."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
@@ -73,6 +76,14 @@ class WorkloadSpec:
         return self.name == MULTI and not self.is_file
 
     @property
+    def is_believed(self) -> bool:
+        """Whether a run folder that names it is enough to build it: no function, no file, and not of any size."""
+        if self.is_function or self.is_file:
+            return False
+        specs = [part.spec for part in self.parts] if self.is_multi else [self]
+        return sum(map(_growth, specs)) <= MOST_GROWTH
+
+    @property
     def path(self) -> Path:
         """Where the graph file lies.
 
@@ -132,6 +143,23 @@ class WeightedPart:
             return str(self.spec)
         short = f"{self.weight:g}"
         return f"{self.spec}*{short if float(short) == self.weight else repr(self.weight)}"
+
+
+def _growth(spec: WorkloadSpec) -> float:
+    """How many times a named workload's options multiply the larger of its named sizes, at least 1."""
+    kind = CONFIGS[spec.name]
+    named = [kind.small(), kind.paper()]
+    whole = most_heads = 1.0
+    for key, value in spec.options:
+        if type(value) is not int:
+            continue
+        sizes = [getattr(each, key) for each in named]
+        times = min(sizes) / value if key == "patch_size" else value / max(sizes)
+        if key.endswith("heads"):  # they grow with the width, which counts already
+            most_heads = max(most_heads, times)
+        else:
+            whole *= max(1.0, times)
+    return max(whole, most_heads)
 
 
 def _check_function(name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,7 +11,9 @@ import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from asking import asked
 from search_problems import fork_problem
@@ -19,11 +23,14 @@ from rlplace.files import MOST_JSON_VALUES, parse_json
 from rlplace.graphs.formats import load_graph
 from rlplace.graphs.formats.graphml import read_graphml
 from rlplace.graphs.formats.spelling import MOST_COMPARED, check_spelling
+from rlplace.measure.host_model import Prior, load_learned_host
 from rlplace.measure.hosts.host_file import host_from_dict, load_host
 from rlplace.measure.hosts.safe_yaml import parse_yaml
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, PlacerArchitecture
 from rlplace.policy.learn.learner_file import LARGEST_BYTES as LARGEST_LEARNER_BYTES
 from rlplace.policy.learn.learner_file import LearnerFile
+from rlplace.training.config import TrainConfig
+from rlplace.workloads import parse_kept_workload, parse_workload
 
 DEVICE = {"name": "gpu", "kind": "gpu", "backend": "simulated", "memory_bytes": 1 << 30}
 
@@ -118,6 +125,35 @@ def test_functions_of_functions_in_onnx_count_as_often_as_they_are_called(tmp_pa
         assert words in said
 
 
+def test_nodes_in_onnx_run_only_where_their_results_are_known_to_be_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    ran: list[str] = []
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator", lambda node, **_: ran.append(node.op_type))
+
+    def load(op_type: str, dtype: int, inputs: list[object]) -> list[str]:
+        ran.clear()
+        helper = onnx.helper
+        arrays = [np.asarray(each, dtype=helper.tensor_dtype_to_np_dtype(dtype)) for each in inputs]
+        names = [f"i{k}" for k in range(len(arrays))]
+        held = [onnx.numpy_helper.from_array(array, name) for array, name in zip(arrays, names, strict=True)]
+        nodes = [helper.make_node(op_type, names, ["r"]), helper.make_node("Add", ["a", "r"], ["b"])]
+        a, b, r = (helper.make_tensor_value_info(name, dtype, [4]) for name in "abr")
+        graph = helper.make_graph(nodes, "g", [a], [b], initializer=held, value_info=[r])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        with contextlib.suppress(InvalidValue, FileProblem):
+            load_graph(tmp_path / "m.onnx")
+        return ran
+
+    wide = [np.zeros(shape) for shape in ((1000, 1, 1), (1, 1000, 1), (1, 1, 0))]
+    assert load("Range", onnx.TensorProto.INT64, [0, 4, 1]) == ["Range"]
+    assert load("Range", onnx.TensorProto.FLOAT16, [0, 65504, 2.6e-4]) == []  # onnx itself infers nothing
+    assert load("Range", onnx.TensorProto.INT64, [-(1 << 62), (1 << 62) + 5, 1 << 33]) == []
+    assert load("Max", onnx.TensorProto.FLOAT, wide) == []  # nothing, by way of a million
+
+
 def test_defaults_in_graphml_are_not_multiplied_by_the_nodes(tmp_path: Path) -> None:
     path = tmp_path / "g.graphml"
     keys = [f'<key id="k{k}" for="node" attr.name="a{k}"><default>1</default></key>' for k in range(300)]
@@ -163,6 +199,86 @@ def test_a_learner_of_gigabytes_is_left_unread(tmp_path: Path) -> None:
     learner = LEARNERS["ppo"](POLICIES["placer"](fork_problem(0), config, 0), config, 0)
     LearnerFile(path, is_resumed=True, say=told.append).restore(learner)
     assert "bytes, expected at most" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [(f"forward_compute_time={' ' * 60_000}[", "line 1: fields is"), (f"x={'1' * 70_000}", "70022 characters")],
+)
+def test_long_lines_of_a_profile_are_refused_at_once(field: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_text(f"node1 -- layer_0 -- {field}")
+    code, said = asked("graph", str(tmp_path / "g.txt"))
+    assert code == 2
+    assert words in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("workload", "is_built"),
+    [
+        ("gpt2@paper,layers=48,width=1600,heads=25", True),
+        ("whisper@paper,layers=32,width=1280,heads=20", True),
+        ("multi:nmt*2,gpt2@layers=2", True),
+        ("gpt2@layers=1,width=4096,heads=1,batch=1,tokens=2,vocab=2147483648", False),
+        ("gpt2@layers=10000,width=64", False),
+        ("gpt2@width=7680,batch=80", False),
+        ("gpt2@width=768,heads=768", False),
+        ("vit@image_size=112,patch_size=1,batch=64", False),
+        (f"multi:{','.join(['rnnlm@paper'] * 20)}", False),
+    ],
+)
+def test_a_run_folder_does_not_name_a_workload_of_any_size(workload: str, is_built: bool) -> None:
+    spec = parse_workload(workload)
+    with nullcontext() if is_built else pytest.raises(InvalidValue, match="named again"):
+        assert parse_kept_workload(workload, None, where="config.json", command="named again") == spec
+    assert parse_kept_workload("nmt", workload, where="config.json", command="") == spec
+
+
+def test_a_host_model_of_any_number_of_factors_is_refused(tmp_path: Path) -> None:
+    factor = {"kind": "device", "name": "d", "log_mean": 0.0, "log_deviation": 1.0, "prior_deviation": 1.0}
+    head = {"schema": 1, "host": "h", "host_fingerprint": "0", "cost_source": "estimated", "lines": []}
+    model = head | {"prior": dataclasses.asdict(Prior()), "factors": [factor], "equations": []}
+    path = tmp_path / "host_model.json"
+    path.write_text(json.dumps(model))
+    assert len(load_learned_host(path).factors) == 1
+    equation = {"target": 0.0, "slopes": [1.0]}
+    for change, words in (
+        ({"factors": [factor] * 5001}, "factors is 5001"),
+        ({"equations": [equation] * 20_001}, "equations is 20001"),
+    ):
+        path.write_text(json.dumps(model | change))
+        with pytest.raises(InvalidValue, match=words):
+            load_learned_host(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"budget_s": 1e9},
+        {"total_s": 1e9},
+        {"evaluations": 10**12},
+        {"num_groups": 10**12},
+        {"search": {"table_rounds": 10**6}},
+        {"search": {"num_calibrated": 10**6}},
+        {"agent": {"pool": 10**9}},
+        {"agent": {"draws": 10**9}},
+        {"agent": {"evaluations": 10**12}},
+        *({"learn": {name: 10**6}} for name in ("num_samples", "num_measured", "screened")),
+        *({"learn": {policy: {"hidden": 400_000}}} for policy in ("placer", "gnn", "improver", "seq2seq", "schedule")),
+        {"learn": {"placer": {"num_layers": 10**6}}},
+        {"learn": {"gnn": {"num_rounds": 10**6}}},
+        {"learn": {"seq2seq": {"attention": 400_000}}},
+        {"learn": {"ppo": {"n_epochs": 10**9}}},
+        {"learn": {"clone": {"num_steps": 10**9}}},
+    ],
+    ids=str,
+)
+def test_options_of_a_run_have_largest_values(change: dict[str, Any]) -> None:
+    def changed(config: Any, by: dict[str, Any]) -> Any:
+        values = {k: changed(getattr(config, k), v) if isinstance(v, dict) else v for k, v in by.items()}
+        return dataclasses.replace(config, **values)
+
+    with pytest.raises(InvalidValue, match="at most"):
+        changed(TrainConfig(), change)
 
 
 LIMITED = """

@@ -134,7 +134,7 @@ class _Inference:
                     self.types[name] = kind
                 elif name in given:
                     self.types[name] = given[name]
-            self._fold(node)
+            self._fold(node, inferred)
         return {name: self._value(name, kind.tensor_type) for name, kind in self.types.items()}, self.reasons
 
     def _infer(self, node: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class _Inference:
             self.reasons |= {name: self.reasons.get(next(iter(node.input), ""), reason) for name in node.output}
             return {}
 
-    def _fold(self, node: Any) -> None:
+    def _fold(self, node: Any, inferred: Mapping[str, Any]) -> None:
         from onnx import numpy_helper
         from onnx.reference import ReferenceEvaluator
 
@@ -169,11 +169,13 @@ class _Inference:
                 self.constants[node.output[0]] = numpy_helper.from_array(result, node.output[0])
             return
         names = [name for name in node.input if name]
-        if node.op_type not in _FOLDED or node.domain or not all(name in self.constants for name in names):
+        if node.op_type not in _FOLDED or node.domain or not all(map(self._is_constant, names)):
             return
-        shapes = [_shape_of(self.types[name]) if name in self.types else None for name in node.output]
-        if any(shape is None or _num_elements(shape) > _LARGEST_FOLDED for shape in shapes):
-            return
+        shapes = [_shape_of(inferred[name]) if name in inferred else None for name in node.output]
+        if not all(shape is not None and _is_small(shape) for shape in shapes):
+            return  # what a file declares of an output is not believed: the node would run, whatever it gives
+        if node.op_type == "Range" and (0,) in shapes:
+            return  # onnx says 0, too, where the count of its elements overflows
         try:
             with np.errstate(all="ignore"):
                 arrays = {name: numpy_helper.to_array(self.constants[name]) for name in names}
@@ -182,6 +184,11 @@ class _Inference:
                     self.constants[name] = numpy_helper.from_array(np.asarray(array), name)
         except Exception as error:  # a malformed node: what it shapes stays unknown, and is reported where it is needed
             self.reasons |= {name: shortened(str(error)) for name in node.output}
+
+    def _is_constant(self, name: str) -> bool:
+        """Whether its elements are known, and are those of the value of that name, not of an earlier one."""
+        kind, constant = self.types.get(name), self.constants.get(name)
+        return kind is not None and constant is not None and _shape_of(kind) == tuple(constant.dims)
 
     def _shape(self, node: Any) -> np.ndarray[Any, Any] | None:
         shape = _shape_of(self.types[node.input[0]]) if node.input[0] in self.types else None
@@ -214,6 +221,11 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
 
 def _num_elements(shape: Any) -> int:
     return math.prod(max(size, 0) for size in shape)
+
+
+def _is_small(shape: tuple[int, ...]) -> bool:
+    """Whether a value can be worked out; a size of 0 hides no large one, which a step in between may have."""
+    return math.prod(max(size, 1) for size in shape) <= _LARGEST_FOLDED
 
 
 def _no_size(value: Any, axis: int, label: str, path: Path) -> InvalidValue:

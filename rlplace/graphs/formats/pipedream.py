@@ -24,10 +24,12 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.paths import topological_order
 
 LARGEST_FILE_BYTES = 1 << 26
+LONGEST_LINE = 1 << 16
 LARGEST_MS = 1e9
 MOST_MICRO_BATCHES = 4096
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-_FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|[^\[\],]*?)\s*(?:,|$)")
+_FIELD = re.compile(r"([^=,\[\]]*)=([^,\[\]]*(?:\[[^\[\]]*\]\s*)?)(?:,|$)")
+"""Linear: no two neighbours match the same character. Blanks around names and values are stripped."""
 
 
 def load_pipedream(path: str | os.PathLike[str], micro_batches: int = 1) -> OpGraph:
@@ -60,9 +62,11 @@ def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
     rows: dict[str, _Row] = {}
     edges: list[tuple[str, str, str]] = []
     for number, line in enumerate(_lines(Path(path)), start=1):
-        where, parts = f"{path}, line {number}", [part.strip() for part in line.strip().split(" -- ")]
         if not line.strip():
             continue
+        if len(line) > LONGEST_LINE:
+            raise FileProblem(path, f"line {number} has {len(line)} characters, expected at most {LONGEST_LINE}.")
+        where, parts = f"{path}, line {number}", [part.strip() for part in line.strip().split(" -- ")]
         if len(parts) == 2 and all(parts) and "=" not in line:
             edges.append((parts[0], parts[1], where))
         elif len(parts) in (3, 4) and parts[0] and (len(parts) == 3 or parts[3].startswith("stage_id=")):
@@ -112,15 +116,16 @@ def _lines(path: Path) -> list[str]:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
 
 
-def _read_row(name: str, text: str, where: str) -> _Row:
+def _read_row(layer: str, text: str, where: str) -> _Row:
     fields: dict[str, str] = {}
     end = 0
     while end < len(text):
         match = _FIELD.match(text, end)
-        if match is None or match[1] not in FIELDS or match[1] in fields:
+        name = match[1].strip() if match else ""
+        if match is None or name not in FIELDS or name in fields:
             expected = f"{', '.join(FIELDS)}, each once as NAME=NUMBER"
             raise InvalidValue("fields", shortened(text[end:].strip()), expected, where=where)
-        fields[match[1]] = match[2]
+        fields[name] = match[2].strip()
         end = match.end()
     for field in FIELDS:
         if field not in fields:
@@ -128,7 +133,7 @@ def _read_row(name: str, text: str, where: str) -> _Row:
     sizes = fields["activation_size"]
     outputs = sizes[1:-1].split(";") if sizes.startswith("[") else [sizes]
     return _Row(
-        name,
+        layer,
         _number(fields[FIELDS[0]], FIELDS[0], LARGEST_MS, where),
         _number(fields[FIELDS[1]], FIELDS[1], LARGEST_MS, where),
         sum(math.ceil(_number(output, FIELDS[2], LARGEST_COUNT, where)) for output in outputs),

@@ -30,6 +30,10 @@ LARGEST_SLOPE, LARGEST_TARGET = 1e6, 1e8
 """Of an equation that is read: far beyond what measured steps give."""
 
 
+MOST_FACTORS, MOST_EQUATIONS = 5_000, 20_000
+"""Matrices of factors by factors are made of them; 16 devices with a link for each two have fewer than 1,000."""
+
+
 @dataclass(frozen=True)
 class LearnedFactor:
     """One factor: a normal distribution of its natural logarithm."""
@@ -95,6 +99,9 @@ class LearnedHost:
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise InvalidValue("schema", self.schema, f"{SCHEMA}", where="host model")
+        for name, most in (("factors", MOST_FACTORS), ("equations", MOST_EQUATIONS)):
+            if (count := len(getattr(self, name))) > most:
+                raise InvalidValue(name, count, f"at most {most:,} of them", where="host model")
         for place, equation in enumerate(self.equations):
             if len(equation.slopes) != len(self.factors):
                 expected = f"{len(self.factors)} numbers, one for each factor"

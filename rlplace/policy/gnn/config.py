@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlplace.errors import InvalidValue
+from rlplace.decode import check_ranges
+from rlplace.policy.sizes import MOST_LAYERS, MOST_WIDTH
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,5 @@ class GnnConfig:
     """Random numbers that tell devices apart that are equal otherwise."""
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("num_layers", 0), ("num_rounds", 1), ("marks", 0)):
-            if getattr(self, name) < least:
-                raise InvalidValue(name, getattr(self, name), f"at least {least}", where="gnn")
+        ranges = {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS), "num_rounds": (1, MOST_LAYERS)}
+        check_ranges(self, "gnn", ranges | {"marks": (0, MOST_WIDTH)})

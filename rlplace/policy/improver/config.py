@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlplace.decode import check_ranges
 from rlplace.errors import InvalidValue
+from rlplace.policy.sizes import MOST_LAYERS, MOST_WIDTH
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,7 @@ class ImproverConfig:
     no harm would be tried for ever."""
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("num_layers", 0)):
-            if getattr(self, name) < least:
-                raise InvalidValue(name, getattr(self, name), f"at least {least}", where="improver")
+        check_ranges(self, "improver", {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS)})
         if not 0.0 < self.explore <= 1.0:
             raise InvalidValue("explore", self.explore, "more than 0, at most 1", where="improver")
         if not self.moves > 0:

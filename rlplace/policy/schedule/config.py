@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlplace.decode import check_ranges
 from rlplace.errors import InvalidValue
+from rlplace.policy.sizes import MOST_WIDTH
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,6 @@ class ScheduleConfig:
     """Groups in which a first sample differs from the mode, on average."""
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise InvalidValue("hidden", self.hidden, "at least 1", where="policy schedule")
+        check_ranges(self, "policy schedule", {"hidden": (1, MOST_WIDTH)})
         if not self.flips > 0:
             raise InvalidValue("flips", self.flips, "more than 0", where="policy schedule")

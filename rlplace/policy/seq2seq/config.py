@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlplace.decode import check_ranges
 from rlplace.errors import InvalidValue
+from rlplace.policy.sizes import MOST_WIDTH
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,8 @@ class Seq2SeqConfig:
     """T of the logits C tanh(u / T)."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "type_embedding", "device_embedding", "attention"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="seq2seq")
+        widths = ("hidden", "type_embedding", "device_embedding", "attention")
+        check_ranges(self, "seq2seq", dict.fromkeys(widths, (1, MOST_WIDTH)))
         if self.hidden % 2:
             raise InvalidValue("hidden", self.hidden, "an even number, shared by two directions", where="seq2seq")
         for name in ("tanh_constant", "temperature"):

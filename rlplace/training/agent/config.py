@@ -6,8 +6,11 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from rlplace.decode import check_ranges
 from rlplace.errors import InvalidValue
 
+MOST_EVALUATIONS, MOST_KEPT = 10**9, 10_000
+"""Placements that are simulated; plans, draws and candidates that are held at once."""
 LEAST_COMPARED = 6
 """Candidates for each plan of a batch below which comparing them would take more from searches than it gives."""
 
@@ -87,19 +90,10 @@ class AgentConfig:
         return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
 
     def __post_init__(self) -> None:
-        counts = (
-            "batch",
-            "known_batch",
-            "evaluations",
-            "later_evaluations",
-            "early",
-            "pool",
-            "averaged",
-            "most_compared",
-        )
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="agent")
+        small = ("batch", "known_batch", "early", "pool", "averaged", "most_compared")
+        large = ("evaluations", "later_evaluations")
+        ranges = dict.fromkeys(small, (1, MOST_KEPT)) | dict.fromkeys(large, (1, MOST_EVALUATIONS))
+        check_ranges(self, "agent", ranges | {"draws": (0, MOST_KEPT)})
         for name in ("scratch_share", "mean_share", "compared_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidValue(name, getattr(self, name), "0..1", where="agent")
@@ -108,5 +102,3 @@ class AgentConfig:
         for name in ("mean_weight", "first_weight"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise InvalidValue(name, getattr(self, name), "more than 0, and finite", where="agent")
-        if self.draws < 0:
-            raise InvalidValue("draws", self.draws, "at least 0", where="agent")

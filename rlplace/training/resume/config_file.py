@@ -59,8 +59,8 @@ class Request:
 
     @property
     def own_workload(self) -> list[str]:
-        """The word that names the workload again where the run goes on: of a function or a file of the user's."""
-        return [str(self.spec)] if self.spec.is_function or self.spec.is_file else []
+        """The word that names the workload again where the run goes on, unless the run folder is believed."""
+        return [] if self.spec.is_believed else [str(self.spec)]
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds: what was asked for, to the word, and what that comes to with nothing left open."""
