@@ -44,6 +44,7 @@ ANNEAL = "rlplace.search.improve.anneal:solve"
 LEARNED = "rlplace.training.agent.on_host:solve"
 HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "budget_s": (0.25, ANNEAL, lambda task, **_: task.budget.seconds),
+    "total_s": (9.5, "rlplace.training.run:searching_within", lambda config, *_: config.total_s),
     "evaluations": (7, ANNEAL, lambda task, **_: task.budget.evaluations),
     "seed": (5, ANNEAL, lambda task, **_: task._seed),
     "isolated": (False, "rlplace.measure.evaluator:make_runner", lambda *_, isolated, **__: isolated),
