@@ -18,11 +18,12 @@ def sayer(asked: Say | bool | None) -> Say:
     """What takes lines for people: that which is given, stderr, or nobody, as `is_shown` says."""
     if callable(asked):
         return asked
-    return _print if is_shown(asked) else _drop
+    return say if is_shown(asked) else _drop
 
 
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def say(message: str) -> None:
+    """Lines for people, on stderr, without what a terminal would act on: names may come from a stranger's file."""
+    print(clean_lines(message), file=sys.stderr, flush=True)
 
 
 def _drop(_: str) -> None:
@@ -48,3 +49,13 @@ def clean(text: object) -> str:
         'one two�'
     """
     return "".join(char if char.isprintable() else " " if char in "\t\n\r" else "�" for char in str(text))
+
+
+def clean_lines(text: str) -> str:
+    """`clean`, line by line.
+
+    Example:
+        >>> clean_lines("one" + chr(27) + chr(10) + "two")
+        'one�\\ntwo'
+    """
+    return "\n".join(map(clean, text.split("\n")))

@@ -61,8 +61,7 @@ def advise(
     if json:
         print_json(told)
         return
-    from rich.console import Console
-
     from rlplace.report.advice_panel import advice_panel
+    from rlplace.report.console import CleanConsole
 
-    Console(stderr=True, highlight=False, emoji=False).print(advice_panel(told, WORDS[told["verdict"]]))
+    CleanConsole(stderr=True, highlight=False, emoji=False).print(advice_panel(told, WORDS[told["verdict"]]))

@@ -16,7 +16,6 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.say import clean
 from rlplace.seeds import check_seed
 from rlplace.training.config import TrainConfig
 
@@ -284,11 +283,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
-
-
-def say(message: str) -> None:
-    """Lines for people, on stderr, without what a terminal would act on: names may come from a stranger's file."""
-    print("\n".join(map(clean, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def check_workload(text: str) -> WorkloadSpec:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tyro
 
-from rlplace.cli.arguments import print_json, say
+from rlplace.cli.arguments import print_json
+from rlplace.say import say
 
 
 def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:

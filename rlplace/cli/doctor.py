@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rlplace.cli.arguments import print_json, say
+from rlplace.cli.arguments import print_json
+from rlplace.say import say
 
 
 def doctor(json: bool = False) -> None:
@@ -35,11 +36,10 @@ def doctor(json: bool = False) -> None:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from rlplace.report.console import CleanConsole
     from rlplace.report.doctor_table import doctor_table
 
-    Console(stderr=True, highlight=False, emoji=False).print(doctor_table(facts["checks"]))
+    CleanConsole(stderr=True, highlight=False, emoji=False).print(doctor_table(facts["checks"]))
     verdicts = [row["verdict"] for row in facts["checks"]]
     warnings = "1 warning" if verdicts.count("warn") == 1 else f"{verdicts.count('warn')} warnings"
     say(f"{len(verdicts)} findings: {verdicts.count('fail')} failed, {warnings}")

@@ -28,9 +28,8 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
     if json:
         print_json(explanation.to_dict())
         return
-    from rich.console import Console
-
+    from rlplace.report.console import CleanConsole
     from rlplace.report.explanation_tables import explanation_tables
 
-    console = Console(stderr=True, highlight=False, emoji=False, markup=False)
+    console = CleanConsole(stderr=True, highlight=False, emoji=False, markup=False)
     console.print(explanation_tables(explanation, top))

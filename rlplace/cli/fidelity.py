@@ -7,7 +7,8 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Placing, Seed, Stored, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Placing, Seed, Stored, check_workload, print_json
+from rlplace.say import say
 
 
 def fidelity(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import print_json, say
+from rlplace.cli.arguments import print_json
 from rlplace.errors import FileProblem, InvalidValue
+from rlplace.say import say
 
 
 def fit_priors(

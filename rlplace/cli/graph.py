@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, GroupingOptions, Seed, check_workload, find_host, print_json, say
+from rlplace.cli.arguments import Batched, GroupingOptions, Seed, check_workload, find_host, print_json
 from rlplace.errors import InvalidValue
+from rlplace.say import say
 
 if TYPE_CHECKING:
     from rlplace.graphs.opgraph import OpGraph
@@ -201,10 +202,9 @@ def parse_dims(text: str) -> dict[str, int]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from rlplace.report.console import CleanConsole
     from rlplace.report.graph_tables import graph_table, targets_table
 
-    console = Console(stderr=True, emoji=False)
+    console = CleanConsole(stderr=True, emoji=False)
     console.print(graph_table(facts))
     console.print(targets_table(facts["top_targets"], facts["costs_host"]))

@@ -19,7 +19,7 @@ from tyro.extras import SubcommandApp
 
 from rlplace import __version__
 from rlplace.cli.advise import advise
-from rlplace.cli.arguments import only_json_on_stdout, options_given, say
+from rlplace.cli.arguments import only_json_on_stdout, options_given
 from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
 from rlplace.cli.doctor import doctor
@@ -39,6 +39,7 @@ from rlplace.cli.simulate import simulate
 from rlplace.cli.train import train
 from rlplace.cli.workloads import workloads
 from rlplace.errors import RlplaceError, UserError
+from rlplace.say import say
 
 DESCRIPTION = "Finds where each op of a PyTorch model should run so that the measured step is shortest."
 
@@ -116,10 +117,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
         return 143 if terminated.is_set() else 130
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_memory(error):
+            raise
+        asked = next((line for line in str(error).splitlines() if line.strip()), "an allocation was refused")
+        say(
+            f"rlplace: failed: this machine's memory does not suffice: {asked}. Take a smaller workload or smaller "
+            "sizes (a run that goes on takes those in its config.json), or free memory."
+        )
+        return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether an error is a refused allocation: PyTorch reports its own as `RuntimeError`."""
+    words = ("not enough memory", "can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 @contextmanager

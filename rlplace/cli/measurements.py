@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rlplace.cli.arguments import parse_duration, print_json, say
+from rlplace.cli.arguments import parse_duration, print_json
 from rlplace.errors import InvalidValue
-from rlplace.say import clean
+from rlplace.say import clean, say
 
 if TYPE_CHECKING:
     from rlplace.store.filters import Filter
@@ -148,10 +148,10 @@ def _age(option: str, text: str) -> float | None:
 
 
 def _show(rows: list[StoredMeasurement]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from rlplace.report.console import CleanConsole
     from rlplace.report.format import format_seconds
 
     table = Table(box=None, pad_edge=False)
@@ -164,7 +164,7 @@ def _show(rows: list[StoredMeasurement]) -> None:
         taken = time.strftime("%m-%d %H:%M", time.localtime(row.taken_s))
         words = (taken, row.workload, row.host_name, row.graph[:8], row.plan[:8], row.status, step, ratio, row.why)
         table.add_row(*(Text(_plain(word)) for word in words))
-    Console(stderr=True).print(table)
+    CleanConsole(stderr=True).print(table)
 
 
 def _plain(text: str) -> str:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.report.format import format_ms
+from rlplace.say import say
 
 EVALUATIONS = 16
 """Placements of a workload that are simulated, where nobody says otherwise."""

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from rlplace.cli.arguments import print_json, say
+from rlplace.cli.arguments import print_json
+from rlplace.say import say
 from rlplace.training.pretrain.config import PretrainConfig
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import print_json, say
+from rlplace.cli.arguments import print_json
+from rlplace.say import say
 
 
 def report(folder: tyro.conf.Positional[Path], json: bool = False) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json, say
+from rlplace.cli.arguments import Batched, Placing, Seed, check_workload, print_json
 from rlplace.report.format import format_ms
+from rlplace.say import say
 
 
 def simulate(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlplace.cli.arguments import print_json, say
+from rlplace.cli.arguments import print_json
+from rlplace.say import say
 
 
 def workloads(json: bool = False) -> None:

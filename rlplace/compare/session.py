@@ -248,12 +248,12 @@ def save_rows(problem: Problem, rows: tuple[Row, ...], folder: Path) -> None:
 
 def show(comparison: Comparison, progress: Progress, *, is_table: bool) -> dict[str, Any]:
     """Prints the table on stderr, if it is asked for; returns what `--json` prints."""
-    from rich.console import Console
+    from rlplace.report.console import CleanConsole
 
     progress.close()
     result = comparison.to_dict()
     if is_table:
-        console = Console(stderr=True, highlight=False, emoji=False)
+        console = CleanConsole(stderr=True, highlight=False, emoji=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = WIDTH
         console.print(compare_table(result))

@@ -10,10 +10,10 @@ from rlplace.export.registry import ExportFormat, ExportRequest
 from rlplace.runs.micro_batches import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
-
 import sys
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # this file's folder: no module that lies there is imported, it may be a stranger's
 from pathlib import Path
-
 import rlplace
 from rlplace.errors import FingerprintMismatch
 from rlplace.export.step import matching_host

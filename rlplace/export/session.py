@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.micro_batches import read_asked
 from rlplace.runs.setup import capture_workload
-from rlplace.say import clean
+from rlplace.say import clean, say
 from rlplace.workloads import build
 
 LIST = "list"
@@ -60,7 +59,7 @@ def export_run(
     placement = load_placement(run.path("placement.json"))
     request = ExportRequest(run, run.read_json("config.json"), placement, workload, cache_tokens)
     if (line := unchecked_loss(request.config)) is not None:
-        print(line, file=sys.stderr)
+        say(line)
     if is_check:
         return _check(request)
     made = chosen.text(request)
@@ -70,7 +69,7 @@ def export_run(
     path = run.root / chosen.file
     write_text_atomic(path, exported.text)
     how = _how_to_run(path, request) if format == "script" else chosen.summary
-    print(f"wrote {path}: {how}", file=sys.stderr)
+    say(f"wrote {path}: {how}")
     return {"schema": 1, "format": format, "path": str(path)} | exported.figures
 
 
@@ -79,7 +78,7 @@ def listed() -> dict[str, Any]:
     formats = {name: FORMATS[name] for name in FORMATS}
     width = max(map(len, formats))
     for name, one in formats.items():
-        print(f"{name:{width}}  {one.file}: {one.summary}", file=sys.stderr)
+        say(f"{name:{width}}  {one.file}: {one.summary}")
     return {"schema": 1, "formats": {name: {"file": one.file, "is": one.summary} for name, one in formats.items()}}
 
 
@@ -128,9 +127,8 @@ def _check(request: ExportRequest) -> dict[str, Any]:
     eager = f"eager gradient accumulation over {count} slices" if checked.is_accumulation else "eager"
     verdict = f"agrees with {eager}" if checked.ok else f"DIFFERS from {eager}"
     seeded = f", {checked.num_random_ops} random ops given the same seeds" if checked.num_random_ops else ""
-    print(
+    say(
         f"{checked.num_steps} placed steps{seeded}: {verdict}; largest relative difference of the loss "
-        f"{checked.max_loss_rel_diff:.2e}, of parameters {checked.max_param_rel_diff:.2e} (float64)",
-        file=sys.stderr,
+        f"{checked.max_loss_rel_diff:.2e}, of parameters {checked.max_param_rel_diff:.2e} (float64)"
     )
     return checked.to_dict()

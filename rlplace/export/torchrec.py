@@ -7,7 +7,6 @@ The words are those of torchrec 1.x (`torchrec/distributed/types.py`: `ShardingP
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from rlplace.export.registry import Exported, ExportFormat, ExportRequest
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.say import say
 
 WHERE = "export torchrec"
 LOOKUPS = ("aten.embedding", "aten._embedding_bag")
@@ -137,7 +137,7 @@ def torchrec_plan(request: ExportRequest) -> Exported:
     plan = plan_of(tables, run.host)
     names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]
     for line in _said(tables, run.host):
-        print(line, file=sys.stderr)
+        say(line)
     text = json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n"
     return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
 

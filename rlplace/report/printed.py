@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import io
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rlplace.report.console import CleanConsole
 
 WIDTH = 120
 """Columns of a printed table; longer notes go on in the next line."""
@@ -16,7 +17,7 @@ WIDTH = 120
 def as_text(table: Table) -> str:
     """The table as lines without colours, the same on every terminal and in every file."""
     stream = io.StringIO()
-    Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, emoji=False).print(table)
+    CleanConsole(file=stream, width=WIDTH, color_system=None, force_terminal=False, emoji=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from rlplace.report.console import CleanConsole
 from rlplace.report.format import format_clock, format_seconds
-from rlplace.say import is_shown
+from rlplace.say import clean_lines, is_shown
 
 LINE_EVERY_S = 10.0
 REDRAW_EVERY_S = 0.25
@@ -44,7 +44,7 @@ class Progress:
         stream = sys.stderr if stream is None else stream
         self._clock, self._stream = clock, stream
         self._is_concluding = not is_quiet if is_concluding is None else is_concluding
-        self._console = Console(file=stream, highlight=False, emoji=False, quiet=is_quiet)
+        self._console = CleanConsole(file=stream, highlight=False, emoji=False, quiet=is_quiet)
         self._is_live = not is_quiet and stream.isatty() and not self._console.is_dumb_terminal
         self._bar: Bar | None = None
         self._task: TaskID | None = None
@@ -100,7 +100,7 @@ class Progress:
         """Prints the line that a search ends with."""
         self.close()
         if self._is_concluding:
-            print(text, file=self._stream, flush=True)
+            print(clean_lines(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Shows what was not shown yet and leaves the last state standing; closing twice does no harm."""

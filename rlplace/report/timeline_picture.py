@@ -23,6 +23,7 @@ from rlplace.measure.timeline import Timeline
 from rlplace.report.format import format_bytes, format_seconds
 from rlplace.report.micro_batch_marks import is_light, op_colors, runs
 from rlplace.report.timeline_lanes import BOTTOM_IN, TOP_IN, Lane, copies_of, lanes_of, lay_out
+from rlplace.say import clean
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}
 """Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
@@ -197,7 +198,7 @@ def _op_labels(lane: Lane, timeline: Timeline, graph: OpGraph, width_ms: float) 
     """The target of each op whose bar is wide enough to hold it."""
     labels = []
     for op in lane.items:
-        parts = graph.targets[op].split(".")
+        parts = clean(graph.targets[op]).split(".")
         text = parts[1] if len(parts) > 1 else parts[0]
         text = text.removeprefix("_").removesuffix("_backward")
         width_in = float(timeline.op_end_s[op] - timeline.op_start_s[op]) * 1e3 / width_ms

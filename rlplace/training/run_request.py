@@ -206,11 +206,10 @@ def _report(run: RunFolder, progress: Progress) -> Path | None:
 
 
 def _show(result: TrainResult, folder: Path, report: Path | None) -> None:
-    from rich.console import Console
-
     from rlplace.report import results_table
+    from rlplace.report.console import CleanConsole
 
-    console = Console(stderr=True, emoji=False)
+    console = CleanConsole(stderr=True, emoji=False)
     console.print(results_table([dict(row) for row in result.table.rows], best=result.table.best))
     console.print(result.summary, markup=False, highlight=False, soft_wrap=True)
     console.print(

@@ -183,3 +183,34 @@ def test_help_names_every_command() -> None:
     assert done.returncode == 0
     for command in COMMANDS:
         assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 7 TiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes.\nframe"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes."),
+    ],
+)
+def test_memory_that_does_not_suffice_is_said_in_a_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=lambda **_: refuse()))
+    assert main(["hosts"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("rlplace: failed: this machine's memory does not suffice: ")
+    assert "allocate 7" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=fail))
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        main(["hosts"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.format import format_bytes, format_ms
+from rlplace.say import say
 
 LEARN_MODULES = "`rlplace train --granularity module` searches placements that a device map can say"
 
@@ -70,7 +70,7 @@ def exported(request: ExportRequest) -> Exported:
         *_main_device(projection, places, entries),
     )
     for line in lines:
-        print(line, file=sys.stderr)
+        say(line)
     return Exported(json.dumps(entries, indent=2) + "\n", figures)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +31,7 @@ from rlplace.runs.judge import judge_twin
 from rlplace.runs.micro_batches import CutOptions, read_asked
 from rlplace.runs.prepared import candidates
 from rlplace.runs.setup import capture_workload
+from rlplace.say import say
 from rlplace.search.parallel.bounded_stages import BoundedPipeline, Schedule, best_pipeline
 from rlplace.search.parallel.step_roles import step_roles
 from rlplace.workloads import Workload
@@ -215,4 +215,4 @@ def _say(count: int, found: BoundedPipeline | None, host: Host) -> None:
     if found is not None:
         names = ", ".join(host.devices[device].name for device in found.devices)
         words = f"{found.step_s * 1e3:.4g} ms, {len(found.devices)} stages on {names}, {found.schedule}"
-    print(f"{count} micro-batches: {words}", file=sys.stderr)
+    say(f"{count} micro-batches: {words}")

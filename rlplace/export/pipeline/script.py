@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any
 
 from rlplace import __version__
@@ -13,6 +12,7 @@ from rlplace.export.pipeline.stages import WholeStep, hand_on, is_graph, name_in
 from rlplace.export.registry import Exported, ExportFormat, ExportRequest
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import OptimizerSpec
+from rlplace.say import say
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Classes of `torch.distributed.pipelining` by the order of micro-batches."""
@@ -27,7 +27,10 @@ _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} 
 {expected}
 """
 
-from __future__ import annotations
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # this file's folder: no module that lies there is imported, it may be a stranger's
 
 import argparse
 import os
@@ -132,11 +135,11 @@ def pipeline_script(request: ExportRequest) -> Exported:
     plan = plan_pipeline(run)
     constraints = request.train.get("constraints")
     if isinstance(constraints, dict) and any(constraints.values()):
-        print("the run's pins, exclusions and what is together are not followed by stages", file=sys.stderr)
+        say("the run's pins, exclusions and what is together are not followed by stages")
     for line in said(plan):
-        print(line, file=sys.stderr)
+        say(line)
     command = f"python -m torch.distributed.run --standalone --nproc-per-node {len(plan.stages)}"
-    print(f"run it with {command} {request.run.root / PIPELINE.file}", file=sys.stderr)
+    say(f"run it with {command} {request.run.root / PIPELINE.file}")
     return Exported(text_of(run, plan), figures(plan))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rlplace.measure.hosts.resolve import is_host_file, resolve_host
 from rlplace.policy.config import WEIGHTS_ENDING
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.setup import versions
-from rlplace.say import clean
+from rlplace.say import clean, say
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.config_file import FILE, HARMLESS, KeptRequest, Request, again_words, read_request
 from rlplace.workloads import WorkloadSpec, parse_kept_workload
@@ -119,7 +118,7 @@ def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
             told = dataclasses.replace(TrainConfig(), **{option: kept})
             words = shortened(shlex.join(again_words(told)))
             line = f"{where} asks for `{words}`, which counts only if you give it again: going on without it"
-            print(clean(line), file=sys.stderr, flush=True)
+            say(clean(line))
     return dataclasses.replace(config, **changed)
 
 
