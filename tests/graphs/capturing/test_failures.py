@@ -243,6 +243,7 @@ def test_what_a_model_raises_by_itself_is_told_from_what_tracing_does() -> None:
 
 def test_distributions_are_told_to_leave_their_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # stable-baselines3 switches it off
+
     def loss(y: Tensor, t: Tensor, **options: bool) -> Tensor:
         return -torch.distributions.Categorical(logits=y, **options).log_prob(t).mean()
 
