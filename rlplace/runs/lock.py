@@ -3,8 +3,10 @@ folder."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 import sys
 import weakref
 from pathlib import Path
@@ -50,7 +52,7 @@ class FolderLock:
             FileProblem: a run that is still going on holds it.
         """
         try:
-            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | _NO_LINK)
+            descriptor = _open(folder / LOCK_FILE, os.O_RDWR)
         except OSError:
             return  # no lock file, or one that cannot be had: making the folder says why
         is_free = _take(descriptor, is_shared=True)
@@ -67,6 +69,9 @@ class FolderLock:
 def take_file(path: Path, words: str) -> int | str:
     """The descriptor of a lock file that is ours until `give_free`, or the words of the process that holds it.
 
+    A lock file that has a second name (a hard link) may be any file of the user's: it is not written, a new file
+    takes its place.
+
     Args:
         path: of the file, in a folder that is there.
         words: who we are, for whoever waits.
@@ -75,14 +80,16 @@ def take_file(path: Path, words: str) -> int | str:
         OSError: the file cannot be made.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         if not _take(descriptor):
             holder = _holder(descriptor)
             os.close(descriptor)
             return holder
         if _is_at(path, descriptor):
-            break
-        os.close(descriptor)  # its last owner removed the file between our opening and our locking it
+            if sys.platform == "win32" or os.fstat(descriptor).st_nlink <= 1:
+                break
+            path.unlink()  # while the lock is held, as in `give_free`
+        os.close(descriptor)  # else its last owner removed the file between our opening and our locking it
     if sys.platform != "win32":
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, words.encode()[:_MOST_BYTES], 0)
@@ -96,6 +103,15 @@ def give_free(path: Path, descriptor: int, owner: int) -> None:
     if sys.platform != "win32":
         path.unlink(missing_ok=True)  # while it is still held, so that nobody's new lock file is removed
     close_own(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
+    """The descriptor of a regular file; no link is followed."""
+    descriptor = os.open(path, flags | _NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "the lock is not a regular file")
+    return descriptor
 
 
 def _take(descriptor: int, *, is_shared: bool = False) -> bool:

@@ -222,12 +222,11 @@ class MeasurementStore:
             WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
             AND coalesce(s.idle_share, 1.0) >= :least_idle AND l.taken_s <= :until_s ORDER BY l.id DESC"""
         values = {"host": host, "machine": machine, "least_idle": least_idle, "until_s": time.time() + AHEAD_S}
-        with told(self.path):
-            rows = self._connection.execute(statement, values).fetchall()
         found = []
-        for row in rows:
-            where = f"{self.path}: host model {row['number']}"
-            found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
+        with told(self.path):
+            for row in self._connection.execute(statement, values):  # one text at a time
+                where = f"{self.path}: host model {row['number']}"
+                found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
         return found
 
     def prune(self, chosen: Filter) -> int:

@@ -45,6 +45,27 @@ def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path: Path) -> None:
     assert own.read_text() == "mine"
 
 
+@pytest.mark.parametrize("take", [lambda run: RunFolder.create(run, overwrite=True), RunFolder.reopen])
+def test_a_lock_that_is_a_hard_link_overwrites_nothing(take: Callable[[Path], RunFolder], tmp_path: Path) -> None:
+    run, own = write_run(tmp_path / "run"), tmp_path / "own"
+    own.write_text("mine")
+    (run / LOCK_FILE).hardlink_to(own)
+    folder = take(run)
+    assert own.read_text() == "mine"
+    assert (run / LOCK_FILE).stat().st_nlink == 1
+    with pytest.raises(FileProblem, match="still going on"):
+        take(run)
+    folder.close()
+    assert own.read_text() == "mine"
+
+
+def test_a_lock_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    os.mkfifo(run / LOCK_FILE)
+    with pytest.raises(FileProblem, match="not a regular file"):
+        RunFolder.create(run, overwrite=True)
+
+
 def test_a_link_as_what_was_learned_in_a_run_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "host_model.json").rename(tmp_path / "elsewhere.json")

@@ -114,6 +114,60 @@ def test_what_is_no_plain_file_beside_it_is_refused(kind: str, ending: str, path
     assert own.read_text() == "mine"
 
 
+def test_a_database_with_a_second_name_is_read_but_not_written(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.db").hardlink_to(path)
+    before = path.read_bytes()
+    with pytest.raises(FileProblem, match="a second name"):
+        MeasurementStore.open(path)
+    assert path.read_bytes() == before
+    with MeasurementStore.read(path) as reader:
+        assert reader.count() == 1
+
+
+def make_bomb(path: Path, root: int, levels: int = 6) -> None:
+    """Puts pages above the table at page `root` whose children are all one page: 500 ** levels times its rows."""
+    data = bytearray(path.read_bytes())
+    size = struct.unpack(">H", data[16:18])[0]
+    data += data[(root - 1) * size : root * size]
+    for level in range(levels):
+        child, free = len(data) // size, size - 5 * 500
+        page = bytearray(size)
+        struct.pack_into(">BHHHBI", page, 0, 5, 0, 500, free, 0, child)
+        for index in range(500):
+            struct.pack_into(">H", page, 12 + 2 * index, free + 5 * (499 - index))
+            struct.pack_into(">IB", page, free + 5 * (499 - index), child, min(index + 1, 127))
+        if level < levels - 1:
+            data += page
+        else:
+            data[(root - 1) * size : root * size] = page
+    struct.pack_into(">I", data, 28, len(data) // size)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("table", ["measurements", "sessions", "learned_hosts"])
+def test_pages_that_stand_for_rows_without_end_are_refused(table: str, path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
+    connection.close()
+    make_bomb(path, root)
+    before = path.read_bytes()
+    for use in (MeasurementStore.open, MeasurementStore.read):
+        with pytest.raises(FileProblem, match="the database is damaged"):
+            use(path)
+    for command in ("export", "list"):
+        code, said = asked("measurements", command, "--store", str(path))
+        assert (code, "the database is damaged" in said) == (2, True)
+    assert path.read_bytes() == before
+
+
+def test_a_list_of_tables_without_end_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_MOST_OPERATIONS", 10)
+    for use in (MeasurementStore.open, MeasurementStore.read):
+        with pytest.raises(FileProblem, match="the database is damaged"):
+            use(path)
+
+
 def test_a_store_that_is_too_large_to_be_copied_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "LARGEST_COPY", path.stat().st_size - 1)
     with pytest.raises(FileProblem, match="expected at most"):
