@@ -47,7 +47,7 @@ def test_a_run_says_what_it_was(run: RunFolder) -> None:
 
 def test_the_seed_of_the_workload_is_its_own(run: RunFolder) -> None:
     change(run, "config.json", lambda config: config.update(workload_seed=4))
-    assert read_known(run).choices.built_with == 4
+    assert known_of(run).choices.built_with == 4
 
 
 def test_a_run_that_was_stopped_early_has_no_placement(run: RunFolder) -> None:
