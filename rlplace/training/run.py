@@ -80,7 +80,8 @@ def train(
 
     Raises:
         FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
-        InvalidValue: no problem but e.g. a graph, an unknown option, one out of range, or one that means nothing for this problem or method.
+        InvalidValue: a graph in the place of a problem; an unknown option, one out of range, or one that means nothing
+            for this problem or method.
         UnknownName: no such method, policy, learner or reward.
         MissingExtra: a cluster is asked for, and Ray is not installed.
         RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from core_hosts import core_host
 from micrographs import fork_join
 from random_problems import plain_host
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs import Constraints, Grouping
+from rlplace.graphs import Constraints, Grouping, capture
 from rlplace.measure import Costs, Problem
 from rlplace.policy import LearnConfig
 from rlplace.runs.tracking import NoTracker
@@ -104,6 +105,6 @@ def test_a_tracker_that_is_given_goes_with_its_mode() -> None:
 
 
 def test_a_graph_is_no_problem() -> None:
-    graph = rlplace.capture(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    graph = capture(torch.nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(InvalidValue, match=r"problem is 'OpGraph'.*Problem\.profile\(graph, host\)"):
-        rlplace.train(graph, budget_s=1)  # type: ignore[arg-type]
+        train(graph, budget_s=1)  # type: ignore[arg-type]
