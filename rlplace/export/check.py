@@ -107,7 +107,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         raise InvalidValue(
             "model", "other ops in float64", "the ops of the placed graph", where="export check", hint=hint
         )
-    labels = {"targets": targets} if targets else {}
+    labels = {"targets": origin.as_given(targets)} if targets else {}
     placed = PlacedModel(double, host, plan)
     drawing = random_ops(double)
     in_micro_batches = origin.micro is not None and (bool(drawing) or not origin.micro.equals_whole)

@@ -30,7 +30,7 @@ graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets{cut})
 step = rlplace.export.to_step(model, graph, placement, host=host)
 
 args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {{}})
-labels = {{"targets": targets}} if targets else {{}}
+labels = {{"targets": graph.program.origin.as_given(targets)}} if targets else {{}}
 for number in range(10):
     print(number, step(*args, **kwargs, **labels))
 step.copy_to(model)  # the trained parameters, back in the model

@@ -229,6 +229,11 @@ class Origin:
         """Of targets that are given by name; empty where they are given in order."""
         return self.loss_fn.names if isinstance(self.loss_fn, LossByName) else ()
 
+    def as_given(self, targets: tuple[torch.Tensor, ...]) -> Any:
+        """Targets as a placed step takes them: a dict where they are given by name."""
+        names = self.target_names
+        return dict(zip(names, targets, strict=True)) if names else targets
+
 
 @dataclass(frozen=True)
 class Program:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster, reach
-from rlplace.errors import RunnerError
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of, prior_of
 from rlplace.measure.placement import Placement
@@ -81,11 +81,15 @@ def train(
 
     Raises:
         FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
-        InvalidValue: an unknown option, one out of range, or one that means nothing for this problem or method.
+        InvalidValue: a graph in the place of a problem; an unknown option, one out of range, or one that means nothing
+            for this problem or method.
         UnknownName: no such method, policy, learner or reward.
         MissingExtra: a cluster is asked for, and Ray is not installed.
         RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
     """
+    if not isinstance(problem, Problem):
+        hint = "Make one of a graph and a host: `Problem.profile(graph, host)`."
+        raise InvalidValue("problem", type(problem).__name__, "a Problem", where="train", hint=hint)
     config = completed(config, options)
     check_beside_problem(config, is_tracked=tracker is not None)
     return train_made(

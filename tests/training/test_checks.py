@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from core_hosts import core_host
 from micrographs import fork_join
 from random_problems import plain_host
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs import Constraints, Grouping
+from rlplace.graphs import Constraints, Grouping, capture
 from rlplace.measure import Costs, Problem
 from rlplace.policy import LearnConfig
 from rlplace.runs.tracking import NoTracker
@@ -102,3 +103,9 @@ def test_what_is_as_by_default_is_no_option() -> None:
 def test_a_tracker_that_is_given_goes_with_its_mode() -> None:
     search = SearchConfig(method="single")
     train(problem(is_real=False), evaluations=8, search=search, track="offline", tracker=NoTracker(), progress=False)
+
+
+def test_a_graph_is_no_problem() -> None:
+    graph = capture(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(InvalidValue, match=r"problem is 'OpGraph'.*Problem\.profile\(graph, host\)"):
+        train(graph, budget_s=1)  # type: ignore[arg-type]

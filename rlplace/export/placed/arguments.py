@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,11 +91,13 @@ class Arguments:
 
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
         names = self._target_names
-        if isinstance(targets, dict) and targets.keys() != {*names} and (names or self._num_targets):
+        is_dict = isinstance(targets, Mapping)
+        if self._num_targets and targets is not None and (targets.keys() != {*names} if is_dict else names):
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
-            found = _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}")
-            raise InvalidValue("targets", found, f"{expected}, as captured", where="placed step")
-        given = as_targets({name: targets[name] for name in names} if names and isinstance(targets, dict) else targets)
+            found = _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets))
+            hint = "" if is_dict else "Without names, two targets could be taken for each other."
+            raise InvalidValue("targets", found, f"{expected}, as captured", where="placed step", hint=hint)
+        given = as_targets({name: targets[name] for name in names} if is_dict and names else targets)
         if len(given) == self._num_targets:
             return given
         actual = f"{len(given)} tensors" if given else None
@@ -181,6 +183,10 @@ def _word(value: object) -> _Word:
     if isinstance(value, np.ndarray):
         return _Word(f"a NumPy array ({value.dtype} {value.shape})")
     return _Word("tensor" if isinstance(value, torch.Tensor) else repr(value))
+
+
+def _kind(value: object) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> _Word:

@@ -93,7 +93,7 @@ class PlacedModel:
         self._state = self._graphs.first.state
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
-        self.num_steps = 0
+        self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
         time = "" if self._step_time_s is None else f", {self._step_time_s * 1e3:.4g} ms a step"
@@ -166,7 +166,9 @@ class PlacedModel:
             return self._run(args, kwargs, targets, loss_scale=scale)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output with all modules in evaluation mode, as placed; nothing changes.
+        """The model's output with all modules in evaluation mode, as placed; parameters and buffers stay as they are.
+
+        Random ops draw anew in every evaluation, by a count of their own: the draws of training stay the same.
 
         Args:
             args: as in a call, without targets.
@@ -181,7 +183,9 @@ class PlacedModel:
         with self._turn():
             tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
             self._graphs.follow_state()
-            return self._graphs.of_evaluation(tensors).run(tensors, self.num_steps)
+            result = self._graphs.of_evaluation(tensors).run(tensors, -1 - self._num_evaluations)  # no step's number
+            self._num_evaluations += 1
+            return result
 
     def train(self, mode: bool = True) -> NoReturn:
         """Refuses: a step has the modes that its model was captured in.
@@ -303,7 +307,8 @@ class PlacedModel:
         with self._turn(runs=False):
             if self._optimizer is not None:
                 self._optimizer.refresh()
-            save_state(path, self._state, self._optimizer, {"num_steps": self.num_steps, "seed": self._seed})
+            counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
+            save_state(path, self._state, self._optimizer, {**counts, "seed": self._seed})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from what `save` wrote for this model, whatever its placement was: the next step is the same.
@@ -312,7 +317,8 @@ class PlacedModel:
             FileProblem: no such file, or of another model, optimizer or seed.
         """
         with self._turn(runs=False):
-            self.num_steps = load_state(path, self._state, self._optimizer, seed=self._seed)
+            counts = load_state(path, self._state, self._optimizer, seed=self._seed)
+            self.num_steps, self._num_evaluations = counts
 
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`."""

@@ -30,7 +30,7 @@ def save_state(
         path: of the file.
         state: of the model.
         optimizer: of the step; None where it was captured without one.
-        about: `num_steps` and `seed`.
+        about: `num_steps`, `num_evaluations` and `seed`.
 
     Raises:
         FileProblem: the file cannot be written.
@@ -43,8 +43,8 @@ def save_state(
 
 def load_state(
     path: str | os.PathLike[str], state: PlacedState, optimizer: CapturedOptimizer | None, *, seed: int
-) -> int:
-    """Overwrites what `save_state` kept; the number of steps until then comes back.
+) -> tuple[int, int]:
+    """Overwrites what `save_state` kept; the numbers of steps and of evaluations until then come back.
 
     Args:
         path: of the file.
@@ -80,7 +80,7 @@ def load_state(
     if optimizer is not None and spec is not None:
         for option in optimizer.options:
             optimizer.set_option(option, spec[option])
-    return int(told["num_steps"])
+    return int(told["num_steps"]), int(told["num_evaluations"])
 
 
 def _tensors(state: PlacedState) -> dict[str, torch.Tensor]:
@@ -101,7 +101,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, ValueError) as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
-    is_ours = isinstance(told, dict) and told.get("schema") == SCHEMA and isinstance(told.get("num_steps"), int)
+    is_ours = isinstance(told, dict) and told.get("schema") == SCHEMA
+    if is_ours:
+        told.setdefault("num_evaluations", 0)  # older files lack it
+        is_ours = all(isinstance(told.get(count), int) for count in ("num_steps", "num_evaluations"))
     if not is_ours or not isinstance(told.get("optimizer"), dict | None):
         raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
     return told, tensors

@@ -22,6 +22,7 @@ from rlplace.graphs.capturing.micro.slices import BatchDims, plan_slices
 from rlplace.graphs.capturing.micro.verdict import ASKED, LossVerdict, judge_loss
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.capturing.refusals import warn_of_hooks
+from rlplace.graphs.capturing.steps_alike import check_frozen
 from rlplace.graphs.capturing.trace import LossFn, trace_step
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
@@ -77,7 +78,7 @@ def capture(
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
             loss; a loss that takes another number of targets; micro-batches that the
             batch cannot be cut into, or that do not give what the whole batch gives.
-        UnknownName: an unknown optimizer, or an unknown word for `loss`.
+        UnknownName: an unknown optimizer, an unknown word for `loss`, or a name of nothing in `frozen`.
 
     >>> import torch
     >>> graph = capture(torch.nn.Linear(2, 1), torch.ones(3, 2), lambda y: y.sum(), "sgd")
@@ -92,6 +93,7 @@ def capture(
     if isinstance(targets, Mapping) and loss_fn is not None:
         loss_fn = LossByName(loss_fn, tuple(targets))
     _check_targets(wanted, loss_fn, kwargs)
+    check_frozen(model, loss_fn, _names(frozen))
     warn_of_hooks(model)
     spec = resolve_optimizer(optimizer)
     if spec is not None and loss_fn is None:
@@ -190,6 +192,11 @@ def _check_types(model: object, loss_fn: object) -> None:
     if not isinstance(model, nn.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise InvalidValue("model", found, "a torch.nn.Module", where="capture")
+    loss_fn = loss_fn.func if isinstance(loss_fn, LossByName) else loss_fn
+    if isinstance(loss_fn, type):
+        hint = f"Make an instance: `{loss_fn.__name__}(...)`."
+        found = f"the class {loss_fn.__name__}"
+        raise InvalidValue("loss_fn", found, "a function of the model's output", where="capture", hint=hint)
     if loss_fn is not None and not callable(loss_fn):
         expected = "a function of the model's output that returns a scalar"
         raise InvalidValue("loss_fn", type(loss_fn).__name__, expected, where="capture")

@@ -86,6 +86,15 @@ class PythonState:
             elif not isinstance(now, set):
                 left.extend((kept.below(index), each, False) for index, each in enumerate(now))
 
+    @property
+    def names(self) -> set[str]:
+        """Of all that it looks into, as a `Change` has them."""
+        found = {kept.name for kept in self._kept.values()}
+        for kept in self._kept.values():
+            if not isinstance(kept.now, set):
+                found.update(map(kept.below, kept.now if isinstance(kept.now, dict) else range(len(kept.now))))
+        return found
+
     def changes(self) -> list[Change]:
         """What is not as it was, by name."""
         found: dict[str, Change] = {}

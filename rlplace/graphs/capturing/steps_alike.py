@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from rlplace.errors import CaptureError
+from rlplace.errors import CaptureError, UnknownName
 from rlplace.graphs.capturing.python_state import Change, PythonState
 from rlplace.graphs.capturing.untouched import modules_of_loss
 
@@ -27,6 +27,35 @@ _HINT = (
 def watched_state(model: nn.Module, loss_fn: Callable[..., Any] | None) -> PythonState:
     """The Python state of a model and of the modules that its loss reaches, as it is now."""
     return PythonState((*model.named_modules(), *modules_of_loss(model, loss_fn)))
+
+
+def check_frozen(model: nn.Module, loss_fn: Callable[..., Any] | None, frozen: Collection[str]) -> None:
+    """Refuses names of nothing that a model or its loss has or, as their code tells, may set.
+
+    Args:
+        model: that is captured.
+        loss_fn: of its output.
+        frozen: names of what may change.
+
+    Raises:
+        UnknownName: a name of nothing.
+    """
+    modules = [*model.modules(), *(module for _, module in modules_of_loss(model, loss_fn))]
+    paths, known = {path for path, _ in model.named_modules()}, watched_state(model, loss_fn).names
+    methods = [
+        each for kind in {cls for module in modules for cls in type(module).__mro__} for each in vars(kind).values()
+    ]
+    read = {word for each in (*methods, loss_fn) for word in getattr(getattr(each, "__code__", None), "co_names", ())}
+    for name in frozen:
+        root = name.partition("[")[0]
+        owner, _, last = root.rpartition(".")
+        if not (name in known or root in known or last in read or (owner in known and owner not in paths)):
+            raise UnknownName("attribute in `frozen`", name, (each for each in known if _is_own(each)))
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is one that a user knows, and none of PyTorch's private ones."""
+    return bool(name) and "[" not in name and not any(part.startswith("_") for part in name.split("."))
 
 
 def check_steps_alike(

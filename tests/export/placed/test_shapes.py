@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from loops import HOST, Classifier, apart, assert_same_state, batches, captured, classifier, placed, twin
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -240,3 +244,40 @@ def test_other_shapes_are_cast_as_the_first(other_shapes: Any) -> None:
         torch.autocast("cpu", dtype=torch.bfloat16),
     ):
         assert step.backward(torch.ones(2, 6))[1].dtype == torch.float32
+
+
+def test_evaluations_draw_anew_and_leave_the_draws_of_training(tmp_path: Path) -> None:
+    class Sampling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(functional.dropout(x, 0.5, True))
+            return out
+
+    x, path = torch.ones(4, 6), tmp_path / "s.safetensors"
+    graph = capture(Sampling(), x, lambda output: output.square().mean(), "sgd")
+    with placed(graph) as one, placed(graph) as other:
+        first, second = one.evaluate(x), one.evaluate(x)
+        assert not torch.equal(first, second)
+        assert torch.equal(other.evaluate(x), first)
+        one.save(path)
+        assert all(torch.equal(one(x), other(x)) for _ in range(2))  # one was evaluated more often
+        other.load(path)
+        assert other.num_steps == 0
+        one.load(path)
+        assert torch.equal(one.evaluate(x), other.evaluate(x))
+
+
+def test_a_state_without_a_count_of_evaluations_loads(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    with placed(captured(classifier(), "sgd")) as step:
+        step.save(path)
+        with safe_open(path, framework="pt") as file:
+            told = json.loads(file.metadata()["rlplace"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        del told["num_evaluations"]
+        save_file(tensors, path, metadata={"rlplace": json.dumps({**told, "num_steps": 4})})
+        step.load(path)
+        assert step.num_steps == 4

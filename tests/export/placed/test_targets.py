@@ -247,14 +247,17 @@ def test_labels_in_a_dict_are_given_by_name(loss_fn: Any, micro_batches: int) ->
         assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(step.evaluate(first), eager(first), rtol=1e-4, atol=1e-5)
     assert step.num_graphs == 3
-    assert step.backward(first, targets=(*targets,)).isfinite()  # or in the order of the dict
+    assert step.backward(first, targets=named).isfinite()
     for wrong, message in (
         ({"labels": targets[0]}, r"a dict of labels, expected a dict of labels, importance, as captured"),
         ({**named, "more": targets[0]}, "a dict of labels, importance, more"),
-        (targets[0], "targets is '1 tensors', expected 2 tensors"),
+        (targets[0], "targets is a tensor, expected a dict of labels, importance, as captured"),
+        ((*targets,), "targets is a tuple, expected a dict of labels, importance, as captured"),
     ):
         with pytest.raises(InvalidValue, match=message):
             step(first, targets=wrong)
+        with pytest.raises(InvalidValue, match=message):
+            step.backward(first[:4], targets=wrong)
     step.close()
     assert check_export(graph, problem.host, plan).max_loss_rel_diff < 1e-12
     alone = EagerStep(graph, problem.host)

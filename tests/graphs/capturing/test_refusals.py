@@ -204,3 +204,8 @@ def test_hooks_of_modules_are_told_and_those_of_torch_are_not() -> None:
     with pytest.warns(RuntimeWarning, match=r"0: forward hook \S*records; 1: backward hook \S*notes$"):
         capture(model, torch.ones(3, 4), mean_square)
     assert seen
+
+
+def test_a_loss_that_is_a_class_is_to_be_an_instance() -> None:
+    with pytest.raises(InvalidValue, match=r"the class CrossEntropyLoss.*Make an instance: `CrossEntropyLoss\("):
+        capture(nn.Linear(2, 2), torch.ones(1, 2), nn.CrossEntropyLoss, "sgd", targets=torch.zeros(1, dtype=torch.long))

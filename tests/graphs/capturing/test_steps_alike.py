@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlplace.errors import CaptureError, InvalidValue
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
 
 Forward = Callable[["Layer", Tensor], Tensor]
@@ -230,3 +230,19 @@ def test_tensors_of_the_step_in_attributes_are_told(caplog: pytest.LogCaptureFix
 
 def mean_square(y: Tensor) -> Tensor:
     return y.square().mean()
+
+
+def test_a_frozen_name_of_nothing_is_refused_with_the_nearest() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(2, 2), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.last = self.calls  # set by `forward` alone
+            return self.linear(x)
+
+    with pytest.raises(UnknownName, match="did you mean 'calls'"):
+        capture(Counts(), torch.ones(1, 2), frozen=["cals"])
+    capture(Counts(), torch.ones(1, 2), frozen=["calls", "last"])
