@@ -87,9 +87,10 @@ def train(
         MissingExtra: a cluster is asked for, and Ray is not installed.
         RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
     """
-    if not isinstance(problem, Problem):
+    given: object = problem
+    if not isinstance(given, Problem):
         hint = "Make one of a graph and a host: `Problem.profile(graph, host)`."
-        raise InvalidValue("problem", type(problem).__name__, "a Problem", where="train", hint=hint)
+        raise InvalidValue("problem", type(given).__name__, "a Problem", where="train", hint=hint)
     config = completed(config, options)
     check_beside_problem(config, is_tracked=tracker is not None)
     return train_made(
