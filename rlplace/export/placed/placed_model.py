@@ -117,9 +117,9 @@ class PlacedModel:
             kwargs: inputs, likewise.
 
         Raises:
-            InvalidValue: inputs or targets of another structure or dtype, or without data; another value of what is no tensor; or
-                another shape, where that is refused. Where it updates: a parameter that is frozen or not, other than
-                it was captured, or that has a hook of its own.
+            InvalidValue: inputs or targets of another structure or dtype, or without data; another value of what is no
+                tensor; or another shape, where that is refused. Where it updates: a parameter that is frozen
+                or not, other than it was captured, or that has a hook of its own.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
             UserError: it is called within a call, or in a forked process.
