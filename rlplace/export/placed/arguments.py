@@ -56,7 +56,8 @@ class Arguments:
             has_targets: whether targets are called for, where there were any.
 
         Raises:
-            InvalidValue: another structure or number of them, or another value of an argument that is no tensor.
+            InvalidValue: another structure or number of them, another value of an argument that is no tensor, or a
+                tensor without data.
         """
         if has_targets and "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
             kwargs, targets = {**kwargs, "targets": targets}, None
@@ -87,7 +88,9 @@ class Arguments:
                     "the model again with the other value.",
                 )
         found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return [*found, *self._checked_targets(targets)] if has_targets else found
+        found += self._checked_targets(targets) if has_targets else ()
+        check_data(found, "placed step")
+        return found
 
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
         names = self._target_names
@@ -108,6 +111,22 @@ class Arguments:
         raise InvalidValue(
             "targets", actual, f"{self._num_targets} tensors, as captured", where="placed step", hint=hint
         )
+
+
+def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
+    """Checks that what a call is given has data.
+
+    Args:
+        tensors: inputs, then targets.
+        where: what is called.
+
+    Raises:
+        InvalidValue: one is on `meta`.
+    """
+    for position, tensor in enumerate(tensors):
+        if tensor.is_meta:
+            field = f"device of tensor {position} of the call"
+            raise InvalidValue(field, _Word("meta"), "one whose tensors have data", where=where)
 
 
 class InputCutter:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import RunnerError
+from rlplace.errors import RunnerError, UserError
 from rlplace.export.placed.arguments import InputCutter
 from rlplace.graphs.capturing.module import CapturedModule
 from rlplace.graphs.interpreter import require_program
@@ -169,8 +168,13 @@ class _Forward(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():  # by `create_graph`
+            raise UserError(
+                "the backward of a placed module has no graph of its own, so `create_graph=True` is refused: gradients "
+                "of gradients (a gradient penalty, a Hessian) need the model itself. Keep the model that needs them "
+                "unplaced, and place the others"
+            )
         kept, ctx.kept = ctx.kept, None
         if kept is None:
             raise RunnerError(

@@ -117,9 +117,9 @@ class PlacedModel:
             kwargs: inputs, likewise.
 
         Raises:
-            InvalidValue: inputs or targets of another structure or dtype, or another value of what is no tensor; or
-                another shape, where that is refused. Where it updates: a parameter that is frozen or not, other than
-                it was captured, or that has a hook of its own.
+            InvalidValue: inputs or targets of another structure or dtype, or without data; another value of what is no
+                tensor; or another shape, where that is refused. Where it updates: a parameter that is frozen
+                or not, other than it was captured, or that has a hook of its own.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
             UserError: it is called within a call, or in a forked process.
@@ -321,7 +321,12 @@ class PlacedModel:
             self.num_steps, self._num_evaluations = counts
 
     def copy_to(self, model: nn.Module) -> None:
-        """Writes parameters and buffers back into `model`."""
+        """Writes parameters and buffers back into `model`.
+
+        Raises:
+            UnknownName: it has no parameter or buffer of a name of this model.
+            InvalidValue: one has another shape. Nothing is written then.
+        """
         model = original_of(model)
         with self._turn(runs=False):
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.export.placed.arguments import check_data
 from rlplace.export.placed.carried import carried_plan
 from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
 from rlplace.export.placed.recapture import flags_of, with_flags
@@ -36,6 +37,8 @@ class PlacedModule(nn.Module):
 
         Raises:
             CaptureError: the model cannot be captured for these inputs.
+            InvalidValue: its modules, or hooks of them, are others than when it was placed; a parameter has another
+                dtype, shape or device; or an input has no data.
             RunnerError: an op failed.
             UserError: it is called within a call (by an op of it), or in a forked process.
         """
@@ -86,25 +89,30 @@ class PlacedForward:
             for op, source in require_program(graph).sources.items()
             if source.kind in ("parameter", "buffer")
         }
-        self._modules = list(module.modules())
+        self._modules = list(module.named_modules())
+        self._structure = _structure(self._modules)
         self._parameters, self._buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
+        self._tied = _tied(self._modules)
         for name, tensor in self._state().items():
             tensor.data = tensor.data.to(self.places[name])
+        self._layouts = {name: _layout(tensor) for name, tensor in self._state().items()}
         self.crew = Crew(host.devices)
         self.graphs: dict[object, ModuleGraph] = {}
-        self._bound: list[int] = []
+        self._bound: list[object] = []
         self._number = 0
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = {name: kwargs[name] for name in sorted(kwargs)}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        check_data(tensors, "placed module")
+        self._check_structure()
         state = self._state()
         is_trained = bytes(state[name].requires_grad for name, _, _ in self._parameters)
         differentiated = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
         differentiated = differentiated if has_backward else ()
-        modes = bytes(each.training for each in self._modules)
+        modes = bytes(each.training for _, each in self._modules)
         kind = (
             (has_backward, differentiated, is_trained, modes, spec, _autocast(self.places)),
             tuple(_kind(leaf) for leaf in leaves),
@@ -140,14 +148,43 @@ class PlacedForward:
         slots = (*self._parameters, *self._buffers)
         return {name: tensor for name, holder, key in slots if (tensor := holder[key]) is not None}
 
+    def _check_structure(self) -> None:
+        """Refuses changes of modules, of the names of their tensors, and of hooks: what runs was captured without them.
+
+        Raises:
+            InvalidValue: names the first.
+        """
+        now = _structure(self._modules)
+        if now == self._structure:
+            return
+        new = [each for each in now if each not in self._structure]
+        gone = [each for each in self._structure if each not in now]
+        if not new and not gone:
+            self._structure = now  # in another order, which says nothing
+            return
+        path, name, _ = (new or gone)[0]
+        if name == _HOOK:
+            hint = "Register hooks with the model before it is captured, or with the placed module itself."
+            raise InvalidValue(f"hooks of {path}", "changed", "as they were placed", where="placed module", hint=hint)
+        word = "new" if new else "gone"
+        if new and gone and gone[0][:2] == (path, name):
+            word = "replaced"
+        field = f"{path}.{name}" if path else name
+        hint = "Change the model, capture it again and place that: a placed module runs what was captured."
+        raise InvalidValue(field, word, "as it was placed", where="placed module", hint=hint)
+
     def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
 
         Raises:
             UnknownName: one is new.
-            InvalidValue: one is on another device than the placement has it.
+            InvalidValue: one is on another device than the placement has it, or of another dtype or shape.
         """
-        now = [tensor.data_ptr() for tensor in state.values()]
+        for name, holder, key, first, first_key in self._tied:
+            if holder[key].data_ptr() != first[first_key].data_ptr():
+                hint = "Untie them in the model, capture it again and place that."
+                raise InvalidValue(name, "untied", "tied, as it was placed", where="placed module", hint=hint)
+        now: list[object] = [(tensor.data_ptr(), tensor.stride(), *_layout(tensor)) for tensor in state.values()]
         if now == self._bound:
             return
         for name, tensor in state.items():
@@ -157,9 +194,31 @@ class PlacedForward:
                 hint = "Where parameters are is what the placement says: do not move the module."
                 expected = f"on {self.places[name]}, as placed"
                 raise InvalidValue(name, f"on {tensor.device}", expected, where="placed module", hint=hint)
+            if (found := _layout(tensor)) != self._layouts[name]:
+                hint = (
+                    "Change dtypes or shapes of the model, capture it again and place that; or take `torch.autocast`."
+                )
+                expected = f"{_shown_layout(self._layouts[name])}, as placed"
+                raise InvalidValue(name, _shown_layout(found), expected, where="placed module", hint=hint)
         for graph in self.graphs.values():
             graph.adopt(state)
         self._bound = now
+
+
+_HOOK = "a hook"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _structure(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, str, object]]:
+    """Children, names of tensors and hooks of modules; those of the root are called around it, as of any module."""
+    found: list[tuple[str, str, object]] = []
+    for path, each in modules:
+        found += [(path, name, child) for name, child in each._modules.items()]
+        for tensors in (each._parameters, each._buffers):
+            found += [(path, name, None) for name, tensor in tensors.items() if tensor is not None]
+        if path:
+            found += [(path, _HOOK, key) for kind in _HOOKS for key in getattr(each, kind)]
+    return found
 
 
 def _slots(module: nn.Module, kind: str) -> list[tuple[str, dict[str, Any], str]]:
@@ -172,6 +231,28 @@ def _slots(module: nn.Module, kind: str) -> list[tuple[str, dict[str, Any], str]
                 seen.add(id(tensor))
                 slots.append((f"{path}.{key}" if path else key, holder, key))
     return slots
+
+
+def _tied(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, dict[str, Any], str, dict[str, Any], str]]:
+    """Further names of tensors with several: name, dict and key, and dict and key of the first."""
+    tied, seen = [], dict[int, tuple[dict[str, Any], str]]()
+    for path, owner in modules:
+        for holder in (owner._parameters, owner._buffers):
+            for key, tensor in holder.items():
+                if tensor is None:
+                    continue
+                if id(tensor) in seen:
+                    tied.append((f"{path}.{key}" if path else key, holder, key, *seen[id(tensor)]))
+                seen.setdefault(id(tensor), (holder, key))
+    return tied
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _shown_layout(layout: tuple[torch.dtype, tuple[int, ...]]) -> str:
+    return f"{str(layout[0]).removeprefix('torch.')} {layout[1]}"
 
 
 def _kind(leaf: Any) -> object:

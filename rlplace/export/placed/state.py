@@ -163,7 +163,19 @@ class PlacedState:
         return {name: self.tensor(name).clone() for name in (*self.parameters, *self.buffers)}
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copies all parameters and buffers into tensors of the same names."""
+        """Copies all parameters and buffers into tensors of the same names.
+
+        Raises:
+            UnknownName: there is none of a name.
+            InvalidValue: one has another shape. Nothing is written then.
+        """
+        for name in (*self.parameters, *self.buffers):
+            if name not in tensors:
+                hint = "Copy to the model that was captured, or to one of its class and sizes."
+                raise UnknownName("parameter or buffer of the model", name, tensors, hint=hint)
+            if tensors[name].shape != (own := self.tensor(name)).shape:
+                expected = f"{tuple(own.shape)}, as that of the step"
+                raise InvalidValue(f"shape of {name}", tuple(tensors[name].shape), expected, where="copy_to")
         with torch.no_grad():
             for name in (*self.parameters, *self.buffers):
                 tensors[name].copy_(self.tensor(name))

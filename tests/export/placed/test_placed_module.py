@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from loops import assert_same_state, batches, classifier, module_of, twin
+from loops import assert_same_state, batches, captured, classifier, module_of, placed, twin
 from small_models import CASES, Case
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from rlplace.errors import CaptureError, InvalidValue, RunnerError
+from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError
 from rlplace.graphs import capture
 from rlplace.graphs.capturing.capture import as_call
 
@@ -262,3 +263,86 @@ def test_parameters_that_were_moved_elsewhere_are_told() -> None:
     with pytest.raises(InvalidValue, match=r"first\.weight is 'on meta', expected on cpu, as placed"):
         module(x)
     module.close()
+
+
+def test_gradients_of_gradients_are_refused(pair: tuple[Any, Any]) -> None:
+    module, eager = pair
+    ((x, _),) = batches(1)
+    x.requires_grad_(True)
+    output = module(x).sum()
+    with pytest.raises(UserError, match=r"create_graph=True.* unplaced"):
+        torch.autograd.grad(output, x, create_graph=True)
+    with pytest.raises(UserError, match="create_graph=True"):
+        torch.autograd.functional.hessian(lambda value: module(value).sum(), x.detach())
+    (ours,) = torch.autograd.grad(output, x)  # what was refused has freed nothing
+    (theirs,) = torch.autograd.grad(eager(x).sum(), x)
+    torch.testing.assert_close(ours, theirs)
+    for is_reentrant in (False, True):
+        for each in pair:
+            checkpoint(each, x, use_reentrant=is_reentrant).sum().backward()
+    torch.testing.assert_close(module.first.weight.grad, eager.first.weight.grad)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "second is 'replaced'": lambda module: setattr(module, "second", nn.Linear(8, 7).double()),
+    "more is 'new'": lambda module: module.add_module("more", nn.Linear(3, 3)),
+    "dropout is 'gone'": lambda module: delattr(module, "dropout"),
+    "second.bias is 'gone'": lambda module: setattr(module.second, "bias", None),
+    "first.bias is 'new'": lambda module: setattr(module.first, "bias", nn.Parameter(torch.ones(8))),
+    "first.parametrizations is 'new'": lambda module: nn.utils.parametrizations.weight_norm(module.first),
+    "hooks of norm is 'changed'": lambda module: module.norm.register_forward_hook(lambda *given: None),
+    "hooks of first is 'changed'": lambda module: module.first.register_full_backward_hook(lambda *given: None),
+    r"first.weight is 'float16 \(8, 6\)', expected float64 \(8, 6\), as placed": lambda module: module.half(),
+    r"first.weight is 'float64 \(1, 6\)', expected float64": lambda module: setattr(
+        module.first, "weight", nn.Parameter(torch.ones(1, 6, dtype=torch.float64))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+@pytest.mark.parametrize("was_called", [False, True])
+def test_changes_of_what_was_captured_are_refused_by_name(
+    pair: tuple[Any, Any], message: str, was_called: bool
+) -> None:
+    module, _ = pair
+    ((x, _),) = batches(1)
+    if was_called:
+        module(x)
+    CHANGES[message](module)
+    with pytest.raises(InvalidValue, match=message):
+        module(x)
+
+
+def test_changes_that_are_taken_back_are_none(pair: tuple[Any, Any]) -> None:
+    module, eager = pair
+    ((x, _),) = batches(1)
+    module.norm.register_forward_hook(lambda *given: None).remove()
+    first = module.first
+    del module.first
+    module.first = first
+    module.register_forward_hook(lambda each, given, output: output * 2)  # of the module itself: around each call
+    torch.testing.assert_close(module(x), eager(x) * 2)
+
+
+def test_weights_that_were_untied_are_told() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double()
+    model[1].weight = model[0].weight
+    ((x, _),) = batches(1)
+    module = module_of(model, capture(model, x, lambda y: y.sum(), "sgd"))
+    torch.testing.assert_close(module(x), model(x))
+    module[1].weight = nn.Parameter(module[0].weight.detach() * 2)
+    with pytest.raises(InvalidValue, match=r"1\.weight is 'untied'"):
+        module(x)
+    module.close()
+
+
+def test_an_input_without_data_is_told(pair: tuple[Any, Any]) -> None:
+    module, _ = pair
+    ((x, labels),) = batches(1)
+    with pytest.raises(InvalidValue, match="tensor 0 of the call is meta"):
+        module(x.to("meta"))
+    with placed(captured(classifier())) as step:
+        with pytest.raises(InvalidValue, match="tensor 0 of the call is meta"):
+            step.backward(x.to("meta"), targets=labels)
+        with pytest.raises(InvalidValue, match="tensor 1 of the call is meta"):
+            step.backward(x, targets=labels.to("meta"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.export import PlacedModel
 
 
@@ -128,3 +128,17 @@ def test_a_placed_step_says_how_to_copy_it() -> None:
         for make in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(InvalidValue, match=r"copied or pickled.*`save`"):
                 make(step)
+
+
+def test_a_copy_to_another_model_writes_nothing() -> None:
+    with placed(captured(classifier())) as step:
+        other = twin(classifier())
+        for parameter in other.parameters():
+            parameter.data.zero_()
+        other.second = nn.Linear(8, 4).double()
+        with pytest.raises(InvalidValue, match=r"shape of second\.weight is \(4, 8\), expected \(3, 8\)"):
+            step.copy_to(other)
+        del other.second
+        with pytest.raises(UnknownName, match=r"second\.weight"):
+            step.copy_to(other)
+        assert not any(parameter.any() for parameter in other.parameters())
