@@ -48,7 +48,7 @@ def test_a_search_goes_on_after_placements_that_crash() -> None:
 def test_a_step_that_cannot_be_traced_is_shown_as_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(evaluator: Evaluator, plan: Plan) -> None:
+    def broken(evaluator: Evaluator, plan: Plan, **_: bool) -> None:
         raise RunnerError("the worker died")
 
     monkeypatch.setattr(Evaluator, "timeline", broken)

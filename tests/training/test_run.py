@@ -22,7 +22,7 @@ from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.policy import LearnConfig, load_policy
+from rlplace.policy import load_policy
 from rlplace.report.progress import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
@@ -154,7 +154,7 @@ def test_on_this_machine_the_best_of_the_table_is_handed_back_and_tracked(tmp_pa
     problem = Problem.profile(graph, Host.detect("cores"), num_groups=8)
     tracker = make_tracker("offline", tmp_path, {"test": True})
     search = SearchConfig(num_calibrated=0, table_rounds=5)
-    config = TrainConfig(budget_s=4.0, search=search, learn=LearnConfig(reward="sqrt"))
+    config = TrainConfig(budget_s=4.0, search=search)
     result = train(problem, config, tracker=tracker)
     tracker.finish()
     assert result.is_measured
