@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -61,16 +61,18 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-Duration = Annotated[
-    float,
-    PrimitiveConstructorSpec(
+def _time(parse: Callable[[str], float]) -> PrimitiveConstructorSpec[float]:
+    """How a time is read from the command line and shown in help."""
+    return PrimitiveConstructorSpec(
         nargs=1,
         metavar="TIME",
-        instance_from_str=lambda words: parse_duration(words[0]),
+        instance_from_str=lambda words: parse(words[0]),
         is_instance=lambda value: isinstance(value, float),
         str_from_instance=lambda value: [format_duration(value)],
-    ),
-]
+    )
+
+
+Duration = Annotated[float, _time(lambda text: parse_duration(text))]
 """The type of every time: `90`, `150s`, `5m`, `1.5h` or `7d`."""
 
 
@@ -78,16 +80,7 @@ class MoreTime(float):
     """Seconds on top of those that a run was given: `+30s`, `+5m`."""
 
 
-Budget = Annotated[
-    float,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="TIME",
-        instance_from_str=lambda words: parse_budget(words[0]),
-        is_instance=lambda value: isinstance(value, float),
-        str_from_instance=lambda value: [format_duration(value)],
-    ),
-]
+Budget = Annotated[float, _time(lambda text: parse_budget(text))]
 """The type of a budget: a time, or with `+` before it so much more."""
 
 

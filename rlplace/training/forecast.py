@@ -68,11 +68,8 @@ def forecast(
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
     num_calibrated = max(config.search.num_calibrated, LEAST) if config.search.num_calibrated else 0
     warmup = RaceProtocol().warmup if config.total_s is None else 1
-    rounds, num_raced, profiling_s = (
-        config.search.table_rounds,
-        num_rows,
-        num_kinds * (PROFILED_STEPS * step_s + load_s),
-    )
+    rounds, num_raced = config.search.table_rounds, num_rows
+    profiling_s = num_kinds * (PROFILED_STEPS * step_s + load_s)
     if config.total_s is not None:
         profiling_s = min(profiling_s, max(PROFILING_SHARE * config.total_s, num_kinds * (2 * step_s + load_s)))
         num_raced, rounds = race_within(
