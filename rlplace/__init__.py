@@ -12,54 +12,78 @@ OpenMP how long to spin (`rlplace.openmp`).
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
+from rlplace.faces import lazy
 from rlplace.openmp import spin_briefly
 
 spin_briefly()
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "advise": "rlplace.runs.advise.advise",
-    "capture": "rlplace.graphs",
-    "OpGraph": "rlplace.graphs",
-    "OptimizerSpec": "rlplace.graphs",
-    "Constraints": "rlplace.graphs",
-    "Grouping": "rlplace.graphs",
-    "group_ops": "rlplace.graphs",
-    "load_graph": "rlplace.graphs",
-    "register_cost": "rlplace.graphs",
-    "save_graph": "rlplace.graphs",
-    "Costs": "rlplace.measure",
-    "Device": "rlplace.measure",
-    "Host": "rlplace.measure",
-    "HostRunner": "rlplace.measure",
-    "Measurement": "rlplace.measure",
-    "Measurer": "rlplace.measure",
-    "Placement": "rlplace.measure",
-    "Plan": "rlplace.measure",
-    "Problem": "rlplace.measure",
-    "Simulator": "rlplace.measure",
-    "load_placement": "rlplace.measure",
-    "save_placement": "rlplace.measure",
-    "TrainConfig": "rlplace.training",
-    "TrainResult": "rlplace.training",
-    "train": "rlplace.training",
-    "place": "rlplace.export",
-}
-_ROOMS = ("cli", "compare", "env", "errors", "export", "graphs", "measure", "policy", "report", "search", "workloads")
+if TYPE_CHECKING:
+    from rlplace import cli, compare, env, errors, export, graphs, measure, policy, report, search, workloads  # noqa: F401
+    from rlplace.export import place
+    from rlplace.graphs import (
+        Constraints,
+        Grouping,
+        OpGraph,
+        OptimizerSpec,
+        capture,
+        group_ops,
+        load_graph,
+        register_cost,
+        save_graph,
+    )
+    from rlplace.measure import (
+        Costs,
+        Device,
+        Host,
+        HostRunner,
+        Measurement,
+        Measurer,
+        Placement,
+        Plan,
+        Problem,
+        Simulator,
+        load_placement,
+        save_placement,
+    )
+    from rlplace.runs.advise.advise import advise
+    from rlplace.training import TrainConfig, TrainResult, train
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = [
+    "Constraints",
+    "Costs",
+    "Device",
+    "Grouping",
+    "Host",
+    "HostRunner",
+    "Measurement",
+    "Measurer",
+    "OpGraph",
+    "OptimizerSpec",
+    "Placement",
+    "Plan",
+    "Problem",
+    "Simulator",
+    "TrainConfig",
+    "TrainResult",
+    "__version__",
+    "advise",
+    "capture",
+    "group_ops",
+    "load_graph",
+    "load_placement",
+    "place",
+    "register_cost",
+    "save_graph",
+    "save_placement",
+    "train",
+]
+_ROOMS = ["cli", "compare", "env", "errors", "export", "graphs", "measure", "policy", "report", "search", "workloads"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"rlplace.{name}")
-    raise AttributeError(f"module 'rlplace' has no attribute {name!r}")
+__getattr__ = lazy(__name__, __file__)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"}
+GROUND = {"errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},

@@ -6,8 +6,9 @@ to import.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.graphs.capturing.capture import capture
@@ -39,28 +40,4 @@ __all__ = [
     "unregister_cost",
 ]
 
-_HOMES = {
-    "BACKWARD": "rlplace.graphs.opgraph",
-    "Constraints": "rlplace.graphs.grouping.constraints",
-    "FORWARD": "rlplace.graphs.opgraph",
-    "Grouping": "rlplace.graphs.grouping.groups",
-    "OpGraph": "rlplace.graphs.opgraph",
-    "OptimizerSpec": "rlplace.graphs.program",
-    "PHASES": "rlplace.graphs.opgraph",
-    "Program": "rlplace.graphs.program",
-    "StepResult": "rlplace.graphs.interpreter",
-    "UPDATE": "rlplace.graphs.opgraph",
-    "capture": "rlplace.graphs.capturing.capture",
-    "group_ops": "rlplace.graphs.grouping.groups",
-    "load_graph": "rlplace.graphs.formats",
-    "register_cost": "rlplace.graphs.capturing.op_costs",
-    "run_graph": "rlplace.graphs.interpreter",
-    "save_graph": "rlplace.graphs.formats",
-    "unregister_cost": "rlplace.graphs.capturing.op_costs",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)

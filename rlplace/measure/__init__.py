@@ -5,8 +5,9 @@ Importing this imports neither torch nor numba: names are looked up when they ar
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.measure.costs.costs import Costs
@@ -47,32 +48,4 @@ __all__ = [
     "upward_ranks",
 ]
 
-_HOMES = {
-    "Costs": "rlplace.measure.costs.costs",
-    "Device": "rlplace.measure.hosts.host",
-    "Host": "rlplace.measure.hosts.host",
-    "HostRunner": "rlplace.measure.run.runner",
-    "Link": "rlplace.measure.hosts.host",
-    "Measurement": "rlplace.measure.measurement",
-    "Measurer": "rlplace.measure.measurement",
-    "Placement": "rlplace.measure.placement",
-    "Plan": "rlplace.measure.plan",
-    "Problem": "rlplace.measure.problem",
-    "RaceProtocol": "rlplace.measure.run.race",
-    "Route": "rlplace.measure.hosts.host",
-    "Simulator": "rlplace.measure.simulate.simulator",
-    "Timeline": "rlplace.measure.timeline",
-    "detect_host": "rlplace.measure.hosts.detect",
-    "list_presets": "rlplace.measure.hosts.resolve",
-    "load_placement": "rlplace.measure.placement",
-    "race": "rlplace.measure.run.race",
-    "resolve_host": "rlplace.measure.hosts.resolve",
-    "save_placement": "rlplace.measure.placement",
-    "upward_ranks": "rlplace.measure.simulate.ranks",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)

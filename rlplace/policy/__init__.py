@@ -8,8 +8,9 @@ Importing this imports no torch: names are looked up when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig, ReinforceConfig
@@ -66,41 +67,4 @@ __all__ = [
     "save_learner",
 ]
 
-_HOMES = {
-    "CloneConfig": "rlplace.policy.config",
-    "CloneLearner": "rlplace.policy.learn.clone",
-    "Elites": "rlplace.policy.learn.elites",
-    "GnnConfig": "rlplace.policy.gnn.config",
-    "GnnPolicy": "rlplace.policy.gnn.policy",
-    "GraphEncoder": "rlplace.policy.placer.gnn",
-    "GroupCategorical": "rlplace.policy.placer.distribution",
-    "GroupPPO": "rlplace.policy.learn.ppo",
-    "GroupPolicy": "rlplace.policy.protocols",
-    "ImproverConfig": "rlplace.policy.improver.config",
-    "ImproverPolicy": "rlplace.policy.improver.policy",
-    "LEARNERS": "rlplace.policy.registry",
-    "LearnConfig": "rlplace.policy.config",
-    "Learner": "rlplace.policy.protocols",
-    "POLICIES": "rlplace.policy.registry",
-    "PPOConfig": "rlplace.policy.config",
-    "PlacerArchitecture": "rlplace.policy.config",
-    "PlacerPPO": "rlplace.policy.learn.placer_ppo",
-    "PlacerPolicy": "rlplace.policy.placer.policy",
-    "Policy": "rlplace.policy.protocols",
-    "Reinforce": "rlplace.policy.learn.reinforce",
-    "ReinforceConfig": "rlplace.policy.config",
-    "Seq2SeqConfig": "rlplace.policy.seq2seq.config",
-    "Seq2SeqPolicy": "rlplace.policy.seq2seq.policy",
-    "imitate": "rlplace.policy.learn.imitate",
-    "learn_many": "rlplace.policy.learn.many",
-    "load_policy": "rlplace.policy.placer.policy",
-    "make_policy": "rlplace.policy.placer.policy",
-    "resume_learner": "rlplace.policy.learn.state",
-    "save_learner": "rlplace.policy.learn.state",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)

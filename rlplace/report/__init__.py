@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlplace.faces import lazy
 from rlplace.report.format import format_bytes, format_clock, format_ms, format_seconds
 
 if TYPE_CHECKING:
@@ -26,19 +27,4 @@ __all__ = [
     "write_chrome_trace",
 ]
 
-_HOMES = {
-    "Curve": "rlplace.report.best_so_far",
-    "results_table": "rlplace.report.table",
-    "save_best_so_far_png": "rlplace.report.best_so_far",
-    "save_fidelity_png": "rlplace.report.scatter",
-    "save_timeline_png": "rlplace.report.timeline_picture",
-    "write_chrome_trace": "rlplace.report.chrome_trace",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)

@@ -9,8 +9,9 @@ Importing this imports no torch: names are looked up when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.store.filters import Filter
@@ -20,17 +21,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Filter", "MeasurementStore", "Session", "StoreLog", "StoredMeasurement", "open_log"]
 
-_HOMES = {
-    "Filter": "rlplace.store.filters",
-    "MeasurementStore": "rlplace.store.store",
-    "Session": "rlplace.store.records",
-    "StoreLog": "rlplace.store.log",
-    "StoredMeasurement": "rlplace.store.records",
-    "open_log": "rlplace.store.log",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)

@@ -10,8 +10,9 @@ Importing this imports no torch: names are looked up when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.config import SearchConfig, TrainConfig
@@ -20,15 +21,4 @@ if TYPE_CHECKING:
 
 __all__ = ["SearchConfig", "TrainConfig", "TrainResult", "train"]
 
-_HOMES = {
-    "SearchConfig": "rlplace.training.config",
-    "TrainConfig": "rlplace.training.config",
-    "TrainResult": "rlplace.training.outcome",
-    "train": "rlplace.training.run",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlplace.faces import lazy
 from rlplace.workloads.build import build, without_memory
 from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, register_workload
 from rlplace.workloads.configs.inception_v3 import InceptionV3Config
@@ -45,17 +46,4 @@ __all__ = [
     "without_memory",
 ]
 
-_NEED_TORCH = {
-    "InceptionV3": "rlplace.workloads.networks.inception_v3",
-    "InceptionV3Output": "rlplace.workloads.networks.inception_v3",
-    "NMT": "rlplace.workloads.networks.nmt",
-    "NMTOutput": "rlplace.workloads.networks.nmt",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_NEED_TORCH[name]), name)
+__getattr__ = lazy(__name__, __file__)

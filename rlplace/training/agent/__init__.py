@@ -9,8 +9,9 @@ Importing this imports no torch: names are looked up when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.agent.agent import AgentResult
@@ -19,14 +20,4 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentConfig", "AgentResult", "learn_host"]
 
-_HOMES = {
-    "AgentConfig": "rlplace.training.agent.config",
-    "AgentResult": "rlplace.training.agent.agent",
-    "learn_host": "rlplace.training.agent.learning_loop",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, __file__)
