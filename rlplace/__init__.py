@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rlplace import cli, compare, env, errors, export, graphs, measure, policy, report, search, workloads  # noqa: F401
-    from rlplace.export import place
+    from rlplace.export.place import place
     from rlplace.graphs import (
         Constraints,
         Grouping,
