@@ -18,8 +18,7 @@ from rlplace.files import write_text_atomic
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing import portable
 from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.run.idle import idle_share
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.race import RaceProtocol, idle_share
 from rlplace.measure.run.runner import HostRunner
 from rlplace.search.registry import find
 from rlplace.search.task import Budget

@@ -27,7 +27,7 @@ from rlplace.search.registry import METHODS
 
 Rows = list[dict[str, Any]]
 LEARNED_ON = ("rnnlm", "inception_v3", "gpt2", "clip")
-"""Workloads of the suite that `rlplace.search.improve.start_weights.START_WEIGHTS` was chosen on ..."""
+"""Workloads of the suite that `rlplace.search.improve.greedy_starts.START_WEIGHTS` was chosen on ..."""
 LEARNED = ("anneal", "evolve", "portfolio", "policy")
 """... and the methods that start from them."""
 

@@ -18,7 +18,7 @@ from rlplace.measure import Host
 from rlplace.measure.calibrate import calibrate
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report import save_fidelity_png
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.calibration import calibrate_on, step_times
 from rlplace.runs.fidelity import measure_mix
 from rlplace.runs.setup import graph_for, make_problem

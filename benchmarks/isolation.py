@@ -19,7 +19,7 @@ from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
 from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.run.idle import idle_share
+from rlplace.measure.run.race import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.search import eft
 from rlplace.search.rules import baselines

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, resolve_host
-from rlplace.measure.hosts.wiring import Wiring, lay_routes
+from rlplace.measure.hosts.host_file import Wiring, lay_routes
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = (

@@ -14,7 +14,7 @@ from record import record
 
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
-from rlplace.graphs.capturing.micro import parts
+from rlplace.graphs.micro import parts
 from rlplace.workloads import build, parse_workload, without_memory
 
 STEPS = (
@@ -39,7 +39,7 @@ class TimedParts(parts.Parts):
 
 
 def main(out: str) -> None:
-    from rlplace.graphs.capturing.micro import micro_batches
+    from rlplace.graphs.micro import micro_batches
 
     micro_batches.Parts = TimedParts  # type: ignore[misc]
     rows = []

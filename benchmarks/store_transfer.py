@@ -31,8 +31,7 @@ from suites import problem_of
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure import Plan, Problem
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.measurement_log import versions_line
+from rlplace.measure.measurement import Measurement, versions_line
 from rlplace.measure.truth import TrueTimer, Truth, true_problems
 from rlplace.search.task import Budget
 from rlplace.store import MeasurementStore, Session

@@ -26,12 +26,10 @@ from rlplace.env.list_schedules import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure import Problem, Simulator, resolve_host
-from rlplace.policy.pretrained import pretrained_path
-from rlplace.policy.schedule.network import ScheduleNetwork
-from rlplace.policy.schedule.network_file import load_network
+from rlplace.policy.checkpoint import pretrained_path
+from rlplace.policy.schedule.network import ScheduleNetwork, load_network
 from rlplace.policy.schedule.proposals import propose
-from rlplace.search.improve.greedy_starts import CROSSED
-from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
+from rlplace.search.improve.greedy_starts import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE

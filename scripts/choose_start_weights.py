@@ -1,6 +1,6 @@
 """Chooses the list of weights that small budgets begin with, on development problems that no benchmark uses.
 
-python scripts/choose_start_weights.py    # prints `FIRST_WEIGHTS` of rlplace/search/improve/start_weights.py
+python scripts/choose_start_weights.py    # prints `FIRST_WEIGHTS` of rlplace/search/improve/greedy_starts.py
 
 Reduced training steps of six workloads, and of two networks unrolled over steps, on random hosts of 2 to 8 devices.
 Weights are drawn, those that do best together are varied, and of all over every grouping, one after the other is taken

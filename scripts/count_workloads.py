@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs import capture
 from rlplace.workloads import CONFIGS, SIZES, build, parse_workload
-from rlplace.workloads.counts import COUNTS_PATH
+from rlplace.workloads.catalog import COUNTS_PATH
 
 kept = read_json(COUNTS_PATH)["workloads"] if COUNTS_PATH.exists() else {}
 counts = {name: kept[name] for name in sorted(CONFIGS) if name in kept}

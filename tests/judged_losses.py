@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.graphs.capturing.capture import as_call, as_targets
-from rlplace.graphs.capturing.micro.slices import plan_slices
-from rlplace.graphs.capturing.micro.verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro.slices import plan_slices
+from rlplace.graphs.micro.verdict import LossVerdict, judge_loss
 
 BATCH, CLASSES = 8, 4
 

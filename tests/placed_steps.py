@@ -18,10 +18,10 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
 
 NUM_STEPS = 3
 HOST = core_host(2)

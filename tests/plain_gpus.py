@@ -14,8 +14,10 @@ import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.run.crew import streams
-from rlplace.measure.run.placed import binding, placed_step, residents, step_timeline
+from rlplace.measure.placed import channels as streams
+from rlplace.measure.placed import placed_step, residents
+from rlplace.measure.placed import placed_step as binding
+from rlplace.measure.placed import placed_step as step_timeline
 
 
 @dataclass

@@ -7,10 +7,17 @@ from search_problems import barred
 
 from rlplace.graphs import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.decision_features import DECISION_FEATURES, observe
-from rlplace.search.schedule.group_layout import GroupLayout, group_layout
-from rlplace.search.schedule.partial_schedule import PartialSchedules, decide, new_schedules, next_groups
-from rlplace.search.schedule.schedule_bounds import ScheduleBounds, schedule_bounds
+from rlplace.search.schedule.greedy import DECISION_FEATURES, observe
+from rlplace.search.schedule.partial_schedule import (
+    GroupLayout,
+    PartialSchedules,
+    ScheduleBounds,
+    decide,
+    group_layout,
+    new_schedules,
+    next_groups,
+    schedule_bounds,
+)
 
 
 class Stepper:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.env.sequential import FEATURE_NOTES
+from rlplace.env import FEATURE_NOTES
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "environment.md").read_text(encoding="utf-8")
 

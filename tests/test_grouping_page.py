@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.graphs.grouping.groups import GroupingRule
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "grouping.md"
 

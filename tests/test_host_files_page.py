@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplace.measure import Device, Host, Link, Route
-from rlplace.measure.hosts.wiring import Wiring
+from rlplace.measure.hosts.host_file import Wiring
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "host-files.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.measure.isolate.choice import VARIABLE
-from rlplace.measure.isolate.time_limits import TimeLimits
+from rlplace.measure.isolate.messages import TimeLimits
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "isolation.md").read_text(encoding="utf-8")
 

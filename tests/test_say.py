@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlplace.report.progress import Progress, progress_of
+from rlplace.report.console import Progress, progress_of
 from rlplace.say import is_shown, sayer
 
 

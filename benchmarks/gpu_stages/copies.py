@@ -9,9 +9,8 @@ import torch
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.measure import Device, resolve_host
-from rlplace.measure.run.crew.channels import Channel, make_channel
-from rlplace.measure.run.crew.streams import torch_device
-from rlplace.measure.run.crew.workers import Crew, Job
+from rlplace.measure.placed.channels import Channel, make_channel, torch_device
+from rlplace.measure.placed.workers import Crew, Job
 
 ROUNDS = 3
 

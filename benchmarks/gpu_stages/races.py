@@ -21,8 +21,8 @@ from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run.crew import workers
-from rlplace.measure.run.crew.streams import Streams, torch_device
+from rlplace.measure.placed import workers
+from rlplace.measure.placed.channels import Streams, torch_device
 
 NUM_PLANS = 6
 

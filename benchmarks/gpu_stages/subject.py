@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from rlplace.graphs import OpGraph
 from rlplace.measure import Costs, Host, Problem, Simulator, resolve_host
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
 from rlplace.runs.setup import capture_workload
 from rlplace.workloads import build
 

@@ -61,7 +61,7 @@ def advise(
     if json:
         print_json(told)
         return
-    from rlplace.report.advice_panel import advice_panel
     from rlplace.report.console import CleanConsole
+    from rlplace.report.printed import advice_panel
 
     CleanConsole(stderr=True, highlight=False, emoji=False).print(advice_panel(told, WORDS[told["verdict"]]))

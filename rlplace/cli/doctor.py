@@ -37,7 +37,7 @@ def doctor(json: bool = False) -> None:
 
 def _show(facts: dict[str, Any]) -> None:
     from rlplace.report.console import CleanConsole
-    from rlplace.report.doctor_table import doctor_table
+    from rlplace.report.printed import doctor_table
 
     CleanConsole(stderr=True, highlight=False, emoji=False).print(doctor_table(facts["checks"]))
     verdicts = [row["verdict"] for row in facts["checks"]]

@@ -29,7 +29,7 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
         print_json(explanation.to_dict())
         return
     from rlplace.report.console import CleanConsole
-    from rlplace.report.explanation_tables import explanation_tables
+    from rlplace.report.printed import explanation_tables
 
     console = CleanConsole(stderr=True, highlight=False, emoji=False, markup=False)
     console.print(explanation_tables(explanation, top))

@@ -104,7 +104,7 @@ def describe(problem: Problem, top: int) -> dict[str, Any]:
     import numpy as np
 
     from rlplace.graphs.statistics import describe_graph
-    from rlplace.measure.bounds.bounds import critical_path_s
+    from rlplace.measure.bounds import critical_path_s
 
     op_time_s = problem.costs.op_time_s
     single = int(np.argmin(op_time_s.sum(axis=0)))
@@ -203,7 +203,7 @@ def parse_dims(text: str) -> dict[str, int]:
 
 def _show(facts: dict[str, Any]) -> None:
     from rlplace.report.console import CleanConsole
-    from rlplace.report.graph_tables import graph_table, targets_table
+    from rlplace.report.printed import graph_table, targets_table
 
     console = CleanConsole(stderr=True, emoji=False)
     console.print(graph_table(facts))

@@ -6,8 +6,6 @@ them, and `stale_synchronous` decides who measures what, and when learning goes 
 restarts; it is imported when a cluster is asked for, never before.
 """
 
-from rlplace.cluster.cluster import Cluster, Node
-from rlplace.cluster.connection import AUTO, OFF, check_cluster
-from rlplace.cluster.reach import reach
+from rlplace.cluster.cluster import AUTO, OFF, Cluster, Node, check_cluster, reach
 
 __all__ = ["AUTO", "OFF", "Cluster", "Node", "check_cluster", "reach"]

@@ -1,4 +1,9 @@
-"""`MeasuringNode`: the actor on a node that measures plans there, with a runner of its own."""
+"""`MeasuringNode`: the actor on a node that measures plans there, with a runner of its own.
+
+`Machine`: what must be alike of two machines whose step times are to be compared.
+
+`Believed`: which measurements of a node the driver may keep: those that the node's own `Evaluator` believes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import contextlib
 import dataclasses
 import mmap
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -14,21 +20,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.cluster.believed import Believed
-from rlplace.cluster.machine import Machine, refusal
-from rlplace.errors import RlplaceError, RunnerError
+from rlplace.errors import RlplaceError, RunnerError, UserError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Program
 from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.present import check_present
+from rlplace.measure.isolate.messages import TorchSettings
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
 from rlplace.measure.isolate.runner import without_model
-from rlplace.measure.isolate.settings import TorchSettings
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog, versions_line
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.host_lock import measuring_alone
+from rlplace.runs.host_lock import machine_id, measuring_alone
+from rlplace.store.folders import machine_facts
 
 FOREVER_S = 1e12
 """Seconds that stand for no deadline."""
@@ -155,3 +162,84 @@ def _unpacked(data: bytes, index: Section) -> Sent:
     except Exception as error:
         raise RunnerError(f"the captured step cannot be read here: {type(error).__name__}: {error}") from error
     return sent
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, as another one is told of it.
+
+    Attributes:
+        name: its host name.
+        start: what names the start of its system, which tells machines of one name apart.
+        versions: of rlplace, PyTorch and Python.
+        facts: its processor, number of cores and memory, by name.
+        host: the devices that are found there.
+        fingerprint: of that host.
+    """
+
+    name: str
+    start: str
+    versions: str
+    facts: tuple[tuple[str, str], ...]
+    host: str
+    fingerprint: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one."""
+        host = Host.detect()
+        return cls(socket.gethostname(), machine_id(), versions_line(), machine_facts(), repr(host), host.fingerprint)
+
+    def is_same(self, other: Machine) -> bool:
+        """Whether the two are one machine, and one container of it."""
+        return (self.name, self.start) == (other.name, other.start)
+
+    def differences(self, other: Machine) -> list[str]:
+        """What of `other` is not as it is here, in words."""
+        found = [] if self.versions == other.versions else [f"{other.versions}, here {self.versions}"]
+        theirs = dict(other.facts)
+        found += [f"{name} {theirs.get(name)}, here {fact}" for name, fact in self.facts if theirs.get(name) != fact]
+        if self.fingerprint != other.fingerprint:
+            found.append(f"devices {other.host} [{other.fingerprint}], here {self.host} [{self.fingerprint}]")
+        return found
+
+
+def refusal(host: Host, driver: Machine) -> str:
+    """Why this machine cannot measure in the place of `driver`'s; empty where it can.
+
+    Args:
+        host: that is to be measured.
+        driver: the machine that asks.
+    """
+    found = driver.differences(Machine.here())
+    try:
+        check_present(host)
+    except UserError as error:
+        found.append(str(error))
+    return "; ".join(found)
+
+
+class Believed(MeasurementLog):
+    """A log that answers nothing and keeps only which plans it was told of: an `Evaluator` tells what it believes."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+        """Nothing: the driver has asked its own log before."""
+        return None
+
+    def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
+        """Takes note of the plan."""
+        self._told.add(plan.fingerprint)
+
+    def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
+        """Does nothing."""
+
+    def marked(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> list[Measurement]:
+        """The outcomes of a race; those that were not believed without a key. Then it forgets what it was told."""
+        told, self._told = self._told, set()
+        return [
+            outcome if plan.fingerprint in told else dataclasses.replace(outcome, key=None)
+            for plan, outcome in zip(plans, outcomes, strict=True)
+        ]

@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from rlplace.compare.row import Row
 from rlplace.errors import MissingExtra, UserError
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.measurement_log import MeasurementLog
+from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Objective, Simulator
 from rlplace.runs.calibration import Known
-from rlplace.search.failure import Failure
 from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Failure, Task
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS

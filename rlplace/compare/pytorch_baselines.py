@@ -12,10 +12,9 @@ from rlplace.compare.replicas import ReplicaTeam, simulated_replicas, with_batch
 from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RlplaceError
 from rlplace.measure.hosts.host import Device
+from rlplace.measure.placed.channels import torch_device
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.crew.streams import torch_device
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other
-from rlplace.measure.run.eager.eager_step import check_has_values
+from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.workloads import Size, WorkloadSpec
 

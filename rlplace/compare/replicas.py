@@ -20,7 +20,7 @@ from rlplace.graphs.opgraph import BACKWARD, FORWARD
 from rlplace.measure.data_parallel import ring_all_reduce_s
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
+from rlplace.measure.run.race import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules.baselines import plain_devices, single
 from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
@@ -193,7 +193,7 @@ def _replica(
 
     from rlplace import cuda
     from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
-    from rlplace.measure.run.crew.streams import torch_device
+    from rlplace.measure.placed.channels import torch_device
 
     is_cuda = device.backend == "cuda"
     try:

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.plan import Plan
-from rlplace.report.compare_table import compare_table
-from rlplace.report.printed import as_html, as_text
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.report.printed import as_html, as_text, compare_table
+from rlplace.search.task import BestSoFar
 
 Objective = Literal["latency", "throughput", "max-load", "piece-latency"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece-latency")

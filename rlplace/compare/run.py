@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 from rlplace.compare.find_row import Learning, find_row, spread_rows
 from rlplace.compare.row import Comparison, Objective, Row
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.measurement_log import MeasurementLog
+from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import Other
+from rlplace.measure.run.eager_step import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.runs.calibration import Known
-from rlplace.search.order.op_order import shorten
+from rlplace.search.op_order import shorten
 from rlplace.search.task import Budget
 from rlplace.seeds import check_seed
 from rlplace.training.methods import LEARNED, METHODS

@@ -19,9 +19,9 @@ from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.compare_table import compare_table
+from rlplace.report.console import make_progress
 from rlplace.report.format import format_seconds
-from rlplace.report.progress import make_progress
+from rlplace.report.printed import compare_table
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.measuring import measuring
 from rlplace.runs.micro_batches import WHOLE, CutOptions
@@ -33,7 +33,7 @@ from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:
-    from rlplace.report.progress import Progress
+    from rlplace.report.console import Progress
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""

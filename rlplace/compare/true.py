@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.true_rows import ROWS, Meter, Trial
 from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
-from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.search.failure import Failure
-from rlplace.search.task import Budget
+from rlplace.search.task import Budget, Failure
 from rlplace.seeds import check_seed
 from rlplace.training.agent.config import AgentConfig
 

@@ -14,7 +14,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps

@@ -1,23 +1,25 @@
 """Gymnasium environments over a `Problem` and a `Measurer`."""
 
-from rlplace.env.features import GraphFeatures, graph_features
-from rlplace.env.one_shot import OneShotEnv
-from rlplace.env.problem_features import ProblemFeatures, problem_features
-from rlplace.env.rewards import REWARD_NAMES, LogSpeedupReward, Reward, SqrtReward, make_reward
-from rlplace.env.scoring import Scorer, Scores, single_device_s
-from rlplace.env.sequential import (
-    DECISION_FEATURES,
-    MEMORY_MASKS,
-    POTENTIALS,
-    SequentialBatch,
-    SequentialEnv,
-    SequentialObservation,
-    SequentialVecEnv,
+from rlplace.env.one_shot import OneShotEnv, PlacementVecEnv
+from rlplace.env.problem_features import GraphFeatures, ProblemFeatures, graph_features, problem_features
+from rlplace.env.rewards import (
+    REWARD_NAMES,
+    LogSpeedupReward,
+    Reward,
+    Scorer,
+    Scores,
+    SqrtReward,
+    make_reward,
+    single_device_s,
 )
-from rlplace.env.vec import PlacementVecEnv
+from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
+from rlplace.env.sequential import POTENTIALS, SequentialEnv, SequentialVecEnv
+from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURE_NOTES
+from rlplace.search.schedule.partial_schedule import MEMORY_MASKS
 
 __all__ = [
     "DECISION_FEATURES",
+    "FEATURE_NOTES",
     "MEMORY_MASKS",
     "POTENTIALS",
     "REWARD_NAMES",

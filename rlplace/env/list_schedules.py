@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.greedy_starts import GROUPINGS, Pair, Schedulers
-from rlplace.search.improve.start_weights import FIRST_WEIGHTS
+from rlplace.search.improve.greedy_starts import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
 from rlplace.search.improve.warm_starts import held_bytes, room_bytes
-from rlplace.search.schedule.estimates import ESTIMATES, Estimator
+from rlplace.search.schedule.eft import ESTIMATES, Estimator
 from rlplace.search.schedule.greedy import FEATURES
 
 __all__ = ["ESTIMATES", "FEATURES", "FIRST_WEIGHTS", "GROUPINGS", "ListSchedules", "Pair"]

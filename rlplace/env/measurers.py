@@ -77,7 +77,7 @@ def _made(problem: Problem, *, runs: bool) -> Measurer:
 
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     from rlplace.measure.hosts.resolve import resolve_host
-    from rlplace.report.progress import make_progress
+    from rlplace.report.console import make_progress
     from rlplace.runs.setup import Steps, make_problem
     from rlplace.workloads import parse_workload
 

@@ -1,19 +1,104 @@
-"""`ProblemFeatures`: what a policy sees of a problem if it is to work on others too: no width depends on G or D."""
+"""`ProblemFeatures`: what a policy sees of a problem if it is to work on others too: no width depends on G or D.
+
+`op_kind`: what an op does, in a small vocabulary that does not change with PyTorch's names for its ops.
+
+`GraphFeatures`: what a policy sees of a problem, computed once.
+
+`GroupArrays`: a problem in terms of its groups, as arrays in SI units.
+
+What the one-shot envs show of the graph: its index, or its features as flat arrays that any network can read.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from rlplace.env.features import extreme_over_ops, path_lengths
-from rlplace.env.group_arrays import FloatArray, GroupArrays
-from rlplace.env.op_kinds import OP_KINDS, op_kind
-from rlplace.graphs.opgraph import PHASES
+from rlplace.errors import UnknownName
+from rlplace.graphs.opgraph import PHASES, RESIDENT_TARGETS, SOURCE_TARGETS, OpGraph
+from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.host_tables import list_order
+from rlplace.search.improve.warm_starts import held_bytes, room_bytes
+from rlplace.search.schedule.eft import device_rules
+
+OP_KINDS = (
+    "parameter",
+    "input",
+    "matmul",
+    "attention",
+    "convolution",
+    "norm",
+    "pool",
+    "loss",
+    "embedding",
+    "reduction",
+    "movement",
+    "random",
+    "update",
+    "elementwise",
+    "other",
+)
+"""Every kind, in the order of the features of groups; weights of trained policies depend on it."""
+
+_MATMUL = re.compile(r"^([a-z]*mm|mv|addmv|dot|vdot|matmul|linear|bilinear|einsum|gemm|addr|ger|outer|lstm|gru|rnn)$")
+_PARTS = (
+    ("attention", ("attention",)),
+    ("convolution", ("conv",)),
+    ("loss", ("softmax", "logsumexp", "loss", "entropy")),
+    ("norm", ("norm",)),
+    ("pool", ("pool", "upsample", "interpolate")),
+    ("embedding", ("embedding", "index", "gather", "scatter")),
+    ("random", ("dropout", "bernoulli", "rand", "normal", "uniform", "multinomial")),
+)
+"""Parts of a name that tell its kind, the first that fits."""
+_WORDS = {
+    "reduction": {
+        *("sum", "mean", "prod", "max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "cumsum", "cumprod"),
+        *("topk", "sort", "argsort", "var", "std", "median", "any", "all", "nonzero", "bincount", "unique"),
+    },
+    "movement": {
+        *("cat", "stack", "split", "chunk", "copy", "clone", "slice", "select", "pad", "zeros", "ones", "full"),
+        *("empty", "fill", "view", "reshape", "permute", "transpose", "expand", "repeat", "roll", "flip", "tril"),
+        *("triu", "arange", "squeeze", "unsqueeze", "unbind", "diagonal", "strided", "concat", "flatten", "tile"),
+    },
+}
+"""Words of a name, between underscores, that tell its kind."""
+_ELEMENTWISE = re.compile(
+    r"^(add|sub|rsub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|tanh|sigmoid|relu|gelu|silu|where|erf|clip|clamp|sign|lerp)"
+)
+
+
+def op_kind(target: str) -> str:
+    """The kind, one of `OP_KINDS`, of an op with that target; the backward of an op is of the op's kind.
+
+    >>> op_kind("aten.convolution_backward.default"), op_kind("aten.addmm.default"), op_kind("update.adam")
+    ('convolution', 'matmul', 'update')
+    """
+    if target in SOURCE_TARGETS:
+        return "parameter" if target in RESIDENT_TARGETS else "input"
+    if target.startswith("update."):
+        return "update"
+    namespace, _, rest = target.lower().rpartition("::")[2].partition(".")
+    name = (rest or namespace).partition(".")[0].strip("_")
+    words = set(name.split("_"))
+    if "attention" not in name and any(_MATMUL.match(word) for word in words):
+        return "matmul"
+    for kind, parts in _PARTS:
+        if any(part in name for part in parts):
+            return kind
+    for kind, listed in _WORDS.items():
+        if words & listed:
+            return kind
+    return "elementwise" if namespace == "aten" or _ELEMENTWISE.match(name) else "other"
+
 
 NUM_WAVES = 8
 """Octaves in which a group's place in the order is told: down to one group in 256."""
@@ -258,3 +343,289 @@ def _over_mean(values: FloatArray) -> FloatArray:
 def _columns(names: tuple[str, ...], columns: Mapping[str, ArrayLike]) -> NDArray[np.float32]:
     stacked = np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=-1)
     return np.clip(stacked, -LARGEST, LARGEST).astype(np.float32)
+
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GraphFeatures:
+    """The graph of G groups, K edges between them, and D devices, as a policy sees it.
+
+    Node and edge features have mean 0 and variance 1 over the graph (a constant feature is 0 everywhere).
+
+    Attributes:
+        node_features: (G, F) float32.
+        edge_features: (K, 2) float32: bytes, and seconds of a mean transfer against the mean group's cost.
+        edge_source, edge_target: (K,) int64, groups of each edge, by source, then target.
+        group_cost: (G, D) float32, seconds of each group on each device, in mean group costs.
+        allowed: (G, D) bool, devices where each group may be.
+        names: F names.
+    """
+
+    node_features: NDArray[np.float32]
+    edge_features: NDArray[np.float32]
+    edge_source: NDArray[np.int64]
+    edge_target: NDArray[np.int64]
+    group_cost: NDArray[np.float32]
+    allowed: NDArray[np.bool_]
+    names: tuple[str, ...]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.group_cost)
+
+    @property
+    def num_devices(self) -> int:
+        return int(self.group_cost.shape[1])
+
+
+def graph_features(problem: Problem) -> GraphFeatures:
+    """The static features of a problem's group graph; nothing here depends on a placement."""
+    graph, num_groups = problem.graph, problem.grouping.num_groups
+    op_group = problem.grouping.op_group
+    source, target, edge_bytes, edge_tensors = group_edges(problem)
+    op_time_s = problem.costs.op_time_s
+    cost_GD = np.stack([np.bincount(op_group, column, num_groups) for column in op_time_s.T], axis=1).astype(np.float64)
+    mean_cost_s = float(cost_GD.mean()) or 1.0
+    latency_s, s_per_byte = (_mean_route(table) for table in (problem.transfer_latency_s, problem.transfer_s_per_byte))
+    edge_s = (edge_tensors * latency_s + edge_bytes * s_per_byte) / mean_cost_s
+
+    def over_ops(weights: NDArray[np.generic]) -> FloatArray:
+        return np.bincount(op_group, weights.astype(np.float64), num_groups).astype(np.float64)
+
+    def over_edges(ends: NDArray[np.int64], weights: FloatArray) -> FloatArray:
+        return np.bincount(ends, weights, num_groups).astype(np.float64)
+
+    num_ops = np.bincount(op_group, minlength=num_groups)
+    before_s, after_s = path_lengths(graph, op_time_s.mean(axis=1))
+    position = np.arange(graph.num_ops) / max(graph.num_ops, 1)
+    columns: dict[str, FloatArray] = {f"log_cost_{d}": _log(cost_GD[:, d]) for d in range(cost_GD.shape[1])}
+    columns |= {
+        "log_ops": _log(num_ops.astype(np.float64)),
+        "is_source": over_ops(graph.is_source) / num_ops,
+        "log_parameter_bytes": _log(over_ops(graph.parameter_bytes)),
+        "log_output_bytes": _log(over_ops(graph.output_bytes)),
+        "log_in_bytes": _log(over_edges(target, edge_bytes)),
+        "log_out_bytes": _log(over_edges(source, edge_bytes)),
+        "log_in_edges": np.log1p(over_edges(target, np.ones(len(target)))),
+        "log_out_edges": np.log1p(over_edges(source, np.ones(len(source)))),
+        "mean_position": over_ops(position) / num_ops,
+        "first_position": extreme_over_ops(np.minimum, op_group, position, num_groups),
+        "last_position": extreme_over_ops(np.maximum, op_group, position, num_groups),
+        "path_before": extreme_over_ops(np.minimum, op_group, before_s, num_groups),
+        "path_after": extreme_over_ops(np.maximum, op_group, after_s, num_groups),
+        "criticality": extreme_over_ops(np.maximum, op_group, before_s + after_s, num_groups),
+    }
+    for index, phase in enumerate(PHASES):
+        columns[f"is_{phase}"] = over_ops(graph.phases == index) / num_ops
+    return GraphFeatures(
+        node_features=_standardise(np.stack(list(columns.values()), axis=1)),
+        edge_features=_standardise(np.stack([_log(edge_bytes), _log(edge_s)], axis=1)),
+        edge_source=source,
+        edge_target=target,
+        group_cost=(cost_GD / mean_cost_s).astype(np.float32),
+        allowed=problem.group_allowed,
+        names=tuple(columns),
+    )
+
+
+def group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], FloatArray, FloatArray]:
+    """Source, target, bytes and number of tensors of each edge between groups; a tensor goes to a group once."""
+    graph, num_groups = problem.graph, problem.grouping.num_groups
+    op_group = problem.grouping.op_group.astype(np.int64)
+    reads = np.unique(graph.input_tensors.astype(np.int64) * max(num_groups, 1) + op_group[graph.edge_op])
+    tensor, reader = reads // max(num_groups, 1), reads % max(num_groups, 1)
+    producer = op_group[graph.tensor_op[tensor]]
+    outside = producer != reader
+    pairs, inverse = np.unique(producer[outside] * num_groups + reader[outside], return_inverse=True)
+    edge_bytes = np.bincount(inverse, graph.tensor_bytes[tensor[outside]], len(pairs)).astype(np.float64)
+    edge_tensors = np.bincount(inverse, minlength=len(pairs)).astype(np.float64)
+    return pairs // num_groups, pairs % num_groups, edge_bytes, edge_tensors
+
+
+def path_lengths(graph: OpGraph, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(N,) seconds of the longest path that ends before each op, and of the longest that starts with it."""
+    producers = graph.tensor_op[graph.input_tensors]
+    edges = graph.input_offsets, producers, np.zeros(len(producers))
+    return longest_before(cost_s, *edges), cost_s + longest_after(cost_s, *edges)
+
+
+def _mean_route(table_DD: FloatArray) -> float:
+    """Mean over ordered pairs of different devices; 0 on a host of one device."""
+    num_devices = len(table_DD)
+    return float(table_DD.sum()) / (num_devices * (num_devices - 1)) if num_devices > 1 else 0.0
+
+
+def extreme_over_ops(reduce: np.ufunc, op_group: NDArray[np.int32], values: FloatArray, num_groups: int) -> FloatArray:
+    """(G,) least or largest of (N,) values of the ops of each group: `reduce` is `np.minimum` or `np.maximum`."""
+    result = np.full(num_groups, np.inf if reduce is np.minimum else -np.inf)
+    reduce.at(result, op_group, values)
+    return result
+
+
+def _log(values: FloatArray) -> FloatArray:
+    """log(1 + value / mean), so that the unit does not matter."""
+    if not values.size:
+        return values
+    logs: FloatArray = np.log1p(values / (float(values.mean()) or 1.0))
+    return logs
+
+
+def _standardise(values: FloatArray) -> NDArray[np.float32]:
+    if not values.size:
+        return values.astype(np.float32)
+    spread = values.std(axis=0)
+    scaled: FloatArray = (values - values.mean(axis=0)) / np.where(spread > 1e-12, spread, 1.0)
+    return scaled.astype(np.float32)
+
+
+LongArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupArrays:
+    """G groups, K edges between them, and D devices.
+
+    Attributes:
+        cost_s: (G, D) seconds of all ops of each group on each device.
+        held_bytes: (G,) bytes that each group keeps where it is.
+        room_bytes: (D,) bytes of each device.
+        allowed: (G, D) bool, devices where each group may be.
+        edge_source, edge_target: (K,) int64, groups of each edge, by source, then target.
+        edge_bytes: (K,) bytes that go over each edge where its ends are on different devices.
+        edge_tensors: (K,) tensors that do.
+        latency_s: (D, D) of each route, 0 on the diagonal.
+        s_per_byte: (D, D) of each route, 0 on the diagonal.
+        occupies: (D, D) bool, the devices that each device keeps busy: itself, and a gang its members.
+        order: (G,) int64, groups by their first op in list order; groups of sources alone come last.
+        unit_s: the mean cost of a group on a device.
+        share_s: the mean cost of all groups, over D: what each device has to do where all have the same.
+    """
+
+    cost_s: FloatArray
+    held_bytes: FloatArray
+    room_bytes: FloatArray
+    allowed: NDArray[np.bool_]
+    edge_source: LongArray
+    edge_target: LongArray
+    edge_bytes: FloatArray
+    edge_tensors: FloatArray
+    latency_s: FloatArray
+    s_per_byte: FloatArray
+    occupies: NDArray[np.bool_]
+    order: LongArray
+    unit_s: float
+    share_s: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> GroupArrays:
+        """Those of the problem's own grouping."""
+        grouping = problem.grouping
+        cost_s = np.zeros((grouping.num_groups, problem.host.num_devices))
+        np.add.at(cost_s, grouping.op_group, problem.costs.op_time_s)
+        source, target, edge_bytes, edge_tensors = group_edges(problem)
+        return cls(
+            cost_s=cost_s,
+            held_bytes=held_bytes(problem, grouping),
+            room_bytes=room_bytes(problem),
+            allowed=problem.group_allowed,
+            edge_source=source,
+            edge_target=target,
+            edge_bytes=edge_bytes,
+            edge_tensors=edge_tensors,
+            latency_s=problem.transfer_latency_s,
+            s_per_byte=problem.transfer_s_per_byte,
+            occupies=device_rules(problem.host)[1],
+            order=_group_order(problem),
+            unit_s=float(cost_s.mean()) or 1.0,
+            share_s=float(cost_s.mean(axis=1).sum()) / problem.host.num_devices or 1.0,
+        )
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.cost_s)
+
+    @property
+    def num_devices(self) -> int:
+        return int(self.cost_s.shape[1])
+
+    def edge_s(self) -> FloatArray:
+        """(K,) seconds that each edge takes on the mean route; 0 on a host of one device."""
+        pairs = max(self.num_devices * (self.num_devices - 1), 1)
+        latency_s, s_per_byte = float(self.latency_s.sum()) / pairs, float(self.s_per_byte.sum()) / pairs
+        return self.edge_tensors * latency_s + self.edge_bytes * s_per_byte
+
+
+def _group_order(problem: Problem) -> LongArray:
+    graph, grouping = problem.graph, problem.grouping
+    place = np.empty(graph.num_ops, dtype=np.int64)
+    place[list_order(problem)] = np.arange(graph.num_ops)
+    place += np.where(graph.is_source, graph.num_ops, 0)  # sources are there from the start, wherever they are listed
+    first = np.full(grouping.num_groups, 2 * graph.num_ops)
+    np.minimum.at(first, grouping.op_group, place)
+    return np.argsort(first, kind="stable").astype(np.int64)
+
+
+OBSERVATIONS = ("index", "graph")
+
+
+class GraphObservation:
+    """The one observation of a problem: nothing about a graph changes from one episode to the next.
+
+    With `index`, the default, it is `graph`, always 0: it only points to the graph, so that a rollout buffer need not
+    keep a copy a step; the policy holds the features. With `graph` it is the features, float32 arrays made flat, for
+    policies that read observations and know nothing else. They count in shares of the whole and in logarithms, so that
+    they look alike on every problem:
+
+    - `groups`, (G * F,): `NODE_FEATURES` of each group, then `PAIR_FEATURES` of it on each device;
+    - `adjacency`, (G * G,): log(1 + x) of the seconds of what each group sends each other one, over the largest: 0..1;
+    - `devices`, (D * 7,): `DEVICE_FEATURES` of each device.
+
+    Attributes:
+        space: of the observation of one env.
+    """
+
+    def __init__(self, problem: Problem, kind: str = "index") -> None:
+        """The observation of `problem`.
+
+        Args:
+            problem: what is placed.
+            kind: one of `OBSERVATIONS`.
+
+        Raises:
+            UnknownName: no observation has that name.
+        """
+        if kind not in OBSERVATIONS:
+            raise UnknownName("observation", kind, OBSERVATIONS)
+        self._arrays = _flat_features(problem) if kind == "graph" else {}
+        self.space = index_space() if kind == "index" else _space_of(self._arrays)
+
+    def one(self) -> dict[str, Any]:
+        """What one env shows; new arrays every time."""
+        return {name: array.copy() for name, array in self._arrays.items()} or {"graph": np.int64(0)}
+
+    def batch(self, num_envs: int) -> dict[str, NDArray[Any]]:
+        """What `num_envs` envs show, with a leading axis of envs; new arrays every time."""
+        rows = {name: np.tile(array, (num_envs, 1)) for name, array in self._arrays.items()}
+        return rows or {"graph": np.zeros(num_envs, dtype=np.int64)}
+
+
+def index_space() -> spaces.Dict:
+    """A dictionary with `graph`, the index of the graph to be placed: always 0."""
+    return spaces.Dict({"graph": spaces.Discrete(1)})
+
+
+def _space_of(arrays: dict[str, NDArray[np.float32]]) -> spaces.Dict:
+    limits = {name: (0.0, 1.0) if name == "adjacency" else (-LARGEST, LARGEST) for name in arrays}
+    return spaces.Dict({name: spaces.Box(*limits[name], arrays[name].shape, np.float32) for name in arrays})
+
+
+def _flat_features(problem: Problem) -> dict[str, NDArray[np.float32]]:
+    features = problem_features(problem)
+    num_groups = features.num_groups
+    groups = np.concatenate([features.nodes, features.pairs.reshape(num_groups, -1)], axis=1)
+    adjacency = np.zeros((num_groups, num_groups), dtype=np.float32)
+    sent = features.edges[:, EDGE_FEATURES.index("seconds")]
+    adjacency[features.edge_source, features.edge_target] = sent / (float(sent.max(initial=0.0)) or 1.0)
+    return {"groups": groups.reshape(-1), "adjacency": adjacency.reshape(-1), "devices": features.devices.reshape(-1)}

@@ -1,4 +1,7 @@
-"""`Reward`: what a step time is worth to the learner, by name."""
+"""`Reward`: what a step time is worth to the learner, by name.
+
+`Scorer`: measures a batch of group placements, equal ones once, and rewards them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.measure.measurement import Measurement, Measurer, Status, StepTimer
+from rlplace.measure.problem import Problem
 
 FloatArray = NDArray[np.float64]
 
@@ -117,3 +122,154 @@ def rewards_of(reward: Reward, step_time_s: FloatArray) -> FloatArray:
         actual = f"{rewards[row]} for a step of {step_time_s[row]:.4g} s"
         raise InvalidValue("rewards", actual, expected, where=where, hint=hint)
     return rewards
+
+
+CACHE_ENTRIES = 200_000
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Outcomes of B placements of groups.
+
+    Attributes:
+        step_time_s: (B,) float64, infinite where the placement failed.
+        reward: (B,) float64, finite.
+        status: B statuses.
+        placements: (B, N) int32, devices of ops.
+    """
+
+    step_time_s: NDArray[np.float64]
+    reward: NDArray[np.float64]
+    status: tuple[Status, ...]
+    placements: NDArray[np.int32]
+
+
+class Scorer:
+    """Measures placements of groups in one batched call.
+
+    Equal placements of a batch are measured once. With `deterministic` every outcome is also kept, and an equal
+    placement is never measured again; a host that runs placements should be asked again, as its answers vary.
+    A placement with a group on a device where it may not be is not measured: its status is `error`.
+
+    Attributes:
+        reference_s: what the step times of a measurer that times a reference beside every placement are told in: the
+            ratio to the reference times this, so that a drift of the machine is no reward. None takes them as they are.
+        num_measured: placements that were measured, as opposed to looked up.
+    """
+
+    def __init__(
+        self, measurer: Measurer, reward: Reward, *, deterministic: bool, reference_s: float | None = None
+    ) -> None:
+        self.measurer = measurer
+        self.reference_s = reference_s
+        self.reward = reward
+        self.deterministic = deterministic
+        self.num_measured = 0
+        self._known: dict[bytes, tuple[float, Status]] = {}
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the measurer."""
+        return self.measurer.problem
+
+    def score(self, group_devices: NDArray[np.integer]) -> Scores:
+        """Outcomes of `group_devices` (B, G), devices of groups, in order.
+
+        Raises:
+            InvalidValue: wrong length, no integers, or a device out of range; a reward that is not finite.
+        """
+        rows = np.ascontiguousarray(self.problem.check_groups(group_devices))
+        barred = np.asarray(~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1))
+        return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
+
+    def score_placements(self, placements: NDArray[np.integer]) -> Scores:
+        """Outcomes of `placements` (B, N), devices of ops, in order; not kept, whatever the measurer."""
+        rows = np.ascontiguousarray(placements, dtype=np.int32)
+        barred = np.zeros(len(rows), dtype=np.bool_)
+        if self.problem.allowed is not None:
+            barred = np.asarray(~self.problem.allowed[np.arange(rows.shape[1]), rows].all(axis=1))
+        return self._score(rows, [row.tobytes() for row in rows], barred, is_kept=False)
+
+    def _score(
+        self, placements: NDArray[np.int32], keys: list[bytes], barred: NDArray[np.bool_], *, is_kept: bool = True
+    ) -> Scores:
+        outcomes = self._known if self.deterministic and is_kept else {}
+        outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(barred).tolist())
+        new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
+        if new:
+            fresh = sorted(new.values())
+            outcomes.update(zip((keys[row] for row in fresh), self._measure(placements[fresh]), strict=True))
+        found = [outcomes[key] for key in keys]
+        while len(self._known) > CACHE_ENTRIES:
+            del self._known[next(iter(self._known))]
+        step_time_s = np.array([step_time_s for step_time_s, _ in found], dtype=np.float64)
+        rewards = rewards_of(self.reward, step_time_s)
+        return Scores(step_time_s, rewards, tuple(status for _, status in found), placements)
+
+    def _measure(self, placements: NDArray[np.int32]) -> list[tuple[float, Status]]:
+        self.num_measured += len(placements)
+        if not isinstance(self.measurer, StepTimer):
+            return [_outcome(self._seconds(m), m.status) for m in self.measurer.measure(placements)]
+        step_time_s = self.measurer.step_times(placements)
+        outcomes = [_outcome(float(seconds), "ok") for seconds in step_time_s]
+        failed = np.flatnonzero(~np.isfinite(step_time_s)).tolist()
+        if failed:
+            for row, measurement in zip(failed, self.measurer.measure(placements[failed]), strict=True):
+                outcomes[row] = _outcome(measurement.step_time_s, measurement.status)
+        return outcomes
+
+    def _seconds(self, measurement: Measurement) -> float:
+        if self.reference_s is None or not measurement.reference_s:
+            return measurement.step_time_s
+        return measurement.ratio * self.reference_s
+
+
+def make_scorer(
+    measurer: Measurer,
+    reward: str | Reward = "log_speedup",
+    *,
+    baseline_s: float | None = None,
+    deterministic: bool,
+) -> Scorer:
+    """A `Scorer` whose reward is given by name or as an object.
+
+    Args:
+        measurer: what measures placements.
+        reward: a reward's name, or a reward.
+        baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+        deterministic: whether the measurer gives a placement the same step time every time.
+
+    Raises:
+        UnknownName: no reward has that name.
+        InvalidValue: `measurer` measures nothing, or `reward` cannot be called.
+    """
+    if not hasattr(measurer, "measure"):
+        hint = "For the simulator's step times: `Simulator(problem)`."
+        raise InvalidValue("measurer", type(measurer).__name__, "one with `measure`", where="environment", hint=hint)
+    _check_reward(reward)
+    if isinstance(reward, str):
+        make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
+        reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
+    return Scorer(measurer, reward, deterministic=deterministic)
+
+
+def single_device_s(measurer: Measurer) -> float:
+    """Step time on the best single device; where no device can run it alone, the summed mean costs of all ops.
+
+    Groups that may not be on that device are on the next one where they may be.
+    """
+    problem = measurer.problem
+    everywhere = np.arange(problem.host.num_devices, dtype=np.int32)[:, None]
+    groups = problem.nearest_groups(np.repeat(everywhere, problem.grouping.num_groups, axis=1))
+    best_s = min(measurement.step_time_s for measurement in measurer.measure(problem.grouping.expand(groups)))
+    return best_s if np.isfinite(best_s) else float(problem.costs.op_time_s.mean(axis=1).sum())
+
+
+def _check_reward(reward: object) -> None:
+    if not isinstance(reward, str) and not callable(reward):
+        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
+        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
+
+
+def _outcome(step_time_s: float, status: Status) -> tuple[float, Status]:
+    return (step_time_s if status == "ok" else float("inf")), status

@@ -22,9 +22,9 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import LossByName, Origin
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.placed.channels import torch_device
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.streams import torch_device
-from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.run.eager_step import EagerStep
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 SMALLEST_SCALE = 1e-3

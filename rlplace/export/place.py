@@ -30,7 +30,7 @@ from rlplace.measure.hosts.present import check_runs_here
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement, load_placement, save_placement
 from rlplace.measure.problem import Problem
-from rlplace.report.progress import Progress, progress_of
+from rlplace.report.console import Progress, progress_of
 from rlplace.runs.micro_batches import BatchDims, CutOptions, Loss
 from rlplace.runs.prepared import chosen_problem
 from rlplace.runs.setup import check_exact

@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call
-from rlplace.measure.run.placed.random_ops import seeded
+from rlplace.measure.placed.residents import seeded
 
 
 def random_ops(graph: OpGraph) -> list[int]:

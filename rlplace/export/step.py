@@ -12,8 +12,7 @@ from rlplace.export.placed.graphs_by_shape import OtherShapes
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.detect import detect_host
-from rlplace.measure.hosts.gpus import MOST_PARTS
+from rlplace.measure.hosts.detect import MOST_PARTS, detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement, check_is_placement

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from rlplace.measure.hosts.resolve import list_presets, resolve_host
     from rlplace.measure.measurement import Measurement, Measurer
     from rlplace.measure.placement import Placement, load_placement, save_placement
-    from rlplace.measure.plan import Plan
+    from rlplace.measure.plan import Plan, Timeline
     from rlplace.measure.problem import Problem
     from rlplace.measure.run.race import RaceProtocol, race
     from rlplace.measure.run.runner import HostRunner
-    from rlplace.measure.simulate.ranks import upward_ranks
+    from rlplace.measure.simulate.host_tables import upward_ranks
     from rlplace.measure.simulate.simulator import Simulator
-    from rlplace.measure.timeline import Timeline
 
 __all__ = [
     "Costs",

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.costs.single_device import capacity_bytes
-from rlplace.measure.host_model.prior import Prior
-from rlplace.measure.host_model.priors import prior_of
+from rlplace.measure.host_model.priors import Prior, prior_of
 from rlplace.measure.host_model.scales import slowdown_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem

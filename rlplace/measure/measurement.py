@@ -1,8 +1,13 @@
-"""`Measurement` and the `Measurer` protocol: what comes back when a placement is run or simulated."""
+"""`Measurement` and the `Measurer` protocol: what comes back when a placement is run or simulated.
+
+`MeasurementLog`: what measuring knows of a store: it is told every measurement, and may have one from before.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -10,7 +15,8 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.plan import Plan
+from rlplace import __version__
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
@@ -170,3 +176,38 @@ class PlanTimer(Protocol):
     def retime(self, plan: Plan) -> Measurement:
         """The measurement of exactly this plan."""
         ...
+
+
+class MeasurementLog(Protocol):
+    """Keeps measurements and finds them again; what it cannot keep or find never stops a measurement."""
+
+    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+        """What was measured before under this key beside this reference, as it was then; None if it is to be run."""
+        ...
+
+    def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
+        """Takes a measurement that was just made.
+
+        Args:
+            plan: what ran.
+            outcome: what came of it, with its key.
+            reference: fingerprint of the placement that was timed in turn with it; empty without one.
+            is_whole: whether it ended as the protocol says, not for want of time.
+        """
+        ...
+
+    def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
+        """Takes the timeline of a step of a plan."""
+        ...
+
+
+def versions_line() -> str:
+    """Versions that a step time depends on, in one line."""
+    import torch
+
+    return f"rlplace {__version__}, torch {torch.__version__}, python {platform.python_version()}"
+
+
+def placement_fingerprint(devices: NDArray[np.int32]) -> str:
+    """16 hex digits over the devices of ops (N,), whatever their order; orders hardly matter to a reference."""
+    return hashlib.sha256(devices.astype("<i4").tobytes()).hexdigest()[:16]

@@ -1,10 +1,14 @@
-"""`Plan`: a placement with every order fixed, as it will run."""
+"""`Plan`: a placement with every order fixed, as it will run.
+
+`Timeline`: when every op and transfer of one step ran, simulated or measured.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,3 +57,60 @@ class Plan:
         """In one line: that of a dataclass would print every array."""
         on = f"{counted(len(self.devices), 'op')} on {counted(len(np.unique(self.devices)), 'device')}"
         return f"Plan({on}, {counted(self.num_transfers, 'transfer')})"
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Start and end of every op and transfer of one step, in seconds from its start.
+
+    Attributes:
+        op_device: (N,) int32.
+        op_start_s, op_end_s: (N,) float64.
+        transfer_tensor, transfer_source, transfer_destination: (K,) int32.
+        transfer_start_s, transfer_end_s: (K,) float64.
+        memory_time_s, memory_device, memory_bytes: (P,) float64, int32, int64: allocated bytes of a device from each
+            instant on; empty where memory was not followed.
+        source: `simulated` or `measured`.
+    """
+
+    op_device: NDArray[np.int32]
+    op_start_s: NDArray[np.float64]
+    op_end_s: NDArray[np.float64]
+    transfer_tensor: NDArray[np.int32]
+    transfer_source: NDArray[np.int32]
+    transfer_destination: NDArray[np.int32]
+    transfer_start_s: NDArray[np.float64]
+    transfer_end_s: NDArray[np.float64]
+    memory_time_s: NDArray[np.float64]
+    memory_device: NDArray[np.int32]
+    memory_bytes: NDArray[np.int64]
+    source: Literal["simulated", "measured"]
+
+    @classmethod
+    def empty(cls, num_ops: int) -> Timeline:
+        """A simulated step of no time in which every op is on device 0 and nothing is sent."""
+        ops, none, no_times = np.zeros(num_ops), np.zeros(0, dtype=np.int32), np.zeros(0)
+        return cls(
+            op_device=np.zeros(num_ops, dtype=np.int32),
+            op_start_s=ops,
+            op_end_s=ops,
+            transfer_tensor=none,
+            transfer_source=none,
+            transfer_destination=none,
+            transfer_start_s=no_times,
+            transfer_end_s=no_times,
+            memory_time_s=no_times,
+            memory_device=none,
+            memory_bytes=np.zeros(0, dtype=np.int64),
+            source="simulated",
+        )
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from the start of the step to the end of its last op or transfer; 0 without any."""
+        return float(max(self.op_end_s.max(initial=0.0), self.transfer_end_s.max(initial=0.0)))
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        count = f"{counted(len(self.op_device), 'op')}, {counted(len(self.transfer_tensor), 'transfer')}"
+        return f"Timeline({self.source}, {self.step_s * 1e3:.4g} ms, {count})"

@@ -4,10 +4,9 @@ Its two objectives (`max_load`, `piece_latency`), the workload as a problem (`pr
 `searches`, `solve`), bounds, the authors' split files (`split`), and `rlplace compare` on its files (`compare`).
 """
 
-from rlplace.partitioning.bounds import lower_bound_ms
 from rlplace.partitioning.dp import ContiguousSplit, dp
 from rlplace.partitioning.searches import OBJECTIVES
-from rlplace.partitioning.solve import METHODS, PublishedResult, PublishedRow, solve
+from rlplace.partitioning.solve import METHODS, PublishedResult, PublishedRow, lower_bound_ms, solve
 
 __all__ = [
     "METHODS",

@@ -1,4 +1,9 @@
-"""`dp`: the best contiguous split by dynamic programming over ideals (Tarnawski et al. 2020, section 5.1)."""
+"""`dp`: the best contiguous split by dynamic programming over ideals (Tarnawski et al. 2020, section 5.1).
+
+The lattice of ideals: all down-closed sets of a DAG, and which one follows from which by one more unit.
+
+`contract`: the forward graph that contiguous splits are made of, one unit for what has to move together.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.opgraph import BACKWARD
+from rlplace.graphs.paths import depth_first_order
 from rlplace.jit import kernel
-from rlplace.partitioning.contract import Contraction, contract
-from rlplace.partitioning.ideals import Lattice, chain_lattice, enumerate_ideals
-from rlplace.partitioning.unit_graph import UnitGraph
+from rlplace.partitioning.problem import UnitGraph, unit_graph
 
 MOST_IDEALS = 200_000
 MOST_PAIRS = 800_000_000
@@ -297,3 +304,229 @@ def _relax(
         if pairs > most_pairs:
             return -1
     return pairs
+
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """I ideals, smaller ones first, the empty one at 0 and the full one at I - 1.
+
+    Attributes:
+        offsets: (I + 1,) int64, CSR of the steps from each ideal.
+        step_unit: (L,) int32, the unit that the step adds.
+        step_ideal: (L,) int32, the ideal that it leads to.
+    """
+
+    offsets: NDArray[np.int64]
+    step_unit: Ints
+    step_ideal: Ints
+
+    @property
+    def num_ideals(self) -> int:
+        return len(self.offsets) - 1
+
+
+def chain_lattice(order: Ints) -> Lattice:
+    """The prefixes of the topological order (U,): the lattice of a linearised graph."""
+    count = len(order)
+    offsets = np.minimum(np.arange(count + 2, dtype=np.int64), count)
+    return Lattice(offsets, np.ascontiguousarray(order, dtype=np.int32), np.arange(1, count + 1, dtype=np.int32))
+
+
+def enumerate_ideals(
+    source_offsets: Ints, sources: Ints, reader_offsets: Ints, readers: Ints, *, most: int
+) -> Lattice | None:
+    """All ideals of a DAG given as CSRs of the units before and after each unit; None where there are more than `most`.
+
+    Ideals are bit sets, found breadth first and told apart by a table over their Zobrist hashes.
+    """
+    num_units = len(source_offsets) - 1
+    draw = np.random.default_rng(0)
+    marks = draw.integers(0, np.iinfo(np.uint64).max, size=max(num_units, 1), dtype=np.uint64)
+    count, offsets, step_unit, step_ideal = _enumerate(source_offsets, sources, reader_offsets, readers, marks, most)
+    return Lattice(offsets, step_unit, step_ideal) if count else None
+
+
+@kernel
+def _enumerate(
+    source_offsets: Ints, sources: Ints, reader_offsets: Ints, readers: Ints, marks: Words, most: int
+) -> tuple[int, NDArray[np.int64], Ints, Ints]:
+    """(number of ideals, offsets, units, ideals) of the lattice; the number is 0 where there are more than `most`."""
+    num_units = len(source_offsets) - 1
+    num_words = num_units // 64 + 1
+    room, step_room = 1024, 4096
+    bits = np.zeros((room, num_words), dtype=np.uint64)
+    hashes = np.zeros(room, dtype=np.uint64)
+    offsets = np.zeros(most + 2, dtype=np.int64)
+    step_unit, step_ideal = np.empty(step_room, dtype=np.int32), np.empty(step_room, dtype=np.int32)
+    slots = 4096
+    table = np.full(slots, -1, dtype=np.int32)
+    table[0] = 0
+    count, steps, one = 1, 0, np.uint64(1)
+    ideal = 0
+    while ideal < count:
+        for unit in range(num_units):
+            word, bit = unit // 64, one << np.uint64(unit % 64)
+            if bits[ideal, word] & bit:
+                continue
+            is_next = True
+            for a in range(source_offsets[unit], source_offsets[unit + 1]):
+                source = sources[a]
+                if not bits[ideal, source // 64] & (one << np.uint64(source % 64)):
+                    is_next = False
+                    break
+            if not is_next:
+                continue
+            mark = hashes[ideal] ^ marks[unit]
+            slot = np.int64(mark & np.uint64(slots - 1))
+            found = -1
+            while table[slot] >= 0:
+                other = table[slot]
+                if hashes[other] == mark:
+                    is_same = True
+                    for w in range(num_words):
+                        grown = bits[ideal, w] | bit if w == word else bits[ideal, w]
+                        if bits[other, w] != grown:
+                            is_same = False
+                            break
+                    if is_same:
+                        found = other
+                        break
+                slot = (slot + 1) & (slots - 1)
+            if found < 0:
+                if count == most:
+                    return 0, offsets[:1], step_unit[:0], step_ideal[:0]
+                if count == room:
+                    room *= 2
+                    grown_bits = np.zeros((room, num_words), dtype=np.uint64)
+                    grown_bits[:count] = bits
+                    bits = grown_bits
+                    grown_hashes = np.zeros(room, dtype=np.uint64)
+                    grown_hashes[:count] = hashes
+                    hashes = grown_hashes
+                found = count
+                bits[found] = bits[ideal]
+                bits[found, word] |= bit
+                hashes[found] = mark
+                table[slot] = found
+                count += 1
+                if 2 * count > slots:
+                    slots *= 4
+                    table = np.full(slots, -1, dtype=np.int32)
+                    for other in range(count):
+                        place = np.int64(hashes[other] & np.uint64(slots - 1))
+                        while table[place] >= 0:
+                            place = (place + 1) & (slots - 1)
+                        table[place] = other
+            if steps == step_room:
+                step_room *= 2
+                grown_unit = np.empty(step_room, dtype=np.int32)
+                grown_unit[:steps] = step_unit
+                step_unit = grown_unit
+                grown_ideal = np.empty(step_room, dtype=np.int32)
+                grown_ideal[:steps] = step_ideal
+                step_ideal = grown_ideal
+            step_unit[steps] = unit
+            step_ideal[steps] = found
+            steps += 1
+        ideal += 1
+        offsets[ideal] = steps
+    return count, offsets[: count + 1].copy(), step_unit[:steps].copy(), step_ideal[:steps].copy()
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """Units and the forward DAG over them.
+
+    Attributes:
+        units: numbered in a topological order.
+        source_offsets, sources: CSR (U + 1,), (F,) int32 of the units before each unit.
+        reader_offsets, readers: CSR (U + 1,), (F,) int32 of the units after each unit.
+    """
+
+    units: UnitGraph
+    source_offsets: Ints
+    sources: Ints
+    reader_offsets: Ints
+    readers: Ints
+
+
+def contract(record: DnnPartitioning) -> Contraction:
+    """The contraction of Tarnawski et al. (2020): what contiguous means for graphs with classes and backward nodes.
+
+    1. A colour class is one unit, its forward and backward ops together.
+    2. In a training graph, a forward op that takes no time and has a single neighbour joins it.
+    3. An edge between forward ops is an edge of the forward graph; so is, reversed, an edge between backward ops of
+       which one has no forward op in its unit (a mirror of the backward graph stands for the missing forward part).
+    4. Units on a cycle of the forward graph are one unit.
+    """
+    graph = record.graph
+    backward = graph.phases == BACKWARD
+    sources, readers = graph.input_tensors, graph.edge_op
+    unit = record.units.copy()
+    if record.is_training:
+        unit = _absorb(record, unit, backward)
+    count = int(unit.max()) + 1
+    has_forward = np.zeros(count, dtype=np.bool_)
+    has_forward[unit[~backward]] = True
+    a, b = unit[sources], unit[readers]
+    ahead = ~backward[sources] & ~backward[readers]
+    mirrored = backward[sources] & backward[readers] & ~(has_forward[a] & has_forward[b])
+    tails, heads = np.concatenate((a[ahead], b[mirrored])), np.concatenate((b[ahead], a[mirrored]))
+    _, component = connected_components(
+        csr_array((np.ones(len(tails)), (tails, heads)), shape=(count, count)), connection="strong"
+    )
+    tails, heads, count = component[tails], component[heads], int(component.max()) + 1
+    pairs = np.unique(np.stack((tails, heads), axis=1)[tails != heads], axis=0)
+    rank = _topological_rank(count, pairs)
+    pairs = rank[pairs]
+    return Contraction(
+        unit_graph(record, rank[component[unit]].astype(np.int32)),
+        *_csr(count, pairs[:, 1], pairs[:, 0]),
+        *_csr(count, pairs[:, 0], pairs[:, 1]),
+    )
+
+
+def _absorb(record: DnnPartitioning, unit: Ints, backward: NDArray[np.bool_]) -> Ints:
+    """(N,) units after forward units without work have joined their only neighbour, again and again."""
+    count = int(unit.max()) + 1
+    idle = np.ones(count, dtype=np.bool_)
+    busy = (record.accelerator_ms > 0) | (record.cpu_ms > 0) | backward | ~record.supported
+    idle[unit[busy]] = False
+    neighbours: list[set[int]] = [set() for _ in range(count)]
+    for a, b in zip(unit[record.graph.input_tensors].tolist(), unit[record.graph.edge_op].tolist(), strict=True):
+        if a != b:
+            neighbours[a].add(b)
+            neighbours[b].add(a)
+    into = np.arange(count)
+    queue = [u for u in range(count) if idle[u] and len(neighbours[u]) == 1]
+    while queue:
+        u = queue.pop()
+        if len(neighbours[u]) != 1:
+            continue
+        host = neighbours[u].pop()
+        neighbours[host].discard(u)
+        into[u] = host
+        if idle[host] and len(neighbours[host]) == 1:
+            queue.append(host)
+    while np.any(into != into[into]):
+        into = into[into]
+    return np.unique(into[unit], return_inverse=True)[1].astype(np.int32)
+
+
+def _topological_rank(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(U,) place of each unit in a depth-first topological order: a branch is finished before the next begins."""
+    source, reader = pairs[np.lexsort((-pairs[:, 1], pairs[:, 0]))].T  # the last reader made ready goes first
+    offsets = np.searchsorted(source, np.arange(count + 1))
+    order, _ = depth_first_order(count, offsets, np.ascontiguousarray(reader))
+    rank = np.zeros(count, dtype=np.int64)
+    rank[order] = np.arange(count)
+    return rank
+
+
+def _csr(count: int, keys: NDArray[np.integer], values: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    order = np.lexsort((values, keys))
+    counts = np.bincount(keys, minlength=count)
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), values[order].astype(np.int32)

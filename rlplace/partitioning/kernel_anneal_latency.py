@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.partitioning.kernel_anneal_load import draw
-from rlplace.partitioning.kernel_objectives import finish_pieces
+from rlplace.partitioning.objectives import finish_pieces
 
 Words = NDArray[np.uint64]
 

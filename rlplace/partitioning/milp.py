@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from rlplace.partitioning.unit_graph import UnitGraph
+from rlplace.partitioning.problem import UnitGraph
 
 MOST_ENTRIES = 60_000
 """Matrix entries that a program may have; HiGHS finds nothing in a minute beyond."""

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.partitioning.contract import Contraction, contract
+from rlplace.partitioning.dp import Contraction, contract
 from rlplace.partitioning.kernel_anneal_latency import PieceGraph, anneal_latency
 from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, anneal_loads
-from rlplace.partitioning.max_load import MaxLoad
-from rlplace.partitioning.piece_latency import PieceLatency
-from rlplace.partitioning.problem import work_ms
-from rlplace.partitioning.unit_graph import UnitGraph, unit_graph
+from rlplace.partitioning.objectives import MaxLoad, PieceLatency
+from rlplace.partitioning.problem import UnitGraph, unit_graph, work_ms
 
 Objective = Literal["max-load", "piece-latency"]
 OBJECTIVES: tuple[Objective, ...] = ("max-load", "piece-latency")

@@ -1,4 +1,9 @@
-"""`solve`: every method on one published workload, under one budget, beside a proven bound."""
+"""`solve`: every method on one published workload, under one budget, beside a proven bound.
+
+Proven lower bounds on the two published objectives.
+
+Placements of units without search: one device, blocks of a topological order, greedy; each fits where it can.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linprog
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.partitioning import starts
-from rlplace.partitioning.bounds import lower_bound_ms
+from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.dp import MOST_PAIRS, dp
 from rlplace.partitioning.milp import MOST_ENTRIES, MOST_NODES, count_entries, solve_milp
-from rlplace.partitioning.searches import make_search
-from rlplace.search.failure import Failure
+from rlplace.partitioning.problem import UnitGraph, unit_graph
+from rlplace.partitioning.searches import Search, make_search
+from rlplace.search.task import Failure
 
 Ints = NDArray[np.int32]
 
@@ -152,9 +158,9 @@ class _Run:
     def rows(self) -> list[PublishedRow]:
         """One row a method, in order; each is verified by the measurer."""
         work: dict[str, Callable[[], _Answer]] = {
-            "single": lambda: _Answer(starts.single(self._search)),
-            "blocks": lambda: _Answer(starts.blocks(self._search)),
-            "greedy": lambda: _Answer(starts.greedy(self._search)),
+            "single": lambda: _Answer(single(self._search)),
+            "blocks": lambda: _Answer(blocks(self._search)),
+            "greedy": lambda: _Answer(greedy(self._search)),
             "dp": self._dp,
             "milp": self._milp,
             "local-search": self._local_search,
@@ -225,7 +231,7 @@ class _Run:
 
     def _starts(self, names: Sequence[str]) -> list[Ints]:
         """Feasible placements of units to begin with, best first; what was not run is made here."""
-        quick = {"single": starts.single, "blocks": starts.blocks, "greedy": starts.greedy}
+        quick = {"single": single, "blocks": blocks, "greedy": greedy}
         rows = [self._found[name] for name in names if name in self._found]
         for name in names:
             if name in quick and name not in self._found:
@@ -297,3 +303,174 @@ class _Run:
             return 0
         most = 20 * steps if steps == PILOT_STEPS else 4 * steps
         return min(int(0.97 * share_s * steps / max(took_s, 1e-6)), max(most, FIRST_STEPS))
+
+
+def largest_unit_ms(units: UnitGraph) -> float:
+    """The longest unit where it is fastest: a unit is on one device, whose load is at least the unit's work."""
+    return float(np.max(np.minimum(_accelerator_ms(units), _cpu_ms(units)), initial=0.0))
+
+
+def shared_work_ms(units: UnitGraph) -> float:
+    """All work shared out without remainder and without transfers.
+
+    With a share `x_u` of each unit on the CPUs, the K accelerators' loads are at least `sum p_u (1 - x_u)` together, so
+    the largest is at least a K-th of that; the CPUs' load is at least `sum q_u x_u`; what is on accelerators fits in K
+    memories. Every placement is such shares of 0 and 1, so the linear program's least maximum bounds them all. It
+    contains the memory-forced work of the CPUs: where K memories do not hold everything, the shares cannot be 0.
+    """
+    record = units.record
+    count, k = units.num_units, record.num_accelerators
+    if not record.num_cpus:
+        return float(units.accelerator_ms.sum()) / k
+    low = np.where(units.supported & (k > 0), 0.0, 1.0)
+    scale = max(k * record.capacity_bytes, 1.0)
+    table = np.zeros((3, count + 1))
+    table[0, :count], table[0, count] = -units.accelerator_ms, -k
+    table[1, :count], table[1, count] = units.cpu_ms, -1.0
+    table[2, :count] = -units.size_bytes / scale
+    room = np.array([-units.accelerator_ms.sum(), 0.0, (k * record.capacity_bytes - units.size_bytes.sum()) / scale])
+    goal = np.zeros(count + 1)
+    goal[count] = 1.0
+    limits = np.stack((np.append(low, 0.0), np.append(np.ones(count), np.inf)), axis=1)
+    answer = linprog(goal, A_ub=table, b_ub=room, bounds=limits, method="highs")
+    return float(answer.fun) * (1 - 1e-9) if answer.status == 0 else 0.0
+
+
+def longest_path_ms(record: DnnPartitioning) -> float:
+    """The longest path, every op where it is fastest, every transfer free.
+
+    An op finishes at least its own time after its sources: on a CPU by definition; in a piece of an accelerator, all
+    members finish together, after the work of all of them, so the work of a path's members inside the piece, which come
+    one after the other, lies between the finish before the piece and its own.
+    """
+    return float(np.max(_through_ms(record, _fastest_ms(record)), initial=0.0))
+
+
+def forced_work_ms(record: DnnPartitioning) -> float:
+    """The least latency whose forced work fits on the accelerators.
+
+    With a latency L, an op whose longest path, itself on a CPU and all others where they are fastest, is longer than L
+    is on an accelerator. The pieces of one accelerator run one after the other (each has a path from the one before
+    it), so the forced work is at most K L, and the forced memory fits in K memories. The forced set shrinks as L grows,
+    so an L that fails is a bound, and bisection finds the largest to within 1e-6 of itself.
+    """
+    k = record.num_accelerators
+    fastest = _fastest_ms(record)
+    through = _through_ms(record, fastest)
+    cpu_ms = record.cpu_ms if record.num_cpus else np.full(record.num_ops, np.inf)
+    on_cpu = through - fastest + cpu_ms
+    cpu_only = ~record.supported
+
+    def fails(latency_ms: float) -> bool:
+        forced = on_cpu > latency_ms * (1 + 1e-9)
+        work, size = float(record.accelerator_ms[forced].sum()), float(record.size_bytes[forced].sum())
+        return bool(np.any(forced & cpu_only)) or work > k * latency_ms or size > k * record.capacity_bytes
+
+    low, high = 0.0, float(record.cpu_ms.sum() + record.accelerator_ms.sum()) + 1.0
+    if fails(high):
+        return 0.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fails(middle) else (low, middle)
+    return low
+
+
+def lower_bound_ms(record: DnnPartitioning, objective: str) -> tuple[float, str]:
+    """The best bound on `objective` (`max-load` or `piece-latency`) in milliseconds, and its name."""
+    if objective == "max-load":
+        units = unit_graph(record, record.units)
+        bounds = {"shared work": shared_work_ms(units), "largest unit": largest_unit_ms(units)}
+    else:
+        bounds = {"longest path": longest_path_ms(record), "forced work": forced_work_ms(record)}
+    name = max(bounds, key=lambda key: bounds[key])
+    return bounds[name], name
+
+
+def _accelerator_ms(units: UnitGraph) -> NDArray[np.float64]:
+    can = units.supported & (units.record.num_accelerators > 0) & (units.size_bytes <= units.record.capacity_bytes)
+    return np.where(can, units.accelerator_ms, np.inf)
+
+
+def _cpu_ms(units: UnitGraph) -> NDArray[np.float64]:
+    return units.cpu_ms if units.record.num_cpus else np.full(units.num_units, np.inf)
+
+
+def _fastest_ms(record: DnnPartitioning) -> NDArray[np.float64]:
+    """(N,) each op's time on the fastest device that can run it."""
+    accelerator = np.where(record.supported & (record.num_accelerators > 0), record.accelerator_ms, np.inf)
+    return np.minimum(accelerator, record.cpu_ms) if record.num_cpus else accelerator
+
+
+def _through_ms(record: DnnPartitioning, op_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N,) the longest path through each op."""
+    graph = record.graph
+    producers = graph.tensor_op[graph.input_tensors]
+    edges = graph.input_offsets, producers, np.zeros(len(producers))
+    return op_ms + longest_before(op_ms, *edges) + longest_after(op_ms, *edges)
+
+
+def single(search: Search) -> Ints:
+    """(B, U): everything on the first accelerator, and on the CPUs, as far as allowed."""
+    units = search.units
+    rows = []
+    if units.record.num_accelerators and units.supported.all():
+        rows.append(np.zeros(units.num_units, dtype=np.int32))
+    if units.record.num_cpus:
+        rows.append(np.full(units.num_units, units.record.num_accelerators, dtype=np.int32))
+    return np.array(rows, dtype=np.int32).reshape(-1, units.num_units)
+
+
+def blocks(search: Search) -> Ints:
+    """(B, U): the topological order cut into 2, 3, ..., K blocks of equal work, and of equal memory.
+
+    What an accelerator cannot run is on the CPUs.
+    """
+    units = search.units
+    count = units.record.num_accelerators
+    rows = []
+    for weight in (units.accelerator_ms, units.size_bytes):
+        ordered = weight[search.order]
+        middle = (np.cumsum(ordered) - ordered / 2) / max(float(ordered.sum()), 1e-30)
+        for parts in range(2, count + 1):
+            row = np.empty(units.num_units, dtype=np.int32)
+            row[search.order] = np.minimum((middle * parts).astype(np.int32), parts - 1)
+            row[~units.supported] = count
+            rows.append(row)
+    return np.array(rows, dtype=np.int32).reshape(-1, units.num_units)
+
+
+def greedy(search: Search) -> Ints:
+    """(B, U): accelerators filled one after the other, up to their memory and to a share of the work.
+
+    Units come in topological order; one that does not fit on the accelerator being filled opens the next; after the
+    last it goes to the first with room, and to the CPUs where there is none. The share runs from an even one to all
+    work, so that few and many accelerators are tried. This is the latency greedy of Tarnawski et al. (2020), with a cap
+    on work.
+    """
+    units = search.units
+    shares = units.accelerator_ms.sum() / np.arange(1, max(units.record.num_accelerators, 1) + 1)
+    rows = [_fill(search, share, search.order) for share in (*shares, *(1.05 * shares))]
+    rows.append(_fill(search, 0.0, np.argsort(-units.size_bytes, kind="stable").astype(np.int32)))
+    return np.array([row for row in rows if row is not None], dtype=np.int32).reshape(-1, units.num_units)
+
+
+def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
+    units, record = search.units, search.units.record
+    count, capacity = record.num_accelerators, record.capacity_bytes
+    held, work = [0.0] * count, 0.0
+    row, device = np.empty(units.num_units, dtype=np.int32), 0
+    for unit in order.tolist():
+        size, ms = float(units.size_bytes[unit]), float(units.accelerator_ms[unit])
+        target = count
+        if units.supported[unit] and count:
+            if device < count - 1 and (held[device] + size > capacity or (work > 0 and work + ms / 2 > share_ms)):
+                device, work = device + 1, 0.0
+            room = (other for other in (device, *range(count)) if held[other] + size <= capacity)
+            target = next(room, count)
+        if target == count and not record.num_cpus:
+            return None
+        if target < count:
+            held[target] += size
+            work += ms
+        row[unit] = target
+    return row

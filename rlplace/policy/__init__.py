@@ -13,26 +13,28 @@ from typing import TYPE_CHECKING
 from rlplace.faces import lazy
 
 if TYPE_CHECKING:
-    from rlplace.policy.config import CloneConfig, LearnConfig, PlacerArchitecture, PPOConfig, ReinforceConfig
-    from rlplace.policy.gnn.config import GnnConfig
-    from rlplace.policy.gnn.policy import GnnPolicy
-    from rlplace.policy.improver.config import ImproverConfig
-    from rlplace.policy.improver.policy import ImproverPolicy
-    from rlplace.policy.learn.clone import CloneLearner
+    from rlplace.policy.config import (
+        CloneConfig,
+        GnnConfig,
+        ImproverConfig,
+        LearnConfig,
+        PlacerArchitecture,
+        PPOConfig,
+        ReinforceConfig,
+        Seq2SeqConfig,
+    )
+    from rlplace.policy.gnn import GnnPolicy
+    from rlplace.policy.improver import ImproverPolicy
+    from rlplace.policy.learn.clone import CloneLearner, imitate
     from rlplace.policy.learn.elites import Elites
-    from rlplace.policy.learn.imitate import imitate
-    from rlplace.policy.learn.many import learn_many
     from rlplace.policy.learn.placer_ppo import PlacerPPO
-    from rlplace.policy.learn.ppo import GroupPPO
+    from rlplace.policy.learn.ppo import GroupPPO, learn_many
     from rlplace.policy.learn.reinforce import Reinforce
     from rlplace.policy.learn.state import resume_learner, save_learner
-    from rlplace.policy.placer.distribution import GroupCategorical
-    from rlplace.policy.placer.gnn import GraphEncoder
-    from rlplace.policy.placer.policy import PlacerPolicy, load_policy, make_policy
+    from rlplace.policy.placer import GraphEncoder, GroupCategorical, PlacerPolicy, load_policy, make_policy
     from rlplace.policy.protocols import GroupPolicy, Learner, Policy
     from rlplace.policy.registry import LEARNERS, POLICIES
-    from rlplace.policy.seq2seq.config import Seq2SeqConfig
-    from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
+    from rlplace.policy.seq2seq import Seq2SeqPolicy
 
 __all__ = [
     "LEARNERS",

@@ -1,9 +1,18 @@
-"""Checkpoints of policies: weights as safetensors, everything else as JSON beside them; loading runs no code."""
+"""Checkpoints of policies: weights as safetensors, everything else as JSON beside them; loading runs no code.
+
+Files of policies whose networks fit any problem: their options beside their weights.
+
+Weights that a policy begins with: what `--init pretrained` and `--init FILE` stand for.
+
+Weights that come with the package, trained by `rlplace pretrain`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from rlplace.errors import FileProblem
+from rlplace.decode import decode_record
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json, write_bytes_atomic, write_json_atomic
+from rlplace.policy.config import WEIGHTS_ENDING
+from rlplace.policy.protocols import Loadable, Policy
 
 SCHEMA = 1
 LARGEST_BYTES = 256 << 20
@@ -130,3 +142,92 @@ def _another(about: object, kind: str) -> str:
         return f"{wrong}."
     reader = f"`load_checkpoint(path, {actual!r})` reads what its `save` kept"
     return f"{wrong}, but of kind {actual!r}: {reader}. If that is a policy, `--policy {actual}` takes it."
+
+
+def save_network(path: str | os.PathLike[str], kind: str, config: Any, policy: nn.Module) -> None:
+    """Writes weights and buffers of `policy` to `path`, its kind and its options, a dataclass, beside it (`.json`).
+
+    Raises:
+        FileProblem: a file cannot be written.
+    """
+    about = {"schema": SCHEMA, "kind": kind, "options": dataclasses.asdict(config)}
+    save_checkpoint(path, about, policy.state_dict())
+
+
+def load_network(path: str | os.PathLike[str], kind: str, config: Any, policy: nn.Module) -> dict[str, Tensor]:
+    """Sets the weights of `policy`, and returns all that was saved, for what fits a policy of the same problem alone.
+
+    Raises:
+        FileProblem: a file is missing, malformed, of another kind, or has weights of other shapes.
+        InvalidValue: the policy there has other options.
+    """
+    about, tensors = load_checkpoint(path, kind)
+    about_path = Path(path).with_suffix(".json")
+    saved = decode_record(type(config), about.get("options"), str(about_path))
+    if saved != config:
+        hint = f"Give the policy the options of {about_path}."
+        raise InvalidValue("options", str(config), str(saved), where=f"policy {kind}", hint=hint)
+    set_parameters(policy, tensors, path)
+    return tensors
+
+
+PRETRAINED = "pretrained"
+
+
+def load_initial_weights(policy: Policy, init: str) -> None:
+    """Gives the policy the weights that `init` names; those of `starts` and `none` are the ones that it has.
+
+    Raises:
+        InvalidValue: the policy takes no weights.
+        UnknownName: there are no pretrained ones for it.
+        FileProblem: the file is missing, malformed, or not for this policy.
+    """
+    if _names_weights(init):
+        loadable = _loadable(policy, init)
+        loadable.load(_path(loadable, init))
+
+
+def check_initial_weights(policy: Policy, init: str) -> None:
+    """Refuses weights that `policy` cannot begin with, whatever the problem; the policy stays as it is.
+
+    Raises:
+        InvalidValue, UnknownName, FileProblem: as `load_initial_weights`.
+    """
+    if _names_weights(init):
+        loadable = _loadable(policy, init)
+        load_checkpoint(_path(loadable, init), loadable.kind)
+
+
+def _names_weights(init: str) -> bool:
+    return init == PRETRAINED or init.endswith(WEIGHTS_ENDING)
+
+
+def _loadable(policy: Policy, init: str) -> Loadable:
+    if not isinstance(policy, Loadable):
+        hint = "It has no `kind` and no `load`."
+        raise InvalidValue("init", init, "starts or none", where=f"policy {type(policy).__name__}", hint=hint)
+    return policy
+
+
+def _path(policy: Loadable, init: str) -> Path:
+    return pretrained_path(policy.kind) if init == PRETRAINED else Path(init)
+
+
+def pretrained_kinds() -> tuple[str, ...]:
+    """Names of the policies that there are weights for."""
+    folder = files("rlplace.policy.weights")
+    return tuple(sorted(Path(one.name).stem for one in folder.iterdir() if one.name.endswith(".safetensors")))
+
+
+def pretrained_path(kind: str) -> Path:
+    """The file of the weights of a policy; what they are is beside it (`.json`).
+
+    Raises:
+        UnknownName: there are none for that policy.
+    """
+    if kind not in pretrained_kinds():
+        raise UnknownName(
+            "pretrained policy", kind, pretrained_kinds(), hint="Others begin with what a run kept: FILE.safetensors."
+        )
+    with as_file(files("rlplace.policy.weights") / f"{kind}.safetensors") as path:
+        return path

@@ -15,8 +15,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import check_initial_weights, load_initial_weights
 from rlplace.policy.config import LearnConfig
-from rlplace.policy.initial_weights import check_initial_weights, load_initial_weights
 from rlplace.policy.protocols import Learner, Policy
 from rlplace.policy.registry import LEARNERS, POLICIES
 

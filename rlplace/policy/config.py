@@ -1,17 +1,109 @@
-"""`LearnConfig`: which policy learns, how, and from what; importing it imports no torch."""
+"""`LearnConfig`: which policy learns, how, and from what; importing it imports no torch.
+
+`GnnConfig`: options of the policy `gnn`; importing it imports no torch.
+
+`ImproverConfig`: options of the policy `improver`; importing it imports no torch.
+
+`ScheduleConfig`: options of the policy `schedule`; importing it imports no torch.
+
+`Seq2SeqConfig`: the size of the policy `seq2seq`; importing it imports no torch.
+
+Largest sizes of networks: their options may come from a file, and weights are made before anything is learned.
+
+`Recipe`: which policy, learner, reward and start go together where the user leaves them open.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlplace.decode import check_ranges
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.policy.gnn.config import GnnConfig
-from rlplace.policy.improver.config import ImproverConfig
-from rlplace.policy.recipes import Recipe, complete
-from rlplace.policy.schedule.config import ScheduleConfig
-from rlplace.policy.seq2seq.config import Seq2SeqConfig
-from rlplace.policy.sizes import MOST_LAYERS, MOST_WIDTH
+
+
+@dataclass(frozen=True)
+class GnnConfig:
+    """The size of a `GnnPolicy`."""
+
+    hidden: int = 64
+    """Width of the network."""
+    num_layers: int = 2
+    """Rounds of messages between groups before devices are looked at."""
+    num_rounds: int = 2
+    """Rounds in which groups and devices see where groups are likely to be."""
+    marks: int = 8
+    """Random numbers that tell devices apart that are equal otherwise."""
+
+    def __post_init__(self) -> None:
+        ranges = {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS), "num_rounds": (1, MOST_LAYERS)}
+        check_ranges(self, "gnn", ranges | {"marks": (0, MOST_WIDTH)})
+
+
+@dataclass(frozen=True)
+class ImproverConfig:
+    """The size of an `ImproverPolicy`, and how far it goes."""
+
+    hidden: int = 32
+    """Width of the network."""
+    num_layers: int = 2
+    """Rounds of messages between groups."""
+    moves: float = 2.0
+    """Groups that a pass moves on average before a learner says otherwise."""
+    explore: float = 0.5
+    """Share of the moves that are drawn at random, however much was learned: without them the same few moves that do
+    no harm would be tried for ever."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "improver", {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS)})
+        if not 0.0 < self.explore <= 1.0:
+            raise InvalidValue("explore", self.explore, "more than 0, at most 1", where="improver")
+        if not self.moves > 0:
+            raise InvalidValue("moves", self.moves, "more than 0", where="improver")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The size of the policy `schedule`, and how far its samples leave its best guess."""
+
+    hidden: int = 32
+    """Width of its networks; pretrained weights bring their own."""
+    flips: float = 2.0
+    """Groups in which a first sample differs from the mode, on average."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "policy schedule", {"hidden": (1, MOST_WIDTH)})
+        if not self.flips > 0:
+            raise InvalidValue("flips", self.flips, "more than 0", where="policy schedule")
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """Sizes of the policy `seq2seq`, and how its logits are bounded."""
+
+    hidden: int = 64
+    """Width of the decoder, and of the encoder's two directions together."""
+    type_embedding: int = 16
+    """Width of the embedding of an op type."""
+    device_embedding: int = 16
+    """Width of the embedding of a device."""
+    attention: int = 16
+    """Width of the layer that scores groups for attention."""
+    tanh_constant: float = 5.0
+    """C of the logits C tanh(u / T)."""
+    temperature: float = 1.0
+    """T of the logits C tanh(u / T)."""
+
+    def __post_init__(self) -> None:
+        widths = ("hidden", "type_embedding", "device_embedding", "attention")
+        check_ranges(self, "seq2seq", dict.fromkeys(widths, (1, MOST_WIDTH)))
+        if self.hidden % 2:
+            raise InvalidValue("hidden", self.hidden, "an even number, shared by two directions", where="seq2seq")
+        for name in ("tanh_constant", "temperature"):
+            if not getattr(self, name) > 0:
+                raise InvalidValue(name, getattr(self, name), "more than 0", where="seq2seq")
+
 
 INITS = ("starts", "none", "pretrained")
 WEIGHTS_ENDING = ".safetensors"
@@ -225,3 +317,52 @@ class LearnConfig:
             num_samples=self.num_samples,
             screened=self.screened,
         )
+
+
+MOST_WIDTH = 4096
+MOST_LAYERS = 16
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a policy learns, with nothing left open; the fields are those of `LearnConfig`."""
+
+    policy: str = "placer"
+    learner: str = "ppo"
+    reward: str = "log_speedup"
+    init: str = "starts"
+    share: float = 0.05
+    screened: int = 8
+    num_samples: int = 64
+
+
+_OF_POLICY: Mapping[str, Mapping[str, Any]] = {
+    "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0, "num_samples": 16},
+    "gnn": {"share": 1.0, "num_samples": 16},
+    "improver": {"share": 1.0, "num_samples": 16},
+    "schedule": {"init": "pretrained", "share": 1.0, "num_samples": 16},
+}
+_OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", "screened": 1}}
+
+
+def complete(policy: str | None, learner: str | None, **chosen: Any) -> Recipe:
+    """The recipe of a policy and a learner, with what was chosen (what is not None) in the place of its own.
+
+    A policy decides on its learner, its start, its share of the search and its samples an update, a learner on what it
+    takes for rewards and on which samples are measured. Policies and learners of other packages go by the defaults of
+    `Recipe`.
+
+    Example:
+        >>> paper = complete("seq2seq", None)
+        >>> paper.learner, paper.reward, paper.init, paper.share, paper.screened
+        ('reinforce', 'sqrt', 'none', 1.0, 1)
+        >>> own = complete(None, None, share=0.5)
+        >>> own.policy, own.learner, own.init, own.share, own.num_samples
+        ('placer', 'ppo', 'starts', 0.5, 64)
+    """
+    recipe = Recipe() if policy is None else Recipe(policy)
+    recipe = replace(recipe, **_OF_POLICY.get(recipe.policy, {}))
+    if learner is not None:
+        recipe = replace(recipe, learner=learner)
+    recipe = replace(recipe, **_OF_LEARNER.get(recipe.learner, {}))
+    return replace(recipe, **{name: value for name, value in chosen.items() if value is not None})

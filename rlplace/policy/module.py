@@ -1,16 +1,28 @@
-"""`PolicyModule`: what policies share that are one network: sizes, generator, log-probabilities of whole placements."""
+"""`PolicyModule`: what policies share that are one network: sizes, generator, log-probabilities of whole placements.
+
+`one_line`: how policies print.
+
+`ProblemTensors`: the features of a problem as networks take them.
+
+How sharp a distribution over groups must be for its samples to stay near its mode, and what it is without that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import Parameter
 
-from rlplace.policy.one_line import one_line
+from rlplace.env.problem_features import ProblemFeatures
+from rlplace.policy.protocols import Tempered
 
 
 class PolicyModule(nn.Module):
@@ -56,3 +68,125 @@ def seeded_weights(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
         yield
+
+
+class Counted(Protocol):
+    """A policy as far as it is counted."""
+
+    @property
+    def num_groups(self) -> int: ...
+
+    @property
+    def num_devices(self) -> int: ...
+
+    def parameters(self) -> Iterator[Parameter]: ...
+
+
+def one_line(policy: Counted) -> str:
+    """A policy in one line, where a module's own `repr` has one for each layer."""
+    count = sum(parameter.numel() for parameter in policy.parameters())
+    places = f"{policy.num_groups:,} groups on {policy.num_devices} devices"
+    return f"{type(policy).__name__}({places}, {count:,} parameters)"
+
+
+LEAST_WEIGHT = 0.01
+"""Weight of an edge that carries next to nothing, in mean costs of a group."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemTensors:
+    """A problem of G groups, K edges and D devices.
+
+    Attributes:
+        nodes: (G, F) float32.
+        edges: (K, Fe) float32.
+        edge_source, edge_target: (K,) int64.
+        edge_weight: (K,) float32, seconds of each edge in mean costs of a group.
+        devices: (D, Fd) float32: features of each device, and the summary of the problem.
+        pairs: (G, D, Fp) float32.
+        links: (D, D, Fl) float32.
+        load: (G, D) float32, what each group adds to each device, in even shares of the step.
+        held: (G, D) float32, what it adds to each device's fullness.
+        allowed: (G, D) bool.
+        twins: (D,) int64, how many devices before each one look the same.
+    """
+
+    nodes: Tensor
+    edges: Tensor
+    edge_source: Tensor
+    edge_target: Tensor
+    edge_weight: Tensor
+    devices: Tensor
+    pairs: Tensor
+    links: Tensor
+    load: Tensor
+    held: Tensor
+    allowed: Tensor
+    twins: Tensor
+
+    @classmethod
+    def of(cls, features: ProblemFeatures) -> ProblemTensors:
+        """Those of `features`."""
+        arrays = features.arrays
+        summary = torch.from_numpy(features.summary).expand(features.num_devices, -1)
+        weight_K = torch.from_numpy(arrays.edge_s() / arrays.unit_s) + LEAST_WEIGHT
+        return cls(
+            nodes=torch.from_numpy(features.nodes),
+            edges=torch.from_numpy(features.edges),
+            edge_source=torch.from_numpy(features.edge_source),
+            edge_target=torch.from_numpy(features.edge_target),
+            edge_weight=weight_K.float(),
+            devices=torch.cat([torch.from_numpy(features.devices), summary], dim=-1),
+            pairs=torch.from_numpy(features.pairs),
+            links=torch.from_numpy(features.links),
+            load=torch.from_numpy(arrays.cost_s / arrays.share_s).float(),
+            held=torch.from_numpy(arrays.held_bytes[:, None] / arrays.room_bytes).float(),
+            allowed=torch.from_numpy(features.allowed.copy()),
+            twins=torch.from_numpy(features.twins()),
+        )
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
+BISECTIONS = 30
+
+
+def temperature_for(logits_GD: Tensor, flips: float) -> float:
+    """What to divide logits by, so that a sample differs from the mode in `flips` groups on average.
+
+    Which groups are flipped, and to what, stays the policy's to say: those it is least sure of. A policy sure of
+    everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
+    placement better.
+
+    Args:
+        logits_GD: (G, D), minus infinity where a group may not be.
+        flips: more than 0; where no temperature gives as many, or as few, the nearest of the range is taken.
+    """
+    logits_GD = logits_GD.double()
+    low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        expected = (1 - torch.softmax(logits_GD / middle, dim=-1).amax(dim=-1)).sum()
+        low, high = (low, middle) if expected > flips else (middle, high)
+    return low
+
+
+@contextlib.contextmanager
+def at_temperature_1(policy: object) -> Iterator[None]:
+    """While active, a policy that has a temperature has that of 1: what it is taught holds however it is sampled."""
+    if not isinstance(policy, Tempered):
+        yield
+        return
+    before = policy.temperature
+    policy.temperature = torch.ones(())
+    try:
+        yield
+    finally:
+        policy.temperature = before

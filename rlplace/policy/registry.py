@@ -7,17 +7,16 @@ from collections.abc import Callable
 from rlplace.errors import InvalidValue
 from rlplace.measure.problem import Problem
 from rlplace.policy.config import LearnConfig
-from rlplace.policy.gnn.policy import GnnPolicy
-from rlplace.policy.improver.policy import ImproverPolicy
+from rlplace.policy.gnn import GnnPolicy
+from rlplace.policy.improver import ImproverPolicy
 from rlplace.policy.learn.clone import CloneLearner
 from rlplace.policy.learn.ppo import GroupPPO
 from rlplace.policy.learn.reinforce import Reinforce
-from rlplace.policy.placer.policy import make_policy
+from rlplace.policy.placer import make_policy
 from rlplace.policy.protocols import GroupPolicy, Learner, Policy
-from rlplace.policy.schedule.network_file import new_network
+from rlplace.policy.schedule.network import new_network
 from rlplace.policy.schedule.policy import SchedulePolicy
-from rlplace.policy.seq2seq.inputs import seq2seq_inputs
-from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
+from rlplace.policy.seq2seq import Seq2SeqPolicy, seq2seq_inputs
 from rlplace.registry import Registry
 
 MakePolicy = Callable[[Problem, LearnConfig, int], Policy]

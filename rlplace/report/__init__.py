@@ -10,9 +10,9 @@ from rlplace.report.format import format_bytes, format_clock, format_ms, format_
 if TYPE_CHECKING:
     from rlplace.report.best_so_far import Curve, save_best_so_far_png
     from rlplace.report.chrome_trace import write_chrome_trace
+    from rlplace.report.printed import results_table
     from rlplace.report.scatter import save_fidelity_png
-    from rlplace.report.table import results_table
-    from rlplace.report.timeline_picture import save_timeline_png
+    from rlplace.report.timeline import save_timeline_png
 
 __all__ = [
     "Curve",

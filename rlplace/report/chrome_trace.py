@@ -17,7 +17,7 @@ from rlplace.errors import InvalidValue
 from rlplace.files import write_json_atomic
 from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.timeline import Timeline
+from rlplace.measure.plan import Timeline
 from rlplace.report.format import format_seconds
 
 Event = dict[str, Any]

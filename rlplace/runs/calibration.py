@@ -14,15 +14,14 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
 from rlplace.measure.host_model.priors import prior_of
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.measurement_log import MeasurementLog
+from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.runs.durations import cut_words
 from rlplace.search import eft
-from rlplace.search.groups import majority_devices
+from rlplace.search.task import majority_devices
 
 LEAST = 6
 ROUNDS = 5

@@ -12,9 +12,8 @@ from rlplace.measure.explain.explanation import FILE, Alternative, Explanation, 
 from rlplace.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from rlplace.measure.plan import Plan
+    from rlplace.measure.plan import Plan, Timeline
     from rlplace.measure.problem import Problem
-    from rlplace.measure.timeline import Timeline
 
 SPLIT_NOTE = "at best: an even split of the batch, ops shrinking with it, a ring summing the gradients"
 

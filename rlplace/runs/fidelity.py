@@ -15,14 +15,14 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.fidelity import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement_log import MeasurementLog
+from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.idle import idle_share
+from rlplace.measure.run.race import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.calibration import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.runs.measuring import measuring
 from rlplace.runs.micro_batches import WHOLE, CutOptions
@@ -30,7 +30,7 @@ from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, versions
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
-from rlplace.search.groups import majority_devices
+from rlplace.search.task import majority_devices
 from rlplace.store.log import check_store
 from rlplace.workloads import WorkloadSpec
 

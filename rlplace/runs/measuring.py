@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement_log import versions_line
+from rlplace.measure.measurement import versions_line
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.store.log import StoreLog, open_log
 

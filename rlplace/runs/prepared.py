@@ -17,13 +17,13 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import CutOptions
 from rlplace.runs.setup import Steps, make_problem
 
 if TYPE_CHECKING:
-    from rlplace.report.progress import Progress
+    from rlplace.report.console import Progress
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""

@@ -14,8 +14,8 @@ import torch
 from rlplace import __version__
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.capture import capture
-from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.micro.verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs
@@ -28,7 +28,7 @@ from rlplace.runs.micro_batches import WHOLE, CutOptions, number_only
 from rlplace.workloads import Size, Workload, WorkloadSpec, build, without_memory
 
 if TYPE_CHECKING:
-    from rlplace.report.progress import Progress
+    from rlplace.report.console import Progress
 
 
 def default_size(host: Host) -> Size:

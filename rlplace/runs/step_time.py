@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from rlplace.errors import FingerprintMismatch, InvalidValue, UserError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import PlacedCut, Placement, check_plan, load_placement
+from rlplace.measure.plan import Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timeline import Timeline
 from rlplace.report import save_timeline_png, write_chrome_trace
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.measuring import measuring
 from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, number_only
 from rlplace.runs.prepared import COUNTS, describe_cut, judged

@@ -21,7 +21,7 @@ from rlplace.report.format import format_ms
 if TYPE_CHECKING:
     import wandb
 
-    from rlplace.search.best_so_far import BestSoFar
+    from rlplace.search.task import BestSoFar
 
 TRACKING_MODES = ("disabled", "offline", "online")
 PROJECT = "rlplace"

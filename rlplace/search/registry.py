@@ -16,9 +16,7 @@ from rlplace.measure.measurement import StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.task import Budget, Task
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import BestSoFar, Budget, Saveable, Task
 
 Kind = Literal["baseline", "scheduler", "exact", "search"]
 
@@ -88,32 +86,35 @@ _BUILT_IN = (
     Method("blocks", "rlplace.search.rules.baselines:solve_blocks", "baseline", "contiguous blocks of equal cost"),
     Method(
         "expert",
-        "rlplace.search.rules.expert:solve_expert",
+        "rlplace.search.rules.baselines:solve_expert",
         "baseline",
         "by module, as by hand: runs, layer k on device k, halves",
     ),
     Method(
         "metis",
-        "rlplace.search.rules.metis:solve_metis",
+        "rlplace.search.rules.partition:solve_metis",
         "baseline",
         "balanced parts, few bytes cut: Karypis and Kumar 1998",
     ),
     Method(
-        "scotch", "rlplace.search.rules.scotch:solve_scotch", "baseline", "mapping onto the devices: Pellegrini 1996"
+        "scotch", "rlplace.search.rules.partition:solve_scotch", "baseline", "mapping onto the devices: Pellegrini 1996"
     ),
     Method("eft", "rlplace.search.schedule.eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
     Method(
-        "heft", "rlplace.search.schedule.heft:solve_heft", "scheduler", "HEFT with insertion: Topcuoglu et al. 2002"
+        "heft",
+        "rlplace.search.schedule.list_scheduling:solve_heft",
+        "scheduler",
+        "HEFT with insertion: Topcuoglu et al. 2002",
     ),
     Method(
         "peft",
-        "rlplace.search.schedule.peft:solve_peft",
+        "rlplace.search.schedule.list_scheduling:solve_peft",
         "scheduler",
         "look-ahead by optimistic costs: Arabnejad and Barbosa 2014",
     ),
     Method(
         "critical-path",
-        "rlplace.search.schedule.critical_path:solve_critical_path",
+        "rlplace.search.schedule.list_scheduling:solve_critical_path",
         "scheduler",
         "CPOP: Topcuoglu et al. 2002",
     ),
@@ -186,10 +187,15 @@ _BUILT_IN = (
         "search",
         "annealing over ever finer groups: Walshaw 2004",
     ),
-    Method("genetic", "rlplace.search.improve.genetic:solve", "search", "biased random keys: Gonçalves & Resende 2011"),
+    Method(
+        "genetic",
+        "rlplace.search.improve.random_keys:solve_genetic",
+        "search",
+        "biased random keys: Gonçalves & Resende 2011",
+    ),
     Method(
         "cem",
-        "rlplace.search.improve.cem:solve",
+        "rlplace.search.improve.random_keys:solve_cem",
         "search",
         "cross-entropy method, a categorical a group: Rubinstein 1999",
     ),

@@ -1,21 +1,32 @@
-"""`Task`: what a search method works on, and the account of what it spent and found."""
+"""`Task`: what a search method works on, and the account of what it spent and found.
+
+What a `Task` works with: the host that runs placements for it, who watches it, and what a method learned on it.
+
+`BestSoFar`: the best step time that a search has found, and what it had spent by then.
+
+`Failure`: what becomes of a method that raises: a line for its row of a table, and the traceback.
+
+From ops to groups: where a group may be, and where it goes when its ops are on several devices.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
-from rlplace.measure.measurement import CutoffTimer, Measurement, PlanTimer, StepTimer
+from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, PlanTimer, StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.task_protocols import LateHost, Observer, OpenHost
 
 
 @dataclass(frozen=True)
@@ -336,3 +347,143 @@ class Task:
         """Passes what the method has learned, figures by name, to whoever watches."""
         if self._observer is not None:
             self._observer.learned(figures)
+
+
+class OpenHost(Measurer, PlanMeasurer, Protocol):
+    """A host that runs placements and plans for as long as there is time."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it would still run one."""
+        ...
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        """(<= count, N): the best placements scored so far that were never run, unlike each other if possible."""
+        ...
+
+
+@runtime_checkable
+class LateHost(OpenHost, Protocol):
+    """A host that gives measurements as they come: those of some plans later than those of others."""
+
+    def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
+        """Takes plans to be measured, and gives the measurements that have come of these and of earlier ones.
+
+        Every plan is given back once, with its measurement. With `is_all` it waits for all that were ever taken; then
+        those of `plans` come last, in their order.
+        """
+        ...
+
+
+class Observer(Protocol):
+    """Watches a task; what it does must not change what is found."""
+
+    def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
+        """Placements (B, N) were scored: (B,) seconds, infinite where infeasible."""
+        ...
+
+    def learned(self, figures: Mapping[str, float]) -> None:
+        """The method has learned something; figures by name."""
+        ...
+
+
+class Saveable(Protocol):
+    """What a method learned, as a file."""
+
+    def save(self, path: Path) -> None:
+        """Writes it to `path`, and what belongs to it beside it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """One improvement of a search; a run's `history` is one of these for each, in order.
+
+    Attributes:
+        evaluations: placements scored by then.
+        measurements: placements run on the host by then.
+        seconds: wall time since the search began; not compared, so that runs that found the same are equal.
+        best_s: the step time that is now the best, in seconds; finite.
+    """
+
+    evaluations: int
+    measurements: int
+    seconds: float = field(compare=False)
+    best_s: float
+
+    def to_list(self) -> list[float]:
+        """`[evaluations, measured, seconds, step_time_s]`, as `--json` and `result.json` hold it.
+
+        Example:
+            >>> BestSoFar(64, 0, 0.5, 0.125).to_list()
+            [64, 0, 0.5, 0.125]
+        """
+        return [self.evaluations, self.measurements, self.seconds, self.best_s]
+
+
+MOST_LETTERS = 300
+"""Of an error's first line, so that a row of a table stays one."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method that raised.
+
+    Attributes:
+        why: the error in one line; where it is none of ours, with its type, and the file and line that raised it.
+        traceback: all of it, as Python prints it.
+    """
+
+    why: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The failure that an error is.
+
+        Example:
+            >>> Failure.of(MemoryError()).why
+            'out of memory'
+        """
+        return cls(_line(error), "".join(traceback.format_exception(error)))
+
+
+def _line(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = first if len(first) <= MOST_LETTERS else f"{first[: MOST_LETTERS - 3]}..."
+    if isinstance(error, RlplaceError):
+        return first
+    if isinstance(error, MemoryError):
+        return first or "out of memory"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{f': {first}' if first else ''}{place}"
+
+
+def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
+    """(G, D) bool: devices where all the ops of each group of `grouping` may run."""
+    table = np.ones((grouping.num_groups, problem.host.num_devices), dtype=np.bool_)
+    if problem.allowed is not None:
+        np.logical_and.at(table, grouping.op_group, problem.allowed)
+    return table
+
+
+def majority_devices(
+    problem: Problem, devices: NDArray[np.int32], grouping: Grouping | None = None
+) -> NDArray[np.int32]:
+    """(G,) int32: of the devices where a group may be, the one that most of its mean time is on.
+
+    The first of several that hold as much.
+
+    Args:
+        problem: what is placed.
+        devices: (N,) where its ops are.
+        grouping: what moves together; the problem's own groups by default.
+    """
+    grouping = problem.grouping if grouping is None else grouping
+    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
+    # a group of ops that take no time goes where most of them are
+    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
+    weight[~allowed_devices(problem, grouping)] = -1.0
+    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
+    return heaviest

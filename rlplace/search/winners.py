@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.diversity import choose_diverse
-from rlplace.search.own_order import OwnOrder
-from rlplace.search.permutations import permuted, shuffled
+from rlplace.search.diversity import OwnOrder, choose_diverse, permuted, shuffled
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from rlplace.errors import FileProblem, UserError
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement, MeasurementKey
-from rlplace.measure.measurement_log import MeasurementLog
-from rlplace.measure.plan import Plan
+from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.timeline import Timeline
 from rlplace.store.folders import AUTO, FILE, OFF, cache_folder, store_path
 from rlplace.store.records import Session, StoredMeasurement
 from rlplace.store.store import MeasurementStore

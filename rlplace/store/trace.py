@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from rlplace.measure.plan import Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.timeline import Timeline
 
 
 def summarise(problem: Problem, timeline: Timeline) -> dict[str, Any]:

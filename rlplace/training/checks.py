@@ -7,7 +7,7 @@ from typing import Any
 
 from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.grouping.rule import GroupingRule
+from rlplace.graphs.grouping.groups import GroupingRule
 from rlplace.measure.host_model import load_priors
 from rlplace.policy.checks import check_fit
 from rlplace.policy.config import LearnConfig

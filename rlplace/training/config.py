@@ -64,7 +64,7 @@ class TrainConfig:
     num_groups: int = 256
     """Most groups of ops that are moved."""
     grouping: str = "heavy-edge"
-    """The rule that groups are made by, a word of `rlplace.graphs.grouping.rule.GroupingRule`."""
+    """The rule that groups are made by, a word of `rlplace.graphs.grouping.groups.GroupingRule`."""
     acyclic: bool = False
     """Keep the graph of groups without cycles, whatever of the rule that costs."""
     constraints: Constraints | None = None

@@ -8,7 +8,7 @@ import time
 from rlplace.errors import RlplaceError
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.run.eager_step import EagerStep
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.report.format import format_clock
 from rlplace.runs.calibration import LEAST

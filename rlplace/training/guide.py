@@ -12,12 +12,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.checks import checked_learner, checked_policy
 from rlplace.policy.config import LearnConfig
-from rlplace.policy.learn.learner_file import LearnerFile
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.protocols import Policy
-from rlplace.search.groups import majority_devices
 from rlplace.search.guide import ListSchedule
 from rlplace.search.registry import METHODS
-from rlplace.search.task import Task
+from rlplace.search.task import Task, majority_devices
 
 SEARCH = "portfolio"
 UNTAUGHT = ("starts", "none")

@@ -7,9 +7,8 @@ import contextlib
 from rlplace.errors import UserError
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.failure import Failure
 from rlplace.search.registry import find
-from rlplace.search.task import Budget
+from rlplace.search.task import Budget, Failure
 from rlplace.training.table import Entry
 
 HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")

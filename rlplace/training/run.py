@@ -20,7 +20,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.progress import Progress, progress_of
+from rlplace.report.console import Progress, progress_of
 from rlplace.runs.calibration import calibrated
 from rlplace.runs.durations import Durations, Stopwatch, limit_s
 from rlplace.runs.folder import RunFolder

@@ -40,7 +40,7 @@ from rlplace.training.resume.prepared import describe_prepared, read_prepared
 from rlplace.training.run import train_made
 
 if TYPE_CHECKING:
-    from rlplace.report.progress import Progress
+    from rlplace.report.console import Progress
     from rlplace.runs.tracking import Tracker
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from rlplace.env.list_schedules import ListSchedules
 from rlplace.measure.run.threads import one_thread_here
+from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.config import LearnConfig
-from rlplace.policy.learn.learner_file import LearnerFile
-from rlplace.policy.pretrained import pretrained_path
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.protocols import Policy
-from rlplace.policy.schedule.network_file import KIND, load_network
+from rlplace.policy.schedule.network import KIND, load_network
 from rlplace.policy.schedule.proposals import propose
 from rlplace.search.improve.evolve import vary
 from rlplace.search.improve.greedy_starts import score_weights

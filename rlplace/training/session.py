@@ -26,7 +26,7 @@ from rlplace.training.run_request import check_request, run_request
 from rlplace.workloads import WorkloadSpec
 
 if TYPE_CHECKING:
-    from rlplace.report.progress import Progress
+    from rlplace.report.console import Progress
 
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
 """What `--json` prints of `result.json`."""
@@ -61,7 +61,7 @@ def run_training(
         RunnerError: another search measures here, and nobody wants to wait.
         UserError: the workload cannot be built or captured.
     """
-    from rlplace.report.progress import make_progress
+    from rlplace.report.console import make_progress
 
     RunFolder.check(folder, overwrite=overwrite)
     request = Request(spec, host, config, host_word, gangs, asked, workload_seed=workload_seed)
@@ -104,7 +104,7 @@ def resume_training(
         InvalidValue: a smaller budget than the run was given, other versions, or the workload is not the run's.
         RunnerError: another search measures here, and nobody wants to wait.
     """
-    from rlplace.report.progress import make_progress
+    from rlplace.report.console import make_progress
 
     progress = make_progress(is_quiet=is_quiet)
     run = RunFolder.reopen(folder)

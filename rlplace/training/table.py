@@ -13,17 +13,14 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other
-from rlplace.measure.run.eager.eager_step import check_has_values
+from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import usable_cores
 from rlplace.report.format import format_seconds
-from rlplace.report.printed import as_html, as_text
-from rlplace.report.table import results_table
+from rlplace.report.printed import as_html, as_text, results_table
 from rlplace.runs.durations import cut_words, limit_s
 from rlplace.say import Say
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
+from rlplace.search.task import BestSoFar, Failure
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import LEAST_RACE_S, LOAD_S_PER_OP, race_within
 

@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING
 
 from rlplace.faces import lazy
 from rlplace.workloads.build import build, without_memory
-from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, register_workload
+from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, describe_workloads, register_workload
 from rlplace.workloads.configs.inception_v3 import InceptionV3Config
 from rlplace.workloads.configs.nmt import NMTConfig
-from rlplace.workloads.counts import describe_workloads
-from rlplace.workloads.options import SIZES, Size, WorkloadConfig
-from rlplace.workloads.parse import parse_kept_workload, parse_workload
-from rlplace.workloads.spec import WeightedPart, WorkloadSpec
-from rlplace.workloads.workload import OPTIMIZERS, Optimizer, Parts, Workload
+from rlplace.workloads.spec import WeightedPart, WorkloadSpec, parse_kept_workload, parse_workload
+from rlplace.workloads.workload import OPTIMIZERS, SIZES, Optimizer, Parts, Size, Workload, WorkloadConfig
 
 if TYPE_CHECKING:
     from rlplace.workloads.networks.inception_v3 import InceptionV3, InceptionV3Output

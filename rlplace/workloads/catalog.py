@@ -2,6 +2,11 @@
 
 `register_workload` adds one for this process; an installed package brings more as entry points of
 `rlplace.workloads`, each of which is a `Family`.
+
+`describe_workloads`: every named workload with its options and how many ops its step has; imports no torch.
+
+The counts are kept in `op_counts.json` beside this file, which `python scripts/count_workloads.py` writes: counting
+means building and capturing each.
 """
 
 from __future__ import annotations
@@ -9,11 +14,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UserError
+from rlplace.files import read_json
 from rlplace.registry import Registry
 from rlplace.workloads.configs import (
     bert,
@@ -31,8 +38,7 @@ from rlplace.workloads.configs import (
     vit,
     whisper,
 )
-from rlplace.workloads.options import WorkloadConfig
-from rlplace.workloads.workload import Parts
+from rlplace.workloads.workload import SIZES, Parts, WorkloadConfig
 
 MULTI = "multi"
 """The name of several workloads as one, which no workload can have."""
@@ -146,3 +152,33 @@ def register_workload(config: type[WorkloadConfig], build: str | Callable[[Any],
     """
     family = Family(config, build)
     CATALOG.register(family.config.NAME, family)
+
+
+COUNTS_PATH = Path(__file__).with_name("op_counts.json")
+
+
+def describe_workloads() -> list[dict[str, Any]]:
+    """One row a workload, by name, as `rlplace workloads --json` prints them.
+
+    Each has `name`, the options of sizes `small` and `paper`, `counts` (of each size `num_ops` and `num_edges` of a
+    training step with Adam; empty for a workload that is not rlplace's own), the `extra` that it needs, if any,
+    `is_installed`, and `problem`: why an installed package does not bring what it says, else null.
+    """
+    counts = op_counts()
+    return [_describe(name, counts.get(name, {})) for name in sorted(CATALOG)]
+
+
+def _describe(name: str, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
+    row = {"name": name, "small": {}, "paper": {}, "counts": counts, "extra": None}
+    try:
+        family = CATALOG[name]
+        sizes = {"small": asdict(family.config.small()), "paper": asdict(family.config.paper())}
+    except UserError as error:
+        return {**row, "is_installed": False, "problem": str(error)}
+    return {**row, **sizes, "extra": family.extra or None, "is_installed": family.is_installed, "problem": None}
+
+
+def op_counts() -> dict[str, dict[str, dict[str, int]]]:
+    """By name and size, `num_ops` and `num_edges` of a training step, as they were counted last."""
+    kept = read_json(COUNTS_PATH)["workloads"]
+    return {name: {size: dict(sizes[size]) for size in SIZES} for name, sizes in kept.items()}

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 from rlplace.cli.main import main
 from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 from rlplace.measure.placement import load_placement
-from rlplace.partitioning.max_load import MaxLoad
-from rlplace.partitioning.split import load_split
+from rlplace.partitioning.compare import load_split
+from rlplace.partitioning.objectives import MaxLoad
 from rlplace.search.task import Task
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"

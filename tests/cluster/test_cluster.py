@@ -19,7 +19,7 @@ import pytest
 from ray_nodes import ended, processes_of, ray_nodes
 
 from rlplace.cluster import Cluster, check_cluster
-from rlplace.cluster.connection import address_of
+from rlplace.cluster.cluster import address_of
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError
 
 

@@ -16,10 +16,8 @@ from ray_nodes import ray_nodes
 from torch import nn
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import ClusterEvaluator
-from rlplace.cluster.machine import Machine
-from rlplace.cluster.measuring_node import MeasuringNode, pack
-from rlplace.cluster.node_pool import HERE, NodePool
+from rlplace.cluster.evaluator import HERE, ClusterEvaluator, NodePool
+from rlplace.cluster.measuring_node import Machine, MeasuringNode, pack
 from rlplace.cluster.stale_synchronous import Job, Staleness
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import Grouping

@@ -15,11 +15,11 @@ from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines, repl
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.gpus import gpu_host
+from rlplace.measure.hosts.detect import gpu_host
 from rlplace.measure.hosts.host import Host, Link, Route
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager_step import EagerRecipe
 from rlplace.workloads import WorkloadSpec, build, parse_workload
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"

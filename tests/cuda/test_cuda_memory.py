@@ -12,8 +12,8 @@ from fake_gpus.plan_runs import LATEST_S, crew_of, judged, machine_installed, pl
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.placed.residents import Residents
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator

@@ -19,11 +19,11 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.simulate.simulator import Simulator
 
 NUM_PLANS, AT_ONCE = 100, 10

@@ -10,7 +10,7 @@ from fake_measurer import CountingMeasurer, chain_problem
 from gymnasium import spaces
 
 from rlplace.env import OneShotEnv, PlacementVecEnv, SequentialEnv, SequentialVecEnv
-from rlplace.env.actions import check_actions
+from rlplace.env.placement_env import check_actions
 from rlplace.errors import InvalidValue
 
 MEASURER = CountingMeasurer(chain_problem(3), wanted=[0, 1, 1])

@@ -13,7 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as check_sb3_env
 
 from rlplace.env import OneShotEnv, PlacementVecEnv, problem_features
-from rlplace.env.graph_observation import GraphObservation
+from rlplace.env.problem_features import GraphObservation
 from rlplace.errors import UnknownName
 from rlplace.measure.simulate.simulator import Simulator
 

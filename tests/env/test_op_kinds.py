@@ -1,6 +1,6 @@
 import pytest
 
-from rlplace.env.op_kinds import OP_KINDS, op_kind
+from rlplace.env.problem_features import OP_KINDS, op_kind
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_baseline_is_the_mean_cost_where_no_device_runs_it_alone():
 
 
 def test_a_mistyped_reward_is_refused_before_anything_is_measured(measurer):
-    from rlplace.env.scoring import make_scorer
+    from rlplace.env.rewards import make_scorer
 
     with pytest.raises(UnknownName):
         make_scorer(measurer, "sqr", deterministic=True)

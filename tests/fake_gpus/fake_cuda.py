@@ -16,9 +16,8 @@ from fake_gpus.late_queues import FakeEvent, FakeStream, Position
 from fake_gpus.machine import Machine
 from rlplace import cuda
 from rlplace.export.placed.state import PlacedState
-from rlplace.measure.run.crew import channels, workers
-from rlplace.measure.run.placed import placed_step
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed import channels, placed_step, workers
+from rlplace.measure.placed.residents import Residents
 
 MEMORY_BYTES = 1 << 34
 SYNCHRONISING: tuple[ModuleType, ...] = (channels, placed_step, workers)

@@ -16,9 +16,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from rlplace.export.placed import module_graph, placed_graph, placed_model
-from rlplace.measure.run.codegen import generate
-from rlplace.measure.run.crew import channels, clocks, streams, workers
-from rlplace.measure.run.placed import placed_step, residents
+from rlplace.measure.placed import channels, generate, placed_step, residents, workers
+from rlplace.measure.placed import channels as streams
+from rlplace.measure.placed import workers as clocks
 
 MODULES: tuple[ModuleType, ...] = (
     channels,

@@ -27,14 +27,13 @@ from rlplace.export.placed.carried import carried_plan
 from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import capture
-from rlplace.graphs.capturing.module import capture_module
+from rlplace.graphs.capturing.capture import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.run.crew.channels import CudaChannel
-from rlplace.measure.run.crew.clocks import CudaClock
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed.channels import CudaChannel
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew, CudaClock
 
 TWO_GPUS = gpu_host(("cuda:0", "cuda:1"))
 FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -24,12 +24,11 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, Status
-from rlplace.measure.plan import Plan
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timeline import Timeline
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search.registry import METHODS, Method, register_method
 from rlplace.search.task import Task

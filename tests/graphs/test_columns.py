@@ -9,7 +9,7 @@ import pytest
 from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.columns import edge_readers
+from rlplace.graphs.opgraph import edge_readers
 
 DIAMOND = op_graph([[], [0], [0], [0, 1, 2]], [8, 4, 2, 1])
 

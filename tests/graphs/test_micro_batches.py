@@ -11,7 +11,7 @@ import torch
 from rlplace.errors import InvalidValue
 from rlplace.graphs.micro_batches import roles
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.slicing import Slicing, even_sizes
+from rlplace.graphs.program import Slicing, even_sizes
 from rlplace.graphs.synthetic import synthetic
 
 

@@ -16,10 +16,8 @@ from torch import nn
 from rlplace.graphs import capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.measurement import Measurement, MeasurementKey
-from rlplace.measure.measurement_log import placement_fingerprint
-from rlplace.measure.plan import Plan
-from rlplace.measure.timeline import Timeline
+from rlplace.measure.measurement import Measurement, MeasurementKey, placement_fingerprint
+from rlplace.measure.plan import Plan, Timeline
 
 ONCE = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
 

@@ -8,7 +8,7 @@ from micrographs import op_graph
 from random_problems import plain_host
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.placement_checks import check_allowed, check_range, check_together
+from rlplace.measure.problem import check_allowed, check_range, check_together
 
 GRAPH, HOST = op_graph([[], [0], [1]]), plain_host(3)
 

@@ -9,8 +9,8 @@ import pytest
 from fake_measurer import chain_problem
 
 from rlplace.measure import Simulator
+from rlplace.measure.evaluator import BELOW, OFF, REMEMBERED, Plausibility
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plausible import BELOW, OFF, REMEMBERED, Plausibility
 
 
 def timed(step_s: float, reference_s: float, rounds: int = 5) -> Measurement:

@@ -15,11 +15,8 @@ from published_files import load, published_values, workload_paths
 from random_published import random_document, random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning, parse_dnn_partitioning
-from rlplace.partitioning.contract import contract
-from rlplace.partitioning.dp import dp
-from rlplace.partitioning.ideals import Lattice, chain_lattice, enumerate_ideals
-from rlplace.partitioning.max_load import MaxLoad
-from rlplace.partitioning.piece_latency import PieceLatency
+from rlplace.partitioning.dp import Lattice, chain_lattice, contract, dp, enumerate_ideals
+from rlplace.partitioning.objectives import MaxLoad, PieceLatency
 
 
 def lattice(sources: list[list[int]], most: int = 10_000) -> Lattice | None:

@@ -21,10 +21,9 @@ from rlplace.graphs.formats.dnn_partitioning import (
     parse_dnn_partitioning,
 )
 from rlplace.measure.measurement import StepTimer
-from rlplace.partitioning.max_load import MaxLoad
-from rlplace.partitioning.piece_latency import PieceLatency
+from rlplace.partitioning.compare import load_split
+from rlplace.partitioning.objectives import MaxLoad, PieceLatency
 from rlplace.partitioning.problem import published_problem
-from rlplace.partitioning.split import load_split
 
 KEYS = {
     ("throughput", "dp"): "contiguous_optimum",

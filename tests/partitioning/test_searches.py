@@ -14,19 +14,19 @@ from random_published import random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.partitioning import starts
-from rlplace.partitioning.bounds import (
+from rlplace.partitioning import solve as starts
+from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, fill, move
+from rlplace.partitioning.milp import solve_milp
+from rlplace.partitioning.objectives import MaxLoad
+from rlplace.partitioning.problem import unit_graph
+from rlplace.partitioning.searches import MaxLoadSearch, PieceLatencySearch, make_search
+from rlplace.partitioning.solve import (
     forced_work_ms,
     largest_unit_ms,
     longest_path_ms,
     lower_bound_ms,
     shared_work_ms,
 )
-from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, fill, move
-from rlplace.partitioning.max_load import MaxLoad
-from rlplace.partitioning.milp import solve_milp
-from rlplace.partitioning.searches import MaxLoadSearch, PieceLatencySearch, make_search
-from rlplace.partitioning.unit_graph import unit_graph
 
 CASES = {"max-load": slow_max_load, "piece-latency": slow_piece_latency}
 

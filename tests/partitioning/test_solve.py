@@ -12,8 +12,7 @@ from random_published import random_document, random_workload
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, parse_dnn_partitioning
 from rlplace.partitioning import METHODS, PublishedResult, solve
-from rlplace.partitioning.max_load import MaxLoad
-from rlplace.partitioning.piece_latency import PieceLatency
+from rlplace.partitioning.objectives import MaxLoad, PieceLatency
 
 
 def check(record: DnnPartitioning, objective: str, result: PublishedResult) -> None:

@@ -15,8 +15,8 @@ from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy.pretrained import pretrained_kinds, pretrained_path
-from rlplace.policy.schedule.network_file import load_network
+from rlplace.policy.checkpoint import pretrained_kinds, pretrained_path
+from rlplace.policy.schedule.network import load_network
 from rlplace.policy.schedule.proposals import propose
 from rlplace.training.pretrain.components import draw, over_groupings
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy import LearnConfig
-from rlplace.policy.recipes import Recipe
+from rlplace.policy.config import Recipe
 
 
 def test_nothing_named_is_the_placer_beside_search() -> None:

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from rlplace.report.advice_panel import advice_panel
+from rlplace.report.printed import advice_panel
 from rlplace.runs.advise.verdict import WORDS, Figures, decide
 
 FIGURES = Figures(

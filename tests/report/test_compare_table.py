@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from rlplace.compare.row import Comparison, Row
-from rlplace.report.compare_table import compare_table
+from rlplace.report.printed import compare_table
 
 
 def shown(comparison: Comparison, width: int = 140) -> list[str]:

@@ -8,10 +8,8 @@ import sys
 import pytest
 from rich.table import Table
 
-from rlplace.report.console import CleanConsole
-from rlplace.report.graph_tables import targets_table
-from rlplace.report.progress import Progress
-from rlplace.report.table import results_table
+from rlplace.report.console import CleanConsole, Progress
+from rlplace.report.printed import results_table, targets_table
 from rlplace.say import sayer
 
 HOSTILE = "\x1b]0;PWNED\x07\x1b[2J\u202e"

@@ -16,7 +16,7 @@ from rlplace.measure.explain.explain import explain
 from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.explanation_tables import explanation_tables
+from rlplace.report.printed import explanation_tables
 
 OTHERS = [
     Alternative("one device", 4.0, "simulated"),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.statistics import describe_graph
-from rlplace.report.graph_tables import graph_table
+from rlplace.report.printed import graph_table
 
 OTHERS: dict[str, Any] = {
     "workload": "toy", "is_file": False, "capture_s": 1.0, "num_groups": 2, "grouping": "none", "costs_host": "host",

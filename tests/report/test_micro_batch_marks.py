@@ -9,8 +9,8 @@ import pytest
 from micrographs import op_graph
 
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.timeline import Timeline
-from rlplace.report.micro_batch_marks import is_light, op_colors, runs, shade
+from rlplace.measure.plan import Timeline
+from rlplace.report.timeline import is_light, op_colors, runs, shade
 
 
 def pipeline_stage() -> OpGraph:

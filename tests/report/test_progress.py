@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlplace.report.progress import Progress, progress_of
+from rlplace.report.console import Progress, progress_of
 
 
 class Terminal(io.StringIO):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from rlplace.report import results_table
-from rlplace.report.table import NO_PLACEMENT_NOTE
+from rlplace.report.printed import NO_PLACEMENT_NOTE
 
 ROWS: list[dict[str, object]] = [
     {"method": "single", "step_time_s": 0.2, "spread_s": 0.001, "placements": 2, "placement": True, "status": "ok"},

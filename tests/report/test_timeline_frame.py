@@ -8,10 +8,10 @@ from fake_measurer import chain_problem
 from random_problems import random_problem
 
 from rlplace.errors import InvalidValue
+from rlplace.measure.plan import Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timeline import Timeline
-from rlplace.report.timeline_frame import TEXT_COLUMNS, timeline_frame, timeline_text
+from rlplace.report.timeline import TEXT_COLUMNS, timeline_frame, timeline_text
 
 
 def timeline(problem: Problem, devices: list[int]) -> Timeline:

@@ -12,10 +12,9 @@ from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.timeline import Timeline
+from rlplace.measure.plan import Timeline
 from rlplace.report import save_timeline_png
-from rlplace.report.micro_batch_marks import shade
-from rlplace.report.timeline_picture import PHASE_COLORS, TRANSFER_COLOR
+from rlplace.report.timeline import PHASE_COLORS, TRANSFER_COLOR, shade
 
 WIDTH = 14 * 150
 

@@ -12,7 +12,7 @@ from micrographs import op_graph
 from rlplace import capture
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.measure import Problem, resolve_host
-from rlplace.report.progress import Progress
+from rlplace.report.console import Progress
 from rlplace.runs.micro_batches import WHOLE, CutOptions, read_asked
 from rlplace.runs.prepared import candidates, chosen_problem, prepare, verdict_of
 from rlplace.runs.setup import Steps, capture_workload

@@ -13,14 +13,14 @@ import pytest
 
 from rlplace.errors import UnknownName, UserError
 from rlplace.runs.tracking import NoTracker, make_tracker
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task import BestSoFar
 
 OFFLINE_RUN = """
 import json, sys
 from pathlib import Path
 from rlplace.report.scatter import save_fidelity_png
 from rlplace.runs.tracking import make_tracker
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task import BestSoFar
 
 folder = Path(sys.argv[1])
 (folder / "placement.json").write_text(json.dumps({"schema": 1}))

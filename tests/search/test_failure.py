@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.errors import RunnerError
-from rlplace.search.failure import MOST_LETTERS, Failure
+from rlplace.search.task import MOST_LETTERS, Failure
 
 
 def failure_of(error: Exception) -> Failure:

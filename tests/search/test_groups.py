@@ -8,7 +8,7 @@ from search_problems import barred, chain_problem
 from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.search.groups import allowed_devices, majority_devices
+from rlplace.search.task import allowed_devices, majority_devices
 
 
 def grouped_chain() -> Problem:

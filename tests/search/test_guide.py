@@ -16,8 +16,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.guide import MOST_STARTS, GuidedMoves, ListSchedule, guided_schedules, score_guided
 from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.improve.anneal_settings import AnnealSettings
 from rlplace.search.improve.greedy_starts import Schedulers
+from rlplace.search.improve.metropolis import AnnealSettings
 from rlplace.search.registry import METHODS, find
 from rlplace.search.task import Budget, Task
 

@@ -7,7 +7,7 @@ from micro_batched import cut_graph, layered_step, step_problem
 from random_problems import plain_host
 
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.own_order import OwnOrder
+from rlplace.search.diversity import OwnOrder
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 from rlplace.search.winners import find_winners

@@ -13,7 +13,7 @@ from search_problems import barred, chain_problem
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.permutations import permutations_of, permuted, shuffled
+from rlplace.search.diversity import permutations_of, permuted, shuffled
 
 
 class Table:

@@ -12,17 +12,15 @@ from micrographs import op_graph
 from numpy.typing import NDArray
 from random_problems import plain_host
 
-from rlplace.env.rewards import make_reward
-from rlplace.env.scoring import Scorer
+from rlplace.env.rewards import Scorer, make_reward
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.guide import Measuring, Simulating
 from rlplace.search.registry import METHODS, Method, SearchResult, find, register_method
-from rlplace.search.task import Budget, Task
-from rlplace.search.task_measurers import Measuring, Simulating
+from rlplace.search.task import BestSoFar, Budget, Task
 
 PROBLEM = chain_problem(3)
 

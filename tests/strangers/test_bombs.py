@@ -22,13 +22,12 @@ from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import MOST_JSON_VALUES, parse_json
 from rlplace.graphs.formats import load_graph
 from rlplace.graphs.formats.graphml import read_graphml
-from rlplace.graphs.formats.spelling import MOST_COMPARED, check_spelling
+from rlplace.graphs.formats.networkx_graph import MOST_COMPARED, check_spelling
 from rlplace.measure.host_model import Prior, load_learned_host
-from rlplace.measure.hosts.host_file import host_from_dict, load_host
-from rlplace.measure.hosts.safe_yaml import parse_yaml
+from rlplace.measure.hosts.host_file import host_from_dict, load_host, parse_yaml
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, PlacerArchitecture
-from rlplace.policy.learn.learner_file import LARGEST_BYTES as LARGEST_LEARNER_BYTES
-from rlplace.policy.learn.learner_file import LearnerFile
+from rlplace.policy.learn.state import LARGEST_BYTES as LARGEST_LEARNER_BYTES
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.training.config import TrainConfig
 from rlplace.workloads import parse_kept_workload, parse_workload
 

@@ -23,7 +23,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.policy import load_policy
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
 from rlplace.search.registry import METHODS, Method, find, register_method
@@ -119,7 +119,7 @@ def test_methods_that_raise_are_rows_and_the_others_go_on(monkeypatch: pytest.Mo
     def failing(task: Task, **options: object) -> None:
         raise ZeroDivisionError("no device is left")
 
-    monkeypatch.setattr("rlplace.search.schedule.heft.solve_heft", failing)
+    monkeypatch.setattr("rlplace.search.schedule.list_scheduling.solve_heft", failing)
     monkeypatch.setattr("rlplace.search.improve.portfolio.solve", failing)
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="genetic"))
     for name in ("heft", "portfolio"):

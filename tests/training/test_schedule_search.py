@@ -9,8 +9,8 @@ from random_problems import plain_host
 from search_problems import Counting, brute_force_s, fork_problem
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.pretrained import pretrained_path
-from rlplace.policy.schedule.network_file import load_network
+from rlplace.policy.checkpoint import pretrained_path
+from rlplace.policy.schedule.network import load_network
 from rlplace.policy.schedule.proposals import propose
 from rlplace.search.parallel.starts import parallel_starts
 from rlplace.search.task import Budget, Task

@@ -14,8 +14,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
+from rlplace.search.task import BestSoFar, Failure
 from rlplace.training.config import TrainConfig
 from rlplace.training.table import Entry, fill_table, measure_table
 

@@ -11,7 +11,7 @@ from rlplace.cli.main import main
 from rlplace.files import read_json
 from rlplace.graphs import capture
 from rlplace.workloads import CONFIGS, build, describe_workloads, parse_workload
-from rlplace.workloads.counts import COUNTS_PATH, op_counts
+from rlplace.workloads.catalog import COUNTS_PATH, op_counts
 
 
 @pytest.mark.slow

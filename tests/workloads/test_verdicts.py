@@ -9,9 +9,9 @@ from tiny_workloads import TEXTS, TINY
 
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.capturing.micro.slices import plan_slices
-from rlplace.graphs.capturing.micro.verdict import LossVerdict, judge_loss
-from rlplace.graphs.slicing import Slicing
+from rlplace.graphs.micro.slices import plan_slices
+from rlplace.graphs.micro.verdict import LossVerdict, judge_loss
+from rlplace.graphs.program import Slicing
 from rlplace.workloads import Workload, build, parse_workload
 
 KINDS = {**dict.fromkeys(TINY, "separate"), "clip": "joined", "mixtral": "accumulated", "multi": "separate"}

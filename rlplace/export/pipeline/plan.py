@@ -14,12 +14,11 @@ from rlplace.export.pipeline.boundaries import WHERE, boundaries, check_split, p
 from rlplace.export.pipeline.stages import WholeStep
 from rlplace.export.ranks import rank_devices
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.capturing.micro.slices import plan_slices
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.micro.slices import plan_slices
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import MicroBatches
-from rlplace.graphs.slicing import Slicing
+from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.costs.profile import profile_costs

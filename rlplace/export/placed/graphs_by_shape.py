@@ -14,8 +14,8 @@ from rlplace.export.placed.recapture import captured_again, captured_evaluation,
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
 
 _log = logging.getLogger(__name__)
 

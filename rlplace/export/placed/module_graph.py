@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.export.placed.arguments import InputCutter
-from rlplace.graphs.capturing.module import CapturedModule
+from rlplace.graphs.capturing.capture import CapturedModule
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.two_part_step import Kept, TwoPartStep
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.residents import Residents
-from rlplace.measure.run.placed.two_part_step import Kept, TwoPartStep
 
 
 def backward_ops(graph: OpGraph) -> frozenset[int]:

@@ -12,10 +12,10 @@ from rlplace.export.placed.arguments import InputCutter
 from rlplace.export.placed.state import PlacedState
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
 
 
 class PlacedGraph:

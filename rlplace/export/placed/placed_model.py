@@ -19,16 +19,16 @@ from rlplace.export.placed.eager_step import run_eagerly
 from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
 from rlplace.export.placed.optimizer import CapturedOptimizer, Option
 from rlplace.export.placed.saved import load_state, save_state
-from rlplace.graphs.capturing.micro.verdict import LossVerdict
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.micro.verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import loss_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.run.threads import keep_freed_memory
 
 if TYPE_CHECKING:

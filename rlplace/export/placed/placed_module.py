@@ -15,13 +15,13 @@ from rlplace.export.placed.arguments import check_data
 from rlplace.export.placed.carried import carried_plan
 from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
 from rlplace.export.placed.recapture import flags_of, with_flags
-from rlplace.graphs.capturing.module import capture_module
+from rlplace.graphs.capturing.capture import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.channels import torch_device
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.streams import torch_device
-from rlplace.measure.run.crew.workers import Crew
 from rlplace.measure.run.threads import keep_freed_memory
 
 _log = logging.getLogger(__name__)

@@ -13,9 +13,8 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState
 from rlplace.graphs.program import Update
+from rlplace.measure.placed.residents import GradientsOut, Residents
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.placed.gradients_out import GradientsOut
-from rlplace.measure.run.placed.residents import Residents
 
 
 class PlacedState:

@@ -1,24 +1,30 @@
-"""Which tensors a graph may hold as constants: those of the model. Labels are arguments, never taken from outside."""
+"""Which tensors a graph may hold as constants: those of the model. Labels are arguments, never taken from outside.
+
+`referenced`: what functions take from outside of themselves, under the names that their authors gave it.
+
+Where a traced op comes from: the module that called it, in the forward and in the backward.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.failures import line_of_user
-from rlplace.graphs.capturing.origins import module_of
-from rlplace.graphs.capturing.references import forwards, referenced
+from rlplace.graphs.capturing.refusals import line_of_user
 
 aten = torch.ops.aten
 
@@ -260,3 +266,169 @@ def memory(value: Tensor) -> tuple[Any, ...]:
 def _storage(value: Tensor) -> int:
     """What tensors that share memory share; nothing for a sparse one, whose memory is not one piece."""
     return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
+
+
+MOST_VALUES = 20_000
+"""How many values are looked at, nearest first: a function may reach a whole data set."""
+
+Named = tuple[str, object]
+_Cached = functools._lru_cache_wrapper
+
+
+def referenced(functions: Iterable[object]) -> Iterator[Named]:
+    """Tensors, NumPy arrays, modules and `lru_cache`s that functions can reach without being given them, nearest first.
+
+    Followed are closures, globals, defaults, arguments of `functools.partial`, the object that a method belongs to,
+    functions that are called, and whatever lists, tuples, sets, dicts and plain objects hold. Modules are not entered:
+    what they hold is theirs.
+
+    Yields:
+        The expression that names it, as in `batch['y']`, and the value.
+    """
+    left: deque[Named] = deque(("", function) for function in functions)
+    seen: dict[int, object] = {}  # keeps what was made on the way, so that an id stays the name of one object
+    while left and len(seen) < MOST_VALUES:
+        name, value = left.popleft()
+        if id(value) in seen or isinstance(value, (str, bytes, int, float, complex, type(None))):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (torch.Tensor, np.ndarray, nn.Module)):
+            yield name, value
+        elif isinstance(value, _Cached):
+            yield name, value
+            left.append((name, value.__wrapped__))
+        else:
+            left.extend(_below(name, value))
+
+
+def forwards(model: nn.Module) -> Iterator[object]:
+    """The functions of a model that are the user's own: methods of its modules, and functions in their attributes."""
+    kinds = {kind: None for module in model.modules() for kind in type(module).__mro__}
+    for kind in kinds:
+        if not kind.__module__.startswith(("torch.", "builtins")):
+            yield from (value for value in vars(kind).values() if isinstance(value, (types.FunctionType, _Cached)))
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module))
+
+
+def _below(name: str, value: object) -> Iterator[Named]:
+    if isinstance(value, Mapping):
+        yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, Set)):
+        yield from ((f"{name}[{position}]", item) for position, item in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield name, value.func
+        yield from ((f"argument {position} of the partial", item) for position, item in enumerate(value.args))
+        yield from value.keywords.items()
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+        yield name, value.__func__
+    elif isinstance(value, types.FunctionType):
+        if not value.__module__ or not value.__module__.startswith("torch."):
+            yield from _of_function(value)
+    elif isinstance(value, types.ModuleType):
+        return  # only what a function names in it, see `_of_function`
+    elif hasattr(value, "__dict__"):
+        prefix = f"{name}." if name else ""
+        yield from ((f"{prefix}{key}", item) for key, item in vars(value).items() if not key.startswith("__"))
+        call: Any = getattr(type(value), "__call__", None)  # noqa: B004 - the function, not whether there is one
+        if isinstance(call, types.FunctionType):
+            yield name, call
+
+
+def _of_function(function: Callable[..., Any]) -> Iterator[Named]:
+    code: types.CodeType = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing was assigned to it yet
+            continue
+    names = _names(code)
+    for name in names:
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if not isinstance(value, types.ModuleType):
+            yield name, value
+        elif not value.__name__.startswith(("torch", "numpy")):
+            yield from ((f"{name}.{other}", vars(value)[other]) for other in names if other in vars(value))
+    positional = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Global names and attributes that the code, or a function defined in it, mentions."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return [*code.co_names, *(name for const in inner for name in _names(const))]
+
+
+@contextlib.contextmanager
+def annotated(model: nn.Module) -> Iterator[None]:
+    """While active, every traced op carries the dotted path of the innermost module that called it.
+
+    A module that is called twice, or that has several names, has one path: the first of `named_modules`.
+    """
+    entered: list[contextlib.AbstractContextManager[Any]] = []
+    handles = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            context = fx_traceback.annotate({"module": path})
+            context.__enter__()
+            entered.append(context)
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(enter(path)))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        while entered:  # hooks do not run after every kind of failure
+            leave()
+
+
+def spread_origins(module: torch.fx.GraphModule) -> None:
+    """Gives every node its phase and its module, `""` for the root and for what runs outside of the model.
+
+    A backward op belongs to the module of the forward op whose autograd node it runs (same `seq_nr`), unless a module
+    called it itself (a recomputed forward). A sum of gradients runs under no autograd node: it belongs to the module of
+    what it sums. A constant belongs to the first module that reads it.
+    """
+    owner: dict[int, str] = {}
+    nodes = module.graph.nodes
+    for node in nodes:
+        custom = node.meta.get("custom") or {}
+        own, number = custom.get("module"), node.meta.get("seq_nr", -1)
+        if node.op != "call_function":
+            continue
+        if custom.get("phase") == "forward":
+            path, phase = own or "", "forward"
+            owner.setdefault(number, path)
+        else:
+            phase = "backward"
+            found = None if node.meta.get("is_gradient_acc") else owner.get(number)
+            path = own if own is not None else found if found is not None else _of_inputs(node, owner.get(number, ""))
+        seed = {"seed": True} if custom.get("seed") else {}
+        node.meta["custom"] = {"phase": phase, "module": path, **seed}
+    for node in nodes:
+        if node.op == "get_attr":
+            reader = next(iter(node.users), None)
+            node.meta["custom"] = {"module": "" if reader is None else module_of(reader)}
+
+
+def _of_inputs(node: torch.fx.Node, otherwise: str) -> str:
+    return next(filter(None, map(module_of, node.all_input_nodes)), otherwise)
+
+
+def module_of(node: torch.fx.Node) -> str:
+    """The dotted path of the module that a node came from."""
+    return str((node.meta.get("custom") or {}).get("module") or "")

@@ -4,10 +4,16 @@ The rules are those of functionalisation in PyTorch (`torch.func.functionalize`)
 second run of it, which would double the time of a capture: a write makes a new version of a tensor, is carried through
 views to their base by a scatter, and later reads see views of the new version. Writes that the rules here do not cover
 (through `unfold`, or to several arguments) are left to such a second run.
+
+`Versions`: a graph copied node by node, its writes turned into new versions of what they write.
+
+Views in a traced graph: what shows the memory of what, and how a write to a view is one to what it shows.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +22,6 @@ import torch.fx.traceback as fx_traceback
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
-
-from rlplace.graphs.capturing.versions import Versions, mutates
-from rlplace.graphs.capturing.views import Uncovered, shown
 
 aten = torch.ops.aten
 
@@ -92,3 +95,280 @@ def _traced_again(module: GraphModule) -> GraphModule:
     with fx_traceback.preserve_node_meta():
         functional = torch.func.functionalize(run, remove="mutations")
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*placeholders)
+
+
+_TWINS = {aten.bernoulli_.float: aten.bernoulli.p}
+
+
+def mutates(node: Node) -> bool:
+    """Whether a node writes to one of its arguments."""
+    if node.target is aten.native_batch_norm.default:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+class Versions:
+    """Copies a graph node by node and keeps, for every old node, the newest version of its value.
+
+    Attributes:
+        new: the graph being built.
+        value: by old node, its value in the new graph, as of version `seen` of its memory.
+        seen: see `value`.
+        base: by old node that is a view, what it is a view of.
+        root: by old node, the old node that owns its memory.
+        version: by root, how often its memory was written.
+        result_of: by in-place op, the old node that it wrote and returned.
+    """
+
+    def __init__(self, old: torch.fx.Graph) -> None:
+        self.old = old
+        self.new = torch.fx.Graph()
+        self.value: dict[Node, Node] = {}
+        self.seen: dict[Node, int] = {}
+        self.base: dict[Node, Node] = {}
+        self.root: dict[Node, Node] = {}
+        self.version: dict[Node, int] = {}
+        self.result_of: dict[Node, Node] = {}
+        self.owners: dict[int, Node] = {}
+
+    def run(self) -> torch.fx.Graph:
+        for node in self.old.nodes:
+            if node.op == "output":
+                outputs = torch.fx.node.map_arg(node.args[0], self._newest)
+                self._store_placeholders()
+                self.new.output(outputs)
+            elif node.target is aten.native_batch_norm.default:
+                self._add_norm(node)
+            elif node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+                fresh = self.new.node_copy(node, self._newest)
+                fresh.args = (*fresh.args[:3], None, None, *fresh.args[5:])  # in training it does not read them
+                self._add(node, fresh)
+            elif mutates(node):
+                self._add_write(node)
+            else:
+                self._add(node, self.new.node_copy(node, self._newest))
+        return self.new
+
+    def _newest(self, node: Node) -> Node:
+        """The value of an old node now: a view of memory that was written since is taken anew."""
+        if node.graph is self.new:
+            return node
+        node = self.result_of.get(node, node)
+        version = self.version[self.root[node]]
+        if self.seen[node] != version:
+            if node not in self.base:
+                raise Uncovered
+            self.value[node] = self.new.node_copy(node, self._newest)
+            self.seen[node] = version
+        return self.value[node]
+
+    def _add(self, node: Node, value: Node) -> None:
+        """Takes `value` for that of the old node, which owns its memory or shows that of its first argument."""
+        storages = _storages(node)
+        root = next((self.owners[storage] for storage in storages if storage in self.owners), node)
+        first = node.args[0] if node.args else None
+        if isinstance(first, Node):
+            first = self.result_of.get(first, first)
+            if self.root[first] is root:
+                self.base[node] = first
+        if root is not node or isinstance(node.meta.get("val"), torch.Tensor):  # else each output owns its own
+            for storage in storages:
+                self.owners.setdefault(storage, root)
+        self.root[node], self.value[node] = root, value
+        self.seen[node] = self.version.setdefault(root, 0)
+
+    def _emit(self, like: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
+        """A new call, its old arguments brought up to date; it comes from where `like` came from."""
+        args, kwargs = torch.fx.node.map_arg((args, kwargs or {}), self._newest)
+        fresh = self.new.create_node("call_function", target, args, kwargs, target.__name__.partition(".")[0])
+        fresh.meta = {**like.meta, "val": target(*_values(args), **_values(kwargs))}
+        return fresh
+
+    def _add_write(self, node: Node) -> None:
+        target, written = _functional_twin(node), node.args[0]
+        assert isinstance(written, Node)
+        self.result_of[node] = self.result_of.get(written, written)
+        before: torch.Tensor = written.meta["val"]
+        source = node.args[1] if target is aten.copy.default else None
+        if isinstance(source, Node) and self._may_replace(source, before):
+            self._carry(node, written, self._newest(source))
+            return
+        args = node.args
+        if node.target is aten.bernoulli_.float and len(args) == 1:
+            args = (*args, 0.5)  # the only default that the twin does not share
+        fresh = self._emit(node, target, args, node.kwargs)
+        after: torch.Tensor = fresh.meta["val"]
+        if (after.shape, after.dtype, after.device) != (before.shape, before.dtype, before.device):
+            raise Uncovered
+        self._carry(node, written, fresh)
+
+    def _may_replace(self, source: Node, written: torch.Tensor) -> bool:
+        """Whether `source` itself may stand for a copy of it: laid out like what it is copied into, no placeholder."""
+        root = self.root[self.result_of.get(source, source)]
+        return root.op == "call_function" and _layout(source.meta["val"]) == _layout(written)
+
+    def _carry(self, like: Node, written: Node, fresh: Node) -> None:
+        """Makes `fresh` the newest value of `written`, and so of all that shows the same memory."""
+        written = self.result_of.get(written, written)
+        root = self.root[written]
+        fits = _layout(fresh.meta["val"]) == _layout(written.meta["val"])
+        if written is not root:
+            base = self.base.get(written)
+            if base is None:
+                raise Uncovered
+            base, target, args = inverse(written, base, fresh)
+            self._carry(like, base, fresh if target is None else self._emit(like, target, args))
+        elif fits and root.op != "get_attr":
+            self.version[root] += 1
+        else:
+            raise Uncovered
+        if fits:  # else it is taken from its base again, where it is read
+            self.value[written], self.seen[written] = fresh, self.version[root]
+
+    def _add_norm(self, node: Node) -> None:
+        """`native_batch_norm` updates its running statistics without saying so; its `_legit` twins say it."""
+        mean, variance, is_training = node.args[3:6]
+        if mean is None:
+            args = (*node.args[:3], *node.args[5:])
+            self._add(node, self._emit(node, aten._native_batch_norm_legit.no_stats, args))
+        elif not is_training:
+            args = (*node.args[:5], *node.args[6:])
+            self._add(node, self._emit(node, aten._native_batch_norm_legit_no_training.default, args))
+        elif _owns_statistics(node):
+            fresh = self.new.node_copy(node, self._newest)
+            fresh.target = aten._native_batch_norm_legit.default
+            self._add(node, fresh)
+        else:
+            fresh = self._emit(node, aten._native_batch_norm_legit_functional.default, node.args)
+            self._add(node, fresh)
+            for output, statistic in ((3, mean), (4, variance)):
+                assert isinstance(statistic, Node)
+                self._carry(node, statistic, self._emit(node, operator.getitem, (fresh, output)))
+
+    def _store_placeholders(self) -> None:
+        """Every placeholder that was written gets its newest value at the end, where nobody reads the old one."""
+        for node, version in self.version.items():
+            if version and node.op == "placeholder":
+                place = next(fresh for fresh in self.new.nodes if fresh.name == node.name)
+                store = self.new.call_function(aten.copy_.default, (place, self._newest(node)))
+                store.meta = {"custom": {"phase": "forward"}, "val": node.meta["val"]}
+
+
+def _functional_twin(node: Node) -> Any:
+    """The overload that returns what the node's in-place op writes."""
+    target: Any = node.target
+    schema = target._schema
+    namespace, _, name = schema.name.partition("::")
+    packet = getattr(aten, name[:-1], None) if namespace == "aten" and name.endswith("_") else None
+    twin = _TWINS.get(target) or getattr(packet, schema.overload_name or "default", None)
+    if twin is None or twin._schema.is_mutable or node.kwargs.get("out") is not None:
+        raise Uncovered
+    if [argument.name for argument in twin._schema.arguments] != [argument.name for argument in schema.arguments]:
+        raise Uncovered
+    return twin
+
+
+def _owns_statistics(norm: Node) -> bool:
+    """Whether the norm's running statistics are placeholders that only it, and its backward (in vain), read."""
+    for statistic in norm.args[3:5]:
+        if not isinstance(statistic, Node) or statistic.op != "placeholder":
+            return False
+        for user in statistic.users:
+            is_backward = user.target is aten.native_batch_norm_backward.default and user.args[7] is True
+            if user is not norm and not is_backward:
+                return False
+    return True
+
+
+def _storages(node: Node) -> list[int]:
+    values = node.meta.get("val")
+    tensors = values if isinstance(values, (list, tuple)) else (values,)
+    return [value.untyped_storage()._cdata for value in tensors if isinstance(value, torch.Tensor)]
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.shape, value.stride(), value.dtype, value.device
+
+
+def _values(args: Any) -> Any:
+    if any("val" not in node.meta for node in _nodes(args)):
+        raise Uncovered
+    return torch.fx.node.map_arg(args, lambda node: node.meta["val"])
+
+
+def _nodes(args: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.node.map_arg(args, found.append)
+    return found
+
+
+_UNDECLARED = {
+    aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default, aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+}  # fmt: skip
+"""They return views of their argument and do not say so: nothing writes to either, in a graph without in-place ops."""
+_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+_SCATTERS = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}
+_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.squeeze.default}
+_SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor}
+
+
+class Uncovered(Exception):
+    """A write that the rules for taking writes out of a graph do not cover."""
+
+
+def is_view(target: torch._ops.OpOverload) -> bool:
+    """Whether an op returns views of its first argument."""
+    if target in _UNDECLARED:
+        return True
+    aliases = [result.alias_info for result in target._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def shown(node: Node) -> Node:
+    """The node whose memory a view shows, at the end of all views."""
+    while node.op == "call_function" and isinstance(node.args[0], Node):
+        target: Any = node.target
+        if target is not operator.getitem and not is_view(target):
+            break
+        node = node.args[0]
+    return node
+
+
+def inverse(view: Node, base: Node, fresh: Node) -> tuple[Node, Any, tuple[Any, ...]]:
+    """What `view` shows, and the call that puts `fresh` in the place of what is shown: (base, target, args).
+
+    A target of None means `fresh` itself.
+    """
+    target: Any = view.target
+    value = base.meta["val"]
+    if target is operator.getitem and isinstance(base.args[0], Node):
+        whole, which = base.args[0], view.args[1]
+        if base.target in _SPLITS:
+            dim = int(base.args[2]) if len(base.args) > 2 else 0  # type: ignore[arg-type]
+            ends = list(itertools.accumulate(piece.shape[dim] for piece in value))
+            start = ends[which] - value[which].shape[dim]  # type: ignore[index]
+            return whole, aten.slice_scatter.default, (whole, fresh, dim, start, ends[which])  # type: ignore[index]
+        if base.target is aten.unbind.int:
+            dim = int(base.args[1]) if len(base.args) > 1 else 0  # type: ignore[arg-type]
+            return whole, aten.select_scatter.default, (whole, fresh, dim, which)
+    elif target in _SAME:
+        return base, None, ()
+    elif target in _SCATTERS:
+        return base, _SCATTERS[target], (base, fresh, *view.args[1:])
+    elif target in _RESHAPES and fresh.meta["val"].is_contiguous() and value.is_contiguous():
+        return base, aten.view.default, (fresh, list(value.shape))
+    elif target is aten.unsqueeze.default:
+        return base, aten.squeeze.dim, (fresh, view.args[1])
+    elif target is aten.squeeze.dim and value.dim() > view.meta["val"].dim():
+        return base, aten.unsqueeze.default, (fresh, view.args[1])
+    elif target in (aten.t.default, aten.transpose.int):
+        return base, target, (fresh, *view.args[1:])
+    elif target is aten.permute.default:
+        order = [dim % value.dim() for dim in view.args[1]]  # type: ignore[union-attr]
+        return base, target, (fresh, [order.index(dim) for dim in range(len(order))])
+    raise Uncovered

@@ -1,23 +1,44 @@
-"""From a traced fx graph to ops with their calls: views folded, co-location set."""
+"""From a traced fx graph to ops with their calls: views folded, co-location set.
+
+`Lowered`: ops with what they run, before they are a graph.
+
+`GraphBuilder`: an `OpGraph` grown op by op.
+"""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing import op_work as facts
-from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.lowered import Lowered
-from rlplace.graphs.capturing.origins import module_of
+from rlplace.graphs.capturing.constants import memory, module_of
+from rlplace.graphs.capturing.functional import is_view
+from rlplace.graphs.capturing.op_work import Facts, tensor_bytes
+from rlplace.graphs.capturing.refusals import check_apart
 from rlplace.graphs.capturing.trace import Output, Trace
-from rlplace.graphs.capturing.views import is_view
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.program import Call, OptimizerSpec, Origin, Ref, Source, SourceKind, View, refs_in
+from rlplace.graphs.optimizers import state_bytes
+from rlplace.graphs.program import (
+    Call,
+    OptimizerSpec,
+    Origin,
+    Program,
+    Ref,
+    Source,
+    SourceKind,
+    Update,
+    View,
+    map_refs,
+    refs_in,
+)
 
 aten = torch.ops.aten
 
@@ -271,3 +292,274 @@ def _plain(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(_plain(item) for item in value)
     return value
+
+
+class GraphBuilder:
+    """The columns of a graph, as lists.
+
+    Attributes:
+        mutations: (op, tensor) for every update in place.
+        colocated: ops that share a device, a tuple for each reason.
+        tensor_values: what each tensor is, as a fake tensor.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.targets: list[str] = []
+        self.modules: list[str] = []
+        self.signatures: list[str] = []
+        self.phases: list[int] = []
+        self.facts: list[Facts] = []
+        self.parameter_bytes: list[int] = []
+        self.gradient_bytes: list[int] = []
+        self.state_bytes: list[int] = []
+        self.reads: list[tuple[int, ...]] = []
+        self.micro_batches: list[int] = []
+        self.tensor_op: list[int] = []
+        self.tensor_output: list[int] = []
+        self.tensor_values: list[torch.Tensor] = []
+        self.mutations: list[tuple[int, int]] = []
+        self.colocated: list[tuple[int, ...]] = []
+
+    def add_op(
+        self,
+        name: str,
+        target: str,
+        module: str,
+        phase: int,
+        signature: str,
+        op_facts: Facts,
+        reads: tuple[int, ...] = (),
+        parameter_bytes: int = 0,
+        state: int = 0,
+        micro_batch: int = -1,
+    ) -> int:
+        """Adds an op that reads tensors `reads`; what comes back is its index."""
+        self.names.append(name)
+        self.targets.append(target)
+        self.modules.append(module)
+        self.phases.append(phase)
+        self.signatures.append(signature)
+        self.facts.append(op_facts)
+        self.reads.append(tuple(sorted(set(reads))))
+        self.parameter_bytes.append(parameter_bytes)
+        self.gradient_bytes.append(0)
+        self.state_bytes.append(state)
+        self.micro_batches.append(micro_batch)
+        return len(self.names) - 1
+
+    def add_tensor(self, op: int, output: int, value: torch.Tensor) -> int:
+        """Adds an output of an op; what comes back is the tensor's index.
+
+        Raises:
+            CaptureError: it is sparse.
+        """
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"output {output} of op {self.targets[op]} in module {self.modules[op] or 'the root'} is sparse "
+                f"({value.layout}), expected a dense tensor; compute it densely, or densify the input outside.",
+                op=self.targets[op],
+            )
+        self.tensor_op.append(op)
+        self.tensor_output.append(output)
+        self.tensor_values.append(value)
+        return len(self.tensor_op) - 1
+
+    def graph(self, program: Program, outputs: list[int]) -> OpGraph:
+        """What was added, as a graph that returns tensors `outputs`."""
+        flops, moved, workspace = zip(*self.facts, strict=True)
+        return OpGraph(
+            names=_unique(self.names),
+            targets=tuple(self.targets),
+            modules=tuple(self.modules),
+            signatures=tuple(self.signatures),
+            phases=np.array(self.phases, dtype=np.int8),
+            flops=np.array(flops),
+            bytes_moved=np.array(moved),
+            parameter_bytes=np.array(self.parameter_bytes, dtype=np.int64),
+            gradient_bytes=np.array(self.gradient_bytes, dtype=np.int64),
+            state_bytes=np.array(self.state_bytes, dtype=np.int64),
+            workspace_bytes=np.array(workspace, dtype=np.int64),
+            colocation=_classes(len(self.names), self.colocated),
+            tensor_op=np.array(self.tensor_op, dtype=np.int32),
+            tensor_output=np.array(self.tensor_output, dtype=np.int32),
+            tensor_bytes=np.array([tensor_bytes(value) for value in self.tensor_values], dtype=np.int64),
+            tensor_shapes=tuple(tuple(value.shape) for value in self.tensor_values),
+            tensor_dtypes=tuple(str(value.dtype).removeprefix("torch.") for value in self.tensor_values),
+            input_offsets=np.concatenate(([0], np.cumsum([len(read) for read in self.reads]))).astype(np.int32),
+            input_tensors=np.array([tensor for read in self.reads for tensor in read], dtype=np.int32),
+            mutation_op=np.array([op for op, _ in self.mutations], dtype=np.int32),
+            mutation_tensor=np.array([tensor for _, tensor in self.mutations], dtype=np.int32),
+            output_tensors=np.array(outputs, dtype=np.int32),
+            micro_batch=np.array(self.micro_batches, dtype=np.int32),
+            program=program,
+        )
+
+
+def _unique(names: list[str]) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        unique.append(name if not count else f"{name}#{count}")
+    return tuple(unique)
+
+
+def _classes(num_ops: int, together: list[tuple[int, ...]]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    parent = list(range(num_ops))
+
+    def find(op: int) -> int:
+        while parent[op] != op:
+            parent[op] = parent[parent[op]]
+            op = parent[op]
+        return op
+
+    for members in together:
+        for other in members[1:]:
+            low, high = sorted((find(members[0]), find(other)))
+            parent[high] = low
+    touched = sorted({op for members in together for op in members})
+    roots = {root: index for index, root in enumerate(dict.fromkeys(find(op) for op in touched))}
+    classes = np.full(num_ops, -1, dtype=np.int32)
+    for op in touched:
+        classes[op] = roots[find(op)]
+    return classes
+
+
+@dataclass
+class Lowered:
+    """The ops of a step and how each runs. View k is `Ref(-1 - k)`: the number of tensors is not known yet.
+
+    Attributes:
+        built: the columns of the graph.
+        sources: by op, where the values of source ops come from.
+        calls: by op, how the others run.
+        views: in topological order.
+        view_values: what each view is, as a fake tensor (or several).
+        seeds: ops that make the gradient of the loss.
+    """
+
+    built: GraphBuilder = field(default_factory=GraphBuilder)
+    sources: dict[int, Source] = field(default_factory=dict)
+    calls: dict[int, Call | Update] = field(default_factory=dict)
+    views: list[View] = field(default_factory=list)
+    view_values: list[Any] = field(default_factory=list)
+    seeds: set[int] = field(default_factory=set)
+
+    def base(self, ref: Ref) -> int:
+        """The tensor whose memory `ref` shows."""
+        return ref.id if ref.id >= 0 else self.views[-1 - ref.id].base
+
+    def value(self, ref: Ref) -> torch.Tensor:
+        """What `ref` stands for, as a fake tensor."""
+        value = self.built.tensor_values[ref.id] if ref.id >= 0 else self.view_values[-1 - ref.id]
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def producer(self, ref: Ref) -> int:
+        """The op whose memory `ref` shows."""
+        return self.built.tensor_op[self.base(ref)]
+
+    def tensors_of(self, op: int) -> range:
+        """The tensors that an op produces."""
+        producers = self.built.tensor_op
+        return range(bisect_left(producers, op), bisect_right(producers, op))
+
+    def tensor_of(self, op: int) -> int:
+        """The tensor that a source op holds."""
+        return self.tensors_of(op)[0]
+
+    def add_update(
+        self, name: str, parameter: Ref, gradient: Ref, optimizer: OptimizerSpec, together: tuple[int, ...]
+    ) -> None:
+        """Adds the update of a parameter, which lives with it and with the ops `together`."""
+        value = self.value(parameter)
+        op = self.built.add_op(
+            f"update_{name}",
+            f"update.{optimizer.name}",
+            name.rpartition(".")[0],
+            UPDATE,
+            facts.signature(f"update.{optimizer.name}", (value, self.value(gradient)), {}),
+            facts.update_facts(optimizer, value, self.value(gradient)),
+            (parameter.id, self.base(gradient)),
+            state=state_bytes(optimizer, value),
+        )
+        self.calls[op] = Update(parameter, gradient)
+        self.built.mutations.append((op, parameter.id))
+        self.built.colocated.append((op, self.built.tensor_op[parameter.id], *together))
+
+    def keep_together(self, parameter: Ref, gradient: Ref) -> None:
+        """Has a gradient that no update takes made where its parameter lives."""
+        self.built.colocated.append((self.producer(parameter), self.producer(gradient)))
+
+    def check_apart(self) -> None:
+        """Refuses sources that share memory with one that is written.
+
+        Raises:
+            CaptureError: names both.
+        """
+        names, producer = self.built.names, self.built.tensor_op
+        check_apart(
+            {names[op]: source.value for op, source in self.sources.items()},
+            {names[producer[tensor]] for _, tensor in self.built.mutations},
+        )
+
+    def graph(
+        self,
+        result: Any,
+        results: list[Ref],
+        optimizer: OptimizerSpec | None,
+        origin: Origin,
+        *,
+        is_training: bool,
+        gradients: Mapping[str, Ref],
+        input_gradients: Mapping[int, Ref] | None = None,
+    ) -> OpGraph:
+        """All of it as a graph with its program.
+
+        Args:
+            result: what the step returns, with `Ref` leaves.
+            results: those leaves.
+            optimizer: of a training step.
+            origin: what was captured.
+            is_training: whether the step has a backward.
+            gradients: of parameters, by dotted name.
+            input_gradients: of inputs, by position.
+        """
+        num_tensors = len(self.built.tensor_op)
+
+        def final(ref: Ref) -> Ref:
+            return ref if ref.id >= 0 else Ref(num_tensors - 1 - ref.id)
+
+        program = Program(
+            sources=self.sources,
+            calls={op: renumbered(call, final) for op, call in self.calls.items()},
+            views=tuple(renumbered(view, final) for view in self.views),
+            num_tensors=num_tensors,
+            result=pytree.tree_map_only(Ref, final, result),
+            optimizer=optimizer,
+            is_training=is_training,
+            origin=origin,
+            gradients={name: final(gradient) for name, gradient in gradients.items()},
+            input_gradients={position: final(gradient) for position, gradient in (input_gradients or {}).items()},
+            seeds=frozenset(self.seeds),
+        )
+        return self.built.graph(program, sorted({self.base(ref) for ref in results}))
+
+
+def renumbered(item: Any, function: Any) -> Any:
+    """A `Call`, `Update` or `View` with every `Ref` replaced by `function` of it; outputs and bases stay."""
+    if isinstance(item, Call):
+        return Call(
+            item.target,
+            map_refs(function, item.args),
+            map_refs(function, item.kwargs),
+            item.outputs,
+            item.returns_tuple,
+            item.is_random,
+            item.takes_device,
+        )
+    if isinstance(item, View):
+        return View(item.base, item.target, map_refs(function, item.args), map_refs(function, item.kwargs))
+    return Update(function(item.parameter), function(item.gradient))

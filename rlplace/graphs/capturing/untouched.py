@@ -1,19 +1,31 @@
-"""`untouched`: a model and its loss are after a trace what they were before, and what would be lost is refused."""
+"""`untouched`: a model and its loss are after a trace what they were before, and what would be lost is refused.
+
+`check_steps_alike`: refuses a step whose next one would be another, as Python state that it changes says.
+
+`PythonState`: what modules hold besides tensors of their own, and what of it a run of `forward` changes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
-from collections.abc import Callable, Iterator
+import logging
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.python_state import PythonState
-from rlplace.graphs.capturing.references import forwards, referenced
+from rlplace.errors import CaptureError, UnknownName
+from rlplace.graphs.capturing.constants import forwards, referenced
 
 
 @contextlib.contextmanager
@@ -125,3 +137,288 @@ def _caches(model: nn.Module, loss_fn: Callable[..., Any] | None) -> list[Any]:
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}".strip(".")
+
+
+_log = logging.getLogger(__name__)
+
+_OF_RECURRENT_LAYERS = {"_flat_weights", "_flat_weight_refs"}
+"""Lists that PyTorch keeps of parameters, and makes anew where these are swapped."""
+_HINT = (
+    "Hint: keep what changes from step to step in a buffer (`register_buffer`), return it, or count outside of the "
+    "model and pass it as a tensor among the inputs"
+)
+
+
+def watched_state(model: nn.Module, loss_fn: Callable[..., Any] | None) -> PythonState:
+    """The Python state of a model and of the modules that its loss reaches, as it is now."""
+    return PythonState((*model.named_modules(), *modules_of_loss(model, loss_fn)))
+
+
+def check_frozen(model: nn.Module, loss_fn: Callable[..., Any] | None, frozen: Collection[str]) -> None:
+    """Refuses names of nothing that a model or its loss has or, as their code tells, may set.
+
+    Args:
+        model: that is captured.
+        loss_fn: of its output.
+        frozen: names of what may change.
+
+    Raises:
+        UnknownName: a name of nothing.
+    """
+    modules = [*model.modules(), *(module for _, module in modules_of_loss(model, loss_fn))]
+    paths, known = {path for path, _ in model.named_modules()}, watched_state(model, loss_fn).names
+    methods = [
+        each for kind in {cls for module in modules for cls in type(module).__mro__} for each in vars(kind).values()
+    ]
+    read = {word for each in (*methods, loss_fn) for word in getattr(getattr(each, "__code__", None), "co_names", ())}
+    for name in frozen:
+        root = name.partition("[")[0]
+        owner, _, last = root.rpartition(".")
+        if not (name in known or root in known or last in read or (owner in known and owner not in paths)):
+            raise UnknownName("attribute in `frozen`", name, (each for each in known if _is_own(each)))
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is one that a user knows, and none of PyTorch's private ones."""
+    return bool(name) and "[" not in name and not any(part.startswith("_") for part in name.split("."))
+
+
+def check_steps_alike(
+    model: nn.Module,
+    traced: GraphModule,
+    again: Callable[[], GraphModule],
+    before: PythonState,
+    after: PythonState,
+    frozen: Collection[str],
+) -> None:
+    """Compares a step with the one that follows it, where it left something changed.
+
+    A cache that the first step fills and the next one only reads is no change of the step.
+
+    Args:
+        model: that runs.
+        traced: the graph of the step.
+        again: traces the next step.
+        before: the state that the step began with.
+        after: the state that it left.
+        frozen: names of what may change.
+
+    Raises:
+        CaptureError: the next step changes the same again, reads what this one left, or computes something else.
+    """
+    changed = [change for change in before.changes() if not _is_free(change.name, frozen)]
+    if not changed:
+        return
+    try:
+        following = again()
+    except Exception as error:  # it reads what the first step left: tensors of a graph that is gone
+        raise _refusal(changed, "and the next step reads that") from error
+    more = [change for change in after.changes() if not _is_free(change.name, frozen)]
+    growing = [change for change in more if change.is_growth or not change.tensors]
+    if growing:
+        raise _refusal(growing, "in every step")
+    read = {id(value) for value in _constants(following)}
+    carried = [change for change in changed if any(id(tensor) in read for tensor in change.tensors)]
+    renewed = {change.name for change in more}
+    if carried := [change for change in carried if change.name in renewed]:
+        raise _refusal(carried, "in every step, and the next one reads that")
+    if list(_work(traced)) != list(_work(following)):
+        raise _refusal(changed, "and the next step then computes something else")
+    if renewed := renewed - set(_norms_of_weights(model)):
+        _log.warning(
+            "`forward` sets %s to tensors of the step; a placed step leaves them as they are: return what is needed",
+            ", ".join(sorted(renewed)),
+        )
+
+
+def _is_free(name: str, frozen: Collection[str]) -> bool:
+    if name.rpartition(".")[2] in _OF_RECURRENT_LAYERS:
+        return True
+    return any(name == each or name.startswith((f"{each}.", f"{each}[")) for each in frozen)
+
+
+def _norms_of_weights(model: nn.Module) -> Iterator[str]:
+    """The weights that hooks of `torch.nn.utils.weight_norm` and its like make for every call."""
+    for path, module in model.named_modules():
+        for hook in module._forward_pre_hooks.values():
+            if type(hook).__module__.startswith("torch.nn.utils"):
+                yield f"{path}.{getattr(hook, 'name', '')}".strip(".")
+
+
+def _refusal(changed: Sequence[Change], why: str) -> CaptureError:
+    names = ", ".join(f"`{change.name}`" for change in changed)
+    given = ", ".join(repr(change.name) for change in changed)
+    return CaptureError(
+        f"cannot capture the model: `forward` (or the loss) changes {names} {why}. It is Python's, not a tensor of the "
+        f"graph: placed steps would leave it as it is now. {_HINT}. Where it may stay so: `frozen=[{given}]`."
+    )
+
+
+def _constants(module: GraphModule) -> Iterator[Tensor]:
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target), None)
+        if isinstance(value, Tensor):
+            yield value
+
+
+def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
+    """What a step computes from its inputs and parameters or draws: ops with their plain arguments, in order."""
+    dependent: set[Node] = set()
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            dependent.add(node)
+        elif node.op == "call_function":
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if is_random or any(each in dependent for each in node.all_input_nodes):
+                dependent.add(node)
+                plain = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each in dependent)
+                yield str(node.target), repr(plain)
+
+
+MOST_VALUES = 20_000
+"""How many collections and objects are looked into, nearest first: an attribute may hold a whole data set."""
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_OPAQUE = sys.stdlib_module_names | {"torch", "numpy"}
+"""Packages whose objects are not looked into: loggers, locks, generators."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is not what it was.
+
+    Attributes:
+        name: as the user writes it, `encoder.calls` or `encoder.stats['n']`.
+        value: what it is now; None where it is gone.
+        is_growth: whether a collection has another number of values.
+    """
+
+    name: str
+    value: object
+    is_growth: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors in it."""
+        return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A collection, or the attributes of an object, with what it held."""
+
+    name: str
+    now: Any
+    before: Any
+    has_attributes: bool
+
+    def below(self, key: object) -> str:
+        """The name of what it holds under `key`."""
+        if not self.has_attributes:
+            return f"{self.name}[{key!r}]"
+        return self.name if key in _REGISTRIES else f"{self.name}.{key}".strip(".")
+
+
+class PythonState:
+    """Attributes of modules, and the lists, dicts, sets and plain objects in them, as they are now.
+
+    Args:
+        modules: with their paths.
+        has_hooks: whether hooks of modules are part of it.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True) -> None:
+        self._kept: dict[int, _Kept] = {}
+        left: deque[tuple[str, object, bool]] = deque((path, module, False) for path, module in modules)
+        while left and len(self._kept) < MOST_VALUES:
+            name, value, is_registry = left.popleft()
+            if isinstance(value, tuple):
+                left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
+                continue
+            now, has_attributes = _collection(value)
+            if now is None or id(now) in self._kept:
+                continue
+            kept = _Kept(name, now, _copied(now), has_attributes or is_registry)
+            self._kept[id(now)] = kept
+            if isinstance(now, dict):
+                is_module = isinstance(value, nn.Module)
+                for key, each in now.items():
+                    if has_hooks or not is_module or "_hooks" not in key:
+                        left.append((kept.below(key), each, is_module and key in _REGISTRIES))
+            elif not isinstance(now, set):
+                left.extend((kept.below(index), each, False) for index, each in enumerate(now))
+
+    @property
+    def names(self) -> set[str]:
+        """Of all that it looks into, as a `Change` has them."""
+        found = {kept.name for kept in self._kept.values()}
+        for kept in self._kept.values():
+            if not isinstance(kept.now, set):
+                found.update(map(kept.below, kept.now if isinstance(kept.now, dict) else range(len(kept.now))))
+        return found
+
+    def changes(self) -> list[Change]:
+        """What is not as it was, by name."""
+        found: dict[str, Change] = {}
+        for kept in self._kept.values():
+            now, before = kept.now, kept.before
+            if isinstance(before, dict):
+                for key in [*before, *(key for key in now if key not in before)]:
+                    is_growth = key not in now or key not in before
+                    if is_growth or not _alike(before[key], now[key]):
+                        found.setdefault(kept.below(key), Change(kept.below(key), now.get(key), is_growth))
+            elif len(now) != len(before):
+                found.setdefault(kept.name, Change(kept.name, list(now), True))
+            elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
+                found.setdefault(kept.name, Change(kept.name, list(now)))
+        return list(found.values())
+
+    def restore(self) -> None:
+        """Makes all of it what it was."""
+        for kept in self._kept.values():
+            if isinstance(kept.before, dict):
+                plain: Any = OrderedDict if isinstance(kept.now, OrderedDict) else dict  # whatever its own class allows
+                for key in [key for key in kept.now if key not in kept.before]:
+                    plain.__delitem__(kept.now, key)
+                for key, value in kept.before.items():
+                    if key not in kept.now or kept.now[key] is not value:
+                        plain.__setitem__(kept.now, key, value)
+            elif isinstance(kept.before, set):
+                kept.now.clear()
+                kept.now.update(kept.before)
+            elif len(kept.now) != len(kept.before) or any(a is not b for a, b in zip(kept.now, kept.before)):
+                kept.now.clear()
+                kept.now.extend(kept.before)
+
+
+def _collection(value: object) -> tuple[Any, bool]:
+    """What can be changed in a value, and whether that is its attributes; None where nothing can, or is known of it."""
+    if isinstance(value, nn.Module):
+        return vars(value), True
+    if isinstance(value, (dict, list, set, deque)):
+        return value, False
+    package = type(value).__module__.partition(".")[0]
+    is_opaque = package in _OPAQUE and not isinstance(value, SimpleNamespace)
+    if is_opaque or isinstance(value, (type, FunctionType, ModuleType, enum.Enum)):
+        return None, False
+    return getattr(value, "__dict__", None), True
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether two values say the same; tensors and modules only where they are one."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, (Tensor, nn.Module)):
+        return False
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple, deque)) and isinstance(other, (list, tuple, deque)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    try:
+        return bool(one == other)
+    except Exception:  # of the user's type, e.g. an array, which has many truths
+        return False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json
-from rlplace.graphs.formats.node_link import is_node_link, read_node_link
+from rlplace.graphs.formats.json_files import is_node_link, read_node_link
 from rlplace.graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     """
     kind = format_to_write(path)
     if kind == "json":
-        from rlplace.graphs.formats.own_json import save_json
+        from rlplace.graphs.formats.json_files import save_json
 
         save_json(graph, path)
     elif kind == "graphml":
@@ -162,7 +162,7 @@ def _load_json(path: Path) -> OpGraph:
         return from_networkx(read_node_link(data, where=str(path)), where=str(path))
     if isinstance(data, dict) and {"cpus", "fpgas"} & set(data):
         raise FileProblem(path, "a split of a dnn-partitioning workload, expected a graph: load the workload itself.")
-    from rlplace.graphs.formats.own_json import graph_from_json
+    from rlplace.graphs.formats.json_files import graph_from_json
 
     return graph_from_json(data, where=str(path))
 

@@ -17,8 +17,7 @@ from xml.sax.saxutils import escape, quoteattr
 from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, write_text_atomic
-from rlplace.graphs.formats.networkx_graph import SCHEMA, from_networkx, to_networkx
-from rlplace.graphs.formats.spelling import EDGE_NAMES, NODE_NAMES
+from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:

@@ -1,21 +1,29 @@
 """`to_networkx`, `from_networkx`: a `networkx.DiGraph` that holds a whole `OpGraph`, and an `OpGraph` from any DAG.
 
 `docs/graph-files.md` lists the attributes and what stands in for those that a graph of others lacks.
+
+Tensors on their way from a `networkx.DiGraph` into an `OpGraph`: those of one of our graphs, or made up.
+
+`check_spelling`: attributes of a `networkx` graph that nobody reads, and that look like one that is read.
+
+What nodes and edges of a `networkx.DiGraph` say: attributes under any of their common names, checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import difflib
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import described
+from rlplace.decode import described, shortened
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.attributes import Attributes, find_attribute, read_number, read_phase, read_text
-from rlplace.graphs.formats.networkx_tensors import made_up_tensors, moved_bytes_of, own_tensors, read_results
-from rlplace.graphs.formats.spelling import check_spelling
+from rlplace.graphs.formats.fields import LARGEST_COUNT
 from rlplace.graphs.opgraph import PHASES, OpGraph
 
 if TYPE_CHECKING:
@@ -211,3 +219,318 @@ def _micro_batch(table: Attributes) -> NDArray[np.int32]:
         return value
 
     return np.array(table.column(read), dtype=np.int32)
+
+
+@dataclass
+class Tensor:
+    """A tensor on its way into an `OpGraph`."""
+
+    producer: int
+    output: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def own_tensors(
+    graph: nx.DiGraph[Any], nodes: Sequence[Hashable], index: Mapping[Hashable, int], where: str
+) -> tuple[list[Tensor], list[set[int]], dict[int, int]]:
+    """Tensors as one of our graphs lists them, the tensors (by place) that each node reads, and places by id.
+
+    Raises:
+        InvalidValue: a record or an edge's list is malformed.
+    """
+    tensors: list[Tensor] = []
+    ids: dict[int, int] = {}
+    for node in nodes:
+        records = graph.nodes[node]["tensors"]
+        if not isinstance(records, list):
+            raise InvalidValue("tensors", described(records), "a list of tensors", where=place_of(where, node))
+        for record in records:
+            tensor = _read_tensor(record, index[node], place_of(where, node))
+            if record["id"] in ids:
+                raise InvalidValue(
+                    "tensors", f"id {record['id']} twice", "ids of their own", where=place_of(where, node)
+                )
+            ids[record["id"]] = len(tensors)
+            tensors.append(tensor)
+    reads: list[set[int]] = [set() for _ in nodes]
+    for source, reader, row in graph.edges(data=True):
+        read = row.get("tensors")
+        if not isinstance(read, list) or not read or any(type(t) is not int or t not in ids for t in read):
+            raise InvalidValue(
+                "tensors", described(read), "a list of ids of tensors", where=place_of(where, f"{source} -> {reader}")
+            )
+        for tensor_id in read:
+            if tensors[ids[tensor_id]].producer != index[source]:
+                raise InvalidValue(
+                    "tensors", tensor_id, "tensors of the edge's source", where=place_of(where, f"{source} -> {reader}")
+                )
+            reads[index[reader]].add(ids[tensor_id])
+    return tensors, reads, ids
+
+
+def _read_tensor(record: Any, producer: int, where: str) -> Tensor:
+    expected = {"id": int, "output": int, "bytes": int, "shape": list, "dtype": str}
+    if not isinstance(record, dict):
+        raise InvalidValue("tensors", described(record), "tensors with id, output, bytes, shape and dtype", where=where)
+    for key, kind in expected.items():
+        value = record.get(key)
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= LARGEST_COUNT):
+            raise InvalidValue(f"tensors.{key}", described(value), f"a {kind.__name__}", where=where)
+    shape = record["shape"]
+    if any(type(size) is not int or not 0 <= size <= LARGEST_COUNT for size in shape):
+        raise InvalidValue("tensors.shape", described(shape), "sizes", where=where)
+    if record["output"] > np.iinfo(np.int32).max:
+        raise InvalidValue("tensors.output", record["output"], "an output index", where=where)
+    return Tensor(producer, record["output"], record["bytes"], tuple(shape), record["dtype"])
+
+
+def made_up_tensors(
+    graph: nx.DiGraph[Any], nodes: Sequence[Hashable], index: Mapping[Hashable, int], where: str
+) -> tuple[list[Tensor], list[set[int]], dict[int, int]]:
+    """One tensor for each size that a node's edges give; one of the node's own size where they give none.
+
+    The rest comes back as from `own_tensors`, no ids.
+
+    Raises:
+        InvalidValue: a size is wrong.
+    """
+    tensors: list[Tensor] = []
+    reads: list[set[int]] = [set() for _ in nodes]
+    for i, node in enumerate(nodes):
+        own = int(Attributes([node], [graph.nodes[node]], where).counts("output_bytes")[0])
+        by_size: dict[int, int] = {}
+        for _, reader, row in graph.out_edges(node, data=True):
+            try:
+                size = read_count(row, "bytes", own)
+            except InvalidValue as error:
+                where_edge = place_of(where, f"{node} -> {reader}")
+                raise InvalidValue(error.field, error.actual, error.expected, where=where_edge) from error
+            if size not in by_size:
+                by_size[size] = len(tensors)
+                tensors.append(Tensor(i, len(by_size) - 1, size, (size,), "uint8"))
+            reads[index[reader]].add(by_size[size])
+        if not by_size:
+            tensors.append(Tensor(i, 0, own, (own,), "uint8"))
+    return tensors, reads, {}
+
+
+def read_results(
+    graph: nx.DiGraph[Any],
+    ids: Mapping[int, int],
+    index: Mapping[Hashable, int],
+    reads: Sequence[set[int]],
+    is_ours: bool,
+    where: str,
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """In-place updates and outputs of one of our graphs; of a graph of others, none: what nobody reads is freed.
+
+    Raises:
+        InvalidValue: they name what is not there.
+    """
+    if not is_ours:
+        return [], []
+    outputs, mutations = graph.graph.get("outputs"), graph.graph.get("mutations")
+    if not isinstance(outputs, list) or any(type(t) is not int or t not in ids for t in outputs):
+        raise InvalidValue("outputs", described(outputs), "a list of ids of tensors", where=where)
+    pairs = (
+        [tuple(pair) if isinstance(pair, list | tuple) else () for pair in mutations or ()]
+        if isinstance(mutations, list)
+        else [()]
+    )
+    if any(len(p) != 2 or set(map(type, p)) != {int} or p[0] not in index or p[1] not in ids for p in pairs):
+        raise InvalidValue("mutations", described(mutations), "a list of pairs of an op and a tensor", where=where)
+    return [(index[op], ids[tensor]) for op, tensor in pairs], [ids[tensor] for tensor in outputs]
+
+
+def moved_bytes_of(num_ops: int, tensors: Sequence[Tensor], reads: Sequence[set[int]]) -> list[float]:
+    """Bytes of each op's inputs and outputs."""
+    moved = [0.0] * num_ops
+    for tensor in tensors:
+        moved[tensor.producer] += tensor.num_bytes
+    for op, read in enumerate(reads):
+        moved[op] += sum(tensors[tensor].num_bytes for tensor in read)
+    return moved
+
+
+Item = TypeVar("Item")
+
+ALIASES = {
+    "name": ("name", "label"),
+    "target": ("target", "op", "op_type", "optype", "type", "kind"),
+    "module": ("module", "scope"),
+    "flops": ("flops", "flop", "num_flops"),
+    "output_bytes": ("output_bytes", "bytes", "size_bytes", "size", "memory", "mem"),
+    "bytes": ("bytes", "size_bytes", "size", "volume"),
+    "time_s": ("time_s",),
+    "colocation": ("colocation", "color", "colour", "colorClass", "color_class"),
+}
+"""Attributes of graphs of others, by what they stand for; the first that is there counts."""
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What nodes say: what is wrong with one is said with its name.
+
+    Attributes:
+        nodes: N of them.
+        rows: (N,) what each says.
+        where: for messages.
+    """
+
+    nodes: Sequence[Hashable]
+    rows: Sequence[Mapping[str, Any]]
+    where: str
+
+    def column(self, read: Callable[[Mapping[str, Any]], Item]) -> list[Item]:
+        """(N,) what `read` makes of each row.
+
+        Raises:
+            InvalidValue: `read` did; it names the node.
+        """
+        values: list[Item] = []
+        try:
+            for row in self.rows:
+                values.append(read(row))
+        except InvalidValue as error:
+            where = place_of(self.where, self.nodes[len(values)])
+            raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
+        return values
+
+    def counts(self, field: str) -> NDArray[np.int64]:
+        """(N,) int64: `read_count` of each row; raises as `column` does."""
+        return np.array(self.column(lambda row: read_count(row, field)), dtype=np.int64)
+
+
+def find_attribute(row: Mapping[str, Any], field: str) -> tuple[str, Any]:
+    """The name under which a row gives `field`, and its value; None where it does not."""
+    for key in ALIASES.get(field, (field,)):
+        value = row.get(key)
+        if value is not None:
+            return key, value
+    return field, None
+
+
+def read_text(row: Mapping[str, Any], field: str, default: str) -> str:
+    """`field` of a row as text.
+
+    Raises:
+        InvalidValue: it is neither text nor a number.
+    """
+    key, value = find_attribute(row, field)
+    if value is None:
+        return default
+    if not isinstance(value, str | int | float):
+        raise InvalidValue(key, described(value), "text")
+    return str(value)
+
+
+def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
+    """`field` of a row as a number.
+
+    Raises:
+        InvalidValue: it is none, or negative, or not finite.
+    """
+    key, value = find_attribute(row, field)
+    if value is None:
+        return default
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        raise InvalidValue(key, described(value), "a number")
+    number = value if isinstance(value, int) else float(value)  # a float32 overflows where it meets 1e300
+    if not 0 <= number < 1e300:
+        raise InvalidValue(key, described(value), "a finite number >= 0")
+    return float(number)
+
+
+def read_count(row: Mapping[str, Any], field: str, default: int = 0) -> int:
+    """`field` of a row as a whole number, rounded up; raises as `read_number` does, and where it is too large."""
+    value = read_number(row, field, float(default))
+    if value > LARGEST_COUNT:
+        raise InvalidValue(field, value, f"at most {LARGEST_COUNT}")
+    return math.ceil(value)
+
+
+def read_phase(row: Mapping[str, Any]) -> int:
+    """The phase of a row, by name or number, as an index of `PHASES`.
+
+    Raises:
+        InvalidValue: there is no such phase.
+    """
+    value = row.get("phase", 0)
+    if isinstance(value, str) and value in PHASES:
+        return PHASES.index(value)
+    if type(value) is int and 0 <= value < len(PHASES):
+        return value
+    raise InvalidValue("phase", described(value), f"one of {', '.join(PHASES)}")
+
+
+def place_of(where: str, part: object) -> str:
+    """A node or an edge of a graph, for messages."""
+    return f"{where}, {described(str(part))}"
+
+
+_EDGE_FIELDS = ("bytes",)
+_NODE_ONLY = (
+    *("signature", "phase", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes"),
+    *("micro_batch", "tensors"),
+)
+NODE_NAMES = frozenset(
+    {*_NODE_ONLY, *(name for field, names in ALIASES.items() if field not in _EDGE_FIELDS for name in names)}
+)
+"""Attributes of nodes that are read, under all their names."""
+EDGE_NAMES = frozenset({"tensors", *(name for field in _EDGE_FIELDS for name in ALIASES[field])})
+"""Attributes of edges that are read."""
+ALIKE = 0.8
+"""`difflib`'s ratio of two names from which one is taken for a misspelling of the other."""
+SHORTEST = 4
+"""Shorter names are like too many others."""
+ORDINARY = frozenset({"dtype", "score", "time"})
+"""Names that graphs of others use, and that are like one of ours by chance."""
+MOST_COMPARED = 1000
+"""Names that are compared with those that are read, which takes long; a file with more was not written by hand."""
+
+
+def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Iterable[Any], where: str) -> None:
+    """Refuses an attribute that is not read and looks like a misspelling of one that is; others are ignored.
+
+    Args:
+        nodes: each with its attributes.
+        edges: source, target and attributes of each.
+        where: for messages.
+
+    Raises:
+        InvalidValue: such an attribute; names the first node or edge that has it, and what it is like.
+    """
+    of_nodes: dict[object, object] = {}
+    for node, row in nodes:
+        for name in row:
+            of_nodes.setdefault(name, node)
+    of_edges: dict[object, object] = {}
+    for source, target, row in edges:
+        for name in row:
+            of_edges.setdefault(name, f"{source} -> {target}")
+    for owners, known in ((of_nodes, NODE_NAMES), (of_edges, EDGE_NAMES)):
+        for name, owner in islice(owners.items(), MOST_COMPARED):
+            nearest = nearest_name(name, known)
+            if nearest:
+                hint = f"Name it {nearest!r}, or if it is something else, leave it out: nothing reads it."
+                raise InvalidValue(
+                    "attribute", shortened(str(name)), repr(nearest), where=place_of(where, owner), hint=hint
+                )
+
+
+def nearest_name(name: object, known: frozenset[str]) -> str:
+    """The known name that `name` is a misspelling of; empty where it is none.
+
+    Example:
+        >>> nearest_name("flps", NODE_NAMES), nearest_name("FLOPs", NODE_NAMES), nearest_name("module_id", NODE_NAMES)
+        ('flops', 'flops', '')
+    """
+    if not isinstance(name, str) or name in NODE_NAMES | EDGE_NAMES or name in ORDINARY or len(name) < SHORTEST:
+        return ""
+    first = name.partition("_")[0]
+    if first in known and not any(one.startswith(f"{first}_") for one in known):  # a compound, such as `module_id`
+        return ""
+    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=ALIKE)
+    return found[0] if found else ""

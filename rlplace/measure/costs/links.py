@@ -12,9 +12,8 @@ import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Device, Host, Link
-from rlplace.measure.run.crew.channels import make_channel
-from rlplace.measure.run.crew.streams import torch_device
-from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.placed.channels import make_channel, torch_device
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.run.threads import keep_freed_memory
 
 SIZES_BYTES = (4096, 256 << 10, 4 << 20)

@@ -1,29 +1,42 @@
-"""`profile_costs`: what ops take on this machine, from real steps."""
+"""`profile_costs`: what ops take on this machine, from real steps.
+
+`isolated_s`: what ops take one by one, on a device that does not hold the whole step.
+
+`layouts`: how every value of a program lies in memory, found without computing any; tensors made to match.
+
+`seen_workspaces`: the scratch that ops really take, from a step whose allocations are counted.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import UpdateState, updater
+from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.isolated import isolated_s
-from rlplace.measure.costs.layouts import layouts
 from rlplace.measure.costs.single_device import capacity_bytes, single_device_peak_bytes, single_device_plan
-from rlplace.measure.costs.workspaces import seen_workspaces
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.crew.clocks import cycles_to_launch
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.memory_limits import limited_memory
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.metered_step import MeteredStep
+from rlplace.measure.placed.channels import torch_device
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents, seeded
+from rlplace.measure.placed.workers import Crew, Job, cycles_to_launch
+from rlplace.measure.run.failures import is_lost, limited_memory
 from rlplace.measure.run.race import Unwatched, Watch
 from rlplace.measure.run.threads import keep_freed_memory
 from rlplace.say import Say
@@ -258,3 +271,219 @@ def _trace_device(
     finally:
         step.unload()
     return np.stack(samples)
+
+
+WARMUP = 2
+ENOUGH_S = 0.05
+"""An op is run again and again for about so long ..."""
+LEAST_RUNS, MOST_RUNS = 3, 20
+"""... but so many times at least and at most."""
+LATEST_S = 600.0
+
+
+def isolated_s(
+    graph: OpGraph, host: Host, device: int, crew: Crew, ops: Sequence[int], known: dict[int, Layout]
+) -> NDArray[np.float64]:
+    """(len(ops),) seconds of each of `ops` run alone, warm, on `device`; what failed is estimated.
+
+    One after the other: the arguments of an op are made on the device before and gone after. An op that fails, mostly
+    as it alone is too big, has the others' median time a byte, and never less than the fastest of them.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        device: where.
+        crew: the host's threads.
+        ops: no sources.
+        known: `layouts` of the graph.
+
+    Raises:
+        RunnerError: all of them failed, or the device is lost.
+    """
+    timed = np.full(len(ops), np.nan)
+    failure: RunnerError | None = None
+    for k, op in enumerate(ops):
+        try:
+            timed[k] = _seconds(graph, host, device, crew, op, known)
+        except RunnerError as error:
+            if is_lost(error):
+                raise
+            if error.__cause__ is not None:
+                traceback.clear_frames(error.__cause__.__traceback__)  # they hold the op's tensors
+            failure = failure or error
+    if failure is not None and np.all(np.isnan(timed)):
+        raise RunnerError(f"no op runs alone on {host.devices[device].name}: {failure}") from failure
+    moved = np.maximum(graph.bytes_moved[list(ops)], 1.0)
+    told = np.maximum(moved * np.nanmedian(timed / moved), np.nanmin(timed)) if len(ops) else timed
+    return np.where(np.isnan(timed), told, timed)
+
+
+def _seconds(graph: OpGraph, host: Host, device: int, crew: Crew, op: int, known: dict[int, Layout]) -> float:
+    place = torch_device(host.devices[device])
+    is_gpu = host.devices[device].backend == "cuda"
+    seconds: list[float] = []
+
+    def job(_: int) -> None:
+        run = _call(graph, op, place, maker(known, place))
+        for _ in range(WARMUP):
+            if is_gpu:
+                cuda.await_stream(cuda.current_stream(place))
+            begin_s = time.perf_counter()
+            run()
+        launch_s = max(time.perf_counter() - begin_s, 1e-9)
+        num_runs = int(np.clip(ENOUGH_S / launch_s, LEAST_RUNS, MOST_RUNS))
+        seconds.append(_on_gpu_s(run, num_runs, place, launch_s) if is_gpu else _on_core_s(run, num_runs))
+
+    jobs: list[Job] = [job if index == device else _nothing for index in range(host.num_devices)]
+    crew.run(jobs, 0, on_error=lambda: None, deadline_s=LATEST_S)
+    return seconds[0]
+
+
+def _call(graph: OpGraph, op: int, place: torch.device, make: Callable[[Ref], torch.Tensor]) -> Callable[[], object]:
+    """The op on arguments of its own, as a placed step calls it."""
+    program = require_program(graph)
+    call = program.calls[op]
+    if isinstance(call, Update):
+        assert program.optimizer is not None
+        parameter, gradient = make(call.parameter), make(call.gradient)
+        update = updater([UpdateState(program.optimizer, parameter)], [parameter])
+        return lambda: update(gradient)
+    args, kwargs = map_refs(make, call.args), map_refs(make, call.kwargs)
+    if call.takes_device and kwargs.get("device") is not None:
+        kwargs["device"] = place
+    target: Callable[..., object] = getattr(call.target, "_op", call.target)
+    if call.is_random:
+        draws = seeded(call.target, place, seed=0, op=op)
+        return lambda: draws(0, *args, **kwargs)
+    return lambda: target(*args, **kwargs)
+
+
+def _on_core_s(run: Callable[[], object], num_runs: int) -> float:
+    samples = []
+    for _ in range(num_runs):
+        begin_s = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - begin_s)
+    return max(float(np.median(samples)), 1e-9)
+
+
+def _on_gpu_s(run: Callable[[], object], num_runs: int, place: torch.device, launch_s: float) -> float:
+    stream = cuda.current_stream(place)
+    begin, end = cuda.event(is_timed=True), cuda.event(is_timed=True)
+    cuda.hold_back(stream, cycles_to_launch(num_runs * launch_s))
+    cuda.record(begin, stream)
+    for _ in range(num_runs):
+        run()
+    cuda.record(end, stream)
+    cuda.await_event(end)
+    return max(cuda.elapsed_s(begin, end) / num_runs, 1e-9)
+
+
+def _nothing(_: int) -> None:
+    """The part of a device that is not asked."""
+
+
+LEAST, MOST = 0.01, 0.05
+"""Between them lie the values of made tensors: probabilities, scales and variances may be so, and nothing overflows."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def make(self, place: torch.device, generator: torch.Generator) -> torch.Tensor:
+        """A tensor that lies so: small random numbers, zeros where it holds integers or booleans.
+
+        Args:
+            place: where.
+            generator: of that place.
+        """
+        size = 0 if 0 in self.shape else 1 + sum((n - 1) * k for n, k in zip(self.shape, self.strides, strict=True))
+        memory = torch.zeros(size, dtype=self.dtype, device=place)
+        if self.dtype.is_complex:
+            torch.view_as_real(memory).uniform_(LEAST, MOST, generator=generator)
+        elif self.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            memory.uniform_(LEAST, MOST, generator=generator)
+        return memory.as_strided(self.shape, self.strides)
+
+
+def layouts(graph: OpGraph) -> dict[int, Layout]:
+    """By `Ref.id`, the layouts of tensors and views that calls read, as PyTorch's fake tensors have them on the CPU.
+
+    Raises:
+        InvalidValue: the graph has no program.
+    """
+    program = require_program(graph)
+    values: dict[int, Any] = {}
+
+    def read(ref: Ref) -> Any:
+        if ref.id not in values:
+            view = program.views[ref.id - program.num_tensors]
+            values[ref.id] = view.target(*map_refs(read, view.args), **map_refs(read, view.kwargs))
+        return values[ref.id]
+
+    with FakeTensorMode(), torch.no_grad():
+        for op in range(graph.num_ops):
+            if op in program.sources:
+                value = program.sources[op].value
+                made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype)
+                values[int(graph.output_offsets[op])] = made
+                continue
+            call = program.calls[op]
+            if isinstance(call, Update):
+                read(call.gradient)
+                continue
+            output = call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs))
+            outputs = output if call.returns_tuple else (output,)
+            values.update({tensor: value for tensor, value in zip(call.outputs, outputs, strict=False) if tensor >= 0})
+    return {
+        each: Layout(tuple(value.shape), value.stride(), value.dtype)
+        for each, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def maker(known: dict[int, Layout], place: torch.device) -> Callable[[Ref], torch.Tensor]:
+    """A function of a `Ref` that gives a tensor of its layout, one and the same whenever it is asked for."""
+    generator = torch.Generator(place).manual_seed(0)
+    made: dict[int, torch.Tensor] = {}
+
+    def make(ref: Ref) -> torch.Tensor:
+        if ref.id not in made:
+            made[ref.id] = known[ref.id].make(place, generator)
+        return made[ref.id]
+
+    return make
+
+
+def seen_workspaces(graph: OpGraph, host: Host, device: int, residents: Residents, crew: Crew) -> NDArray[np.int64]:
+    """(N,) bytes that each op holds beside its inputs and outputs while it runs, at least what the graph says.
+
+    Libraries decide what a convolution, a sort or a sum takes, by shapes and by the version that is installed: no
+    formula tells it. One step is run with everything on one device; ops of one signature share the most of theirs.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        device: a CPU device that holds the whole step.
+        residents: of that graph.
+        crew: the host's threads.
+
+    Raises:
+        RunnerError: an op failed.
+    """
+    step = MeteredStep(graph, host, single_device_plan(graph, device), residents, crew, marks_ops=True)
+    try:
+        step.run()
+        needed = step.needed_bytes
+    finally:
+        step.unload()
+    own = np.maximum(np.where(graph.is_source, 0, needed - graph.output_bytes), graph.workspace_bytes)
+    most: dict[str, int] = {}
+    for name, num_bytes in zip(graph.signatures, own.tolist(), strict=True):
+        most[name] = max(most.get(name, 0), num_bytes)
+    return np.array([most[name] for name in graph.signatures], dtype=np.int64)

@@ -193,7 +193,7 @@ class Advice:
     """One sentence on what to do, and the rule that gave it."""
 
     rule: str
-    """A name of `rlplace.measure.explain.advice.RULES`."""
+    """A name of `rlplace.measure.explain.explain.RULES`."""
     sentence: str
 
 

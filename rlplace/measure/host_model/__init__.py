@@ -6,17 +6,12 @@ time is the sum of, `fit` which factors explain measured step times, as a `poste
 the latter. `knowledge` is what other workloads taught about one host, and `carried` makes it of what their runs kept.
 """
 
-from rlplace.measure.host_model.carried import knowledge_of
-from rlplace.measure.host_model.fit import HostModel
-from rlplace.measure.host_model.fit_config import FitConfig
+from rlplace.measure.host_model.fit import FitConfig, HostModel
 from rlplace.measure.host_model.knowledge import HostKnowledge
-from rlplace.measure.host_model.learned_host import LearnedHost, load_learned_host, save_posterior
-from rlplace.measure.host_model.posterior import Posterior
-from rlplace.measure.host_model.prior import Prior
-from rlplace.measure.host_model.priors import Priors, load_priors, prior_of, save_priors
-from rlplace.measure.host_model.refit import fit_priors
+from rlplace.measure.host_model.learned_host import LearnedHost, Posterior, describe, load_learned_host, save_posterior
+from rlplace.measure.host_model.priors import Prior, Priors, load_priors, prior_of, save_priors
+from rlplace.measure.host_model.refit import fit_priors, knowledge_of
 from rlplace.measure.host_model.scales import Scale, Scales
-from rlplace.measure.host_model.words import describe
 
 __all__ = [
     "FitConfig",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.host_model.knowledge import Factor, HostKnowledge, Kind
-from rlplace.measure.host_model.prior import Prior
+from rlplace.measure.host_model.priors import Prior
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
 

@@ -7,16 +7,23 @@ names none.
 
 Two more fields are optional, so that what `rlplace hosts HOST --json` prints is a host file: `schema`, which is 1, and
 `fingerprint`, which if it is there must be that of the host. Remove it when you edit devices or routes.
+
+`parse_yaml`: what a YAML text holds: plain data, no larger than it looks, every key of a mapping once.
+
+`Wiring`: the compact form of links and routes in a host file.
 """
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -24,8 +31,6 @@ from rlplace.decode import decode_list, decode_record, described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import parse_json, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.hosts.safe_yaml import parse_yaml
-from rlplace.measure.hosts.wiring import Wiring, lay_routes
 
 ENDINGS = (".json", ".yaml", ".yml")
 
@@ -166,3 +171,198 @@ def _nearby(path: Path) -> str:
         return f" There is no folder {str(path.parent)!r} either."
     nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+
+
+MOST_VALUES = 1_000_000
+"""Values that a text may stand for: one that is named and repeated, level by level, counts wherever it is."""
+
+
+def parse_yaml(text: str, path: str | os.PathLike[str]) -> object:
+    """What the YAML text of the file `path` holds; reading runs no code.
+
+    Raises:
+        FileProblem: it is not YAML, a key is given twice, it is nested too deeply, holds itself, or means too much.
+    """
+    try:
+        data = yaml.load(text, Loader=_Loader)
+        num_values = _num_values(data, {})
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise FileProblem(path, f"not valid YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise FileProblem(path, "nested too deeply for a host file.") from error
+    if num_values > MOST_VALUES:
+        raise FileProblem(path, f"YAML that stands for too many values, expected at most {MOST_VALUES:,}.")
+    return data
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML, with repeated keys refused and `1e9` a number (YAML 1.1, PyYAML's dialect, takes it for text)."""
+
+    num_merged = 0
+    """Fields of all mappings, with what they merge, as often as they are looked at."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Puts the fields of what `<<` names in its place; mappings that name one another may double each time."""
+        super().flatten_mapping(node)
+        self.num_merged += len(node.value)
+        if self.num_merged > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem="it merges too many fields", problem_mark=node.start_mark)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
+    list("-+.0123456789"),
+)
+
+
+def _num_values(data: object, known: dict[int, int | None]) -> int:
+    """How many values there are if each is counted wherever it stands.
+
+    Args:
+        data: what was parsed, in which one object may stand in many places.
+        known: by identity what was counted before; None for what is being counted.
+
+    Raises:
+        ValueError: a value holds itself.
+    """
+    if not isinstance(data, Mapping | list | tuple | set):
+        return 1
+    if id(data) not in known:
+        known[id(data)] = None
+        children = data.values() if isinstance(data, Mapping) else data
+        known[id(data)] = 1 + sum(_num_values(child, known) for child in children)
+    count = known[id(data)]
+    if count is None:
+        raise ValueError("a value that holds itself")
+    return count
+
+
+_MOST_PAIRS = 4 << 20
+"""Of devices, in all wirings together, each of which may connect all of them."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Links of one kind, and the pairs of devices that they connect.
+
+    Either `pairs`: a wire of its own for each pair, one link a direction, called `nvlink:cuda:0>cuda:1`. Or `ports`: a
+    switch, or a host's memory, that every port reaches by one link up and one link down (`pcie:cuda:0:up`); a transfer
+    holds the link up of its source's port and the link down of its destination's.
+    """
+
+    name: str
+    """What the links are, e.g. `nvlink`; sources are cited under it."""
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    pairs: tuple[tuple[str, ...], ...] = ()
+    """Pairs of device names."""
+    ports: tuple[str, ...] = ()
+    """Devices; `cuda:*` is a port for each match, `cuda:0+cuda:1` is one port that two devices share."""
+    root: str = ""
+    """The device, if any, that owns the memory behind the ports: it needs no port of its own."""
+
+    def __post_init__(self) -> None:
+        if not self.name or ":" in self.name:
+            raise InvalidValue("name", self.name, "a name without a colon")
+        if bool(self.pairs) == bool(self.ports):
+            raise InvalidValue("pairs", self.pairs, "either pairs or ports, and not both")
+        if self.root and not self.ports:
+            raise InvalidValue("root", self.root, "nothing, since there are no ports")
+        for pair in self.pairs:
+            if len(pair) != 2 or pair[0] == pair[1]:
+                raise InvalidValue("pairs", pair, "pairs of two different devices")
+
+
+def lay_routes(
+    wirings: Sequence[Wiring], devices: Sequence[str], where: str
+) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
+    """The links and routes that `wirings` give to `devices`; where two connect one pair, the first does.
+
+    Example:
+        >>> links, routes = lay_routes([Wiring("pcie", 1e10, ports=("a", "b"))], ["a", "b"], "example")
+        >>> [(route.source, route.destination, route.links) for route in routes]
+        [('a', 'b', ('pcie:a:up', 'pcie:b:down')), ('b', 'a', ('pcie:b:up', 'pcie:a:down'))]
+
+    Raises:
+        UnknownName: A device that is not one of `devices`.
+        InvalidValue: Two wirings of one name, a device at two ports of one wiring, or more of them than can be laid.
+    """
+    if len(wirings) * len(devices) ** 2 > _MOST_PAIRS:
+        expected = f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices"
+        raise InvalidValue("topology", f"of {len(wirings)} entries", expected, where=where)
+    known = dict.fromkeys(devices)
+    names_before: set[str] = set()
+    links: dict[str, Link] = {}
+    routes: dict[tuple[str, str], Route] = {}
+    for index, wiring in enumerate(wirings):
+        at = f"topology[{index}]"
+        if wiring.name in names_before:
+            raise InvalidValue(f"{at}.name", wiring.name, "a name that no other entry has", where=where)
+        names_before.add(wiring.name)
+        for (source, destination), names in _routes_of(wiring, known, where, at).items():
+            if (source, destination) in routes:
+                continue
+            routes[source, destination] = Route(source, destination, names)
+            for name in names:
+                links[name] = Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)
+    return tuple(links.values()), tuple(routes.values())
+
+
+def _routes_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    wires: dict[tuple[str, str], tuple[str, ...]] = {}
+    for number, (a, b) in enumerate(wiring.pairs):
+        for name in (a, b):
+            _check_device(name, devices, where, f"{at}.pairs[{number}]")
+        wires[a, b] = (f"{wiring.name}:{a}>{b}",)
+        wires[b, a] = (f"{wiring.name}:{b}>{a}",)
+    port_of = _ports_of(wiring, devices, where, at)
+    if wiring.root:
+        _check_device(wiring.root, devices, where, f"{at}.root")
+        if wiring.root in port_of:
+            raise InvalidValue(f"{at}.root", wiring.root, "a device that is at no port", where=where)
+    ends = [*port_of, *([wiring.root] if wiring.root else [])]
+    for source in ends:
+        for destination in ends:
+            if source != destination:
+                up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
+                down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
+                wires[source, destination] = up + down
+    return wires
+
+
+def _ports_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> dict[str, str]:
+    """Device name to the port that it is at."""
+    port_of: dict[str, str] = {}
+    for number, port in enumerate(wiring.ports):
+        field = f"{at}.ports[{number}]"
+        if "*" in port:
+            matches = fnmatch.filter(devices, port)
+            if not matches:
+                raise UnknownName(f"devices in {field} of {where}", port, devices)
+            members = [(name, name) for name in matches]
+        else:
+            members = [(name, port) for name in port.split("+")]
+        for name, label in members:
+            _check_device(name, devices, where, field)
+            if name in port_of:
+                raise InvalidValue(field, port, f"{name!r} at one port only", where=where)
+            port_of[name] = label
+    return port_of
+
+
+def _check_device(name: str, devices: Collection[str], where: str, field: str) -> None:
+    if name not in devices:
+        raise UnknownName(f"device in {field} of {where}", name, devices)

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from rlplace.measure.isolate.process import CannotIsolate
 from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import Other
+from rlplace.measure.run.eager_step import Other
 from rlplace.measure.run.race import RaceProtocol, Timer
 from rlplace.measure.run.runner import HostRunner, Planner
-from rlplace.measure.timeline import Timeline
 
 VARIABLE = "RLPLACE_IN_PROCESS"
 """Of the environment: 1 has plans run in the process that asks, where nobody says otherwise."""

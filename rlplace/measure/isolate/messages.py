@@ -1,18 +1,34 @@
-"""What the process that asks and its worker say to each other: records and arrays, pickled on a private socket."""
+"""What the process that asks and its worker say to each other: records and arrays, pickled on a private socket.
+
+`Board`: a page of shared memory on which a worker says what it is doing, so that it can be asked while it hangs.
+
+Writing to it is a few stores: nobody is woken, so the step that is being timed is not disturbed.
+
+`TorchSettings`: what a user set in PyTorch for the whole process, so that a worker computes the same.
+
+`TimeLimits`: how long a contender of a race may take before it is clear that it cannot matter.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rlplace.graphs.program import Origin, Program
-from rlplace.measure.isolate.settings import TorchSettings
+from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager_step import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.runner import LONGEST_S
 
 
 @dataclass(frozen=True)
@@ -169,3 +185,188 @@ class Failed:
     """What it makes of the measurement."""
     why: str
     """The error."""
+
+
+IDLE = -2
+"""The contender of a worker that has run none since it was asked."""
+_NUM_BYTES = mmap.PAGESIZE
+_CONTENDER, _IS_AT_WORK, _IS_MADE, _BEGIN_NS, _FIRST_NS, _BEST_NS, _END_NS = range(7)
+
+
+class Board:
+    """What a worker is doing; the worker writes (it is a `Watch`), the process that waits for it reads.
+
+    Times are of `time.monotonic`, which processes of one machine share.
+
+    Args:
+        file: descriptor of the page; a new page by default.
+
+    Attributes:
+        file: descriptor to inherit.
+    """
+
+    def __init__(self, file: int | None = None) -> None:
+        self.file = shared_file(_NUM_BYTES) if file is None else file
+        self._page = mmap.mmap(self.file, _NUM_BYTES)
+        self._words = memoryview(self._page).cast("q")
+        self._have_run: set[int] = set()
+        if file is None:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forgets the contenders of the last race, not how long steps took."""
+        self._have_run.clear()
+        self._words[_CONTENDER], self._words[_IS_AT_WORK] = IDLE, False
+
+    def begin(self, contender: int, *, is_made: bool = True) -> None:
+        words = self._words
+        words[_IS_MADE], words[_CONTENDER] = is_made, contender
+        words[_BEGIN_NS] = time.monotonic_ns()
+        words[_IS_AT_WORK] = True
+
+    def end(self) -> None:
+        words = self._words
+        words[_END_NS] = time.monotonic_ns()
+        took_ns = words[_END_NS] - words[_BEGIN_NS]
+        contender = words[_CONTENDER]
+        if words[_IS_MADE] and contender in self._have_run:
+            words[_BEST_NS] = min(words[_BEST_NS] or took_ns, took_ns)
+        elif words[_IS_MADE]:
+            self._have_run.add(contender)
+            words[_FIRST_NS] = max(words[_FIRST_NS], took_ns)
+        words[_IS_AT_WORK] = False
+
+    @property
+    def contender(self) -> int:
+        """The contender that is at work, or was last; `IDLE` where none was since the worker was asked."""
+        return int(self._words[_CONTENDER])
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its step has begun and not ended."""
+        return bool(self._words[_IS_AT_WORK])
+
+    @property
+    def is_made(self) -> bool:
+        """False while it is being made for the race."""
+        return bool(self._words[_IS_MADE])
+
+    @property
+    def begin_s(self) -> float:
+        """When its step began."""
+        return float(self._words[_BEGIN_NS]) / 1e9
+
+    @property
+    def end_s(self) -> float:
+        """When the last step ended."""
+        return float(self._words[_END_NS]) / 1e9
+
+    @property
+    def first_s(self) -> float:
+        """The longest first step of any contender so far: it loads the plan; 0 before one has ended."""
+        return float(self._words[_FIRST_NS]) / 1e9
+
+    @property
+    def best_s(self) -> float:
+        """The shortest later step so far; 0 before one has ended."""
+        return float(self._words[_BEST_NS]) / 1e9
+
+    def carry(self, other: Board) -> None:
+        """Takes over how long steps took on `other`, the board of a worker that this one's replaces."""
+        for word in (_FIRST_NS, _BEST_NS):
+            self._words[word] = other._words[word]
+
+    def close(self) -> None:
+        """Gives the page back."""
+        self._words.release()
+        self._page.close()
+        os.close(self.file)
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """Settings of a process that change what ops do or how long they take."""
+
+    num_threads: int
+    """Intra-op threads of the calling thread."""
+    default_dtype: torch.dtype
+    """Of tensors that are made without one."""
+    matmul_precision: str
+    """Of float32 matrix products."""
+    is_deterministic: bool
+    """`torch.use_deterministic_algorithms`."""
+    warns_only: bool
+    """Whether an op that has no deterministic form only warns."""
+    cudnn_benchmark: bool
+    """Whether cuDNN tries its algorithms out."""
+    cudnn_deterministic: bool
+    """Whether cuDNN uses deterministic ones alone."""
+    cudnn_tf32: bool
+    """Whether cuDNN may round to TF32."""
+
+    @classmethod
+    def here(cls) -> TorchSettings:
+        """Those of this process."""
+        return cls(
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.allow_tf32,
+        )
+
+    def apply(self) -> None:
+        """Makes them those of this process."""
+        torch.set_num_threads(self.num_threads)
+        torch.set_default_dtype(self.default_dtype)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+
+
+MAKING_S = 900.0
+"""What compiling a model, or another way of making a contender, may take; plain PyTorch's own steps have it too."""
+BETWEEN_S = 900.0
+"""What a worker may take between steps, to load what it was sent and to make code of plans."""
+STOPPED_S = 10.0
+"""How long a worker that a signal stopped may stay stopped."""
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Seconds that one step may take until its worker is ended and the contender is a `timeout`.
+
+    A race that drops the hopeless needs of a slow placement only that it is slow: once a step was timed, a limit of
+    many times the best one, and what loading takes, tells that. A race that drops nobody wants all figures.
+    """
+
+    longest_s: float = LONGEST_S
+    """Of any step."""
+    least_s: float = 5.0
+    """Of any step, however fast others are: a busy machine may hold one up."""
+    num_best: float = 20.0
+    """Times the best step known."""
+    num_first: float = 4.0
+    """Times the longest first step, in which a plan is loaded: that of another may take longer."""
+
+    def limit_s(self, protocol: RaceProtocol, best_s: float, first_s: float) -> float:
+        """Seconds for a step of a plan.
+
+        Args:
+            protocol: of the race: what it drops as hopeless.
+            best_s: the best step known; 0 where none is.
+            first_s: the longest first step known; 0 where none is.
+
+        >>> hopeful = RaceProtocol(hopeless=float("inf"))
+        >>> TimeLimits().limit_s(RaceProtocol(), 0.5, 2.0), TimeLimits().limit_s(hopeful, 0.5, 2.0)
+        (18.0, 120.0)
+        """
+        if best_s <= 0.0 or math.isinf(protocol.hopeless):
+            return self.longest_s
+        several = max(self.num_best, 2.0 * protocol.hopeless)
+        return min(max(several * best_s + self.num_first * first_s, self.least_s), self.longest_s)

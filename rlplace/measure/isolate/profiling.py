@@ -16,14 +16,11 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.isolate.board import Board
 from rlplace.measure.isolate.choice import is_isolated
-from rlplace.measure.isolate.messages import Done, Fault, Profile, Setup
+from rlplace.measure.isolate.messages import MAKING_S, Board, Done, Fault, Profile, Setup, TorchSettings
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.runner import without_model
-from rlplace.measure.isolate.settings import TorchSettings
-from rlplace.measure.isolate.time_limits import MAKING_S
 from rlplace.measure.isolate.wait import Asked, wait_for
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.runner import LONGEST_S

@@ -16,22 +16,31 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.hosts.lost import all_lost, lost_of
 from rlplace.measure.hosts.present import check_runs_here
-from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Done, Fault, Profile, Race, Request, Setup, Step, Trace
+from rlplace.measure.isolate.messages import (
+    IDLE,
+    MAKING_S,
+    Done,
+    Fault,
+    Profile,
+    Race,
+    Request,
+    Setup,
+    Step,
+    TimeLimits,
+    TorchSettings,
+    Trace,
+)
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
-from rlplace.measure.isolate.settings import TorchSettings
-from rlplace.measure.isolate.time_limits import MAKING_S, TimeLimits
 from rlplace.measure.isolate.wait import Asked, wait_for
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.eager_step import EagerRecipe, Other, Recipe
 from rlplace.measure.run.outcomes import status_of
 from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer
 from rlplace.measure.run.runner import Planner
 from rlplace.measure.run.threads import usable_cores
-from rlplace.measure.timeline import Timeline
 
 _UNKNOWN = Measurement("error", math.inf)
 """Of a plan that nobody has measured yet."""

@@ -7,16 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlplace.measure.costs.single_device import single_device_plan
-from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Ask, Done, Failed, Fault, Profile, Race, Request, Said, Timed, Trace
-from rlplace.measure.isolate.post_mortem import op_at_fault
-from rlplace.measure.isolate.process import WorkerProcess
-from rlplace.measure.isolate.time_limits import BETWEEN_S, STOPPED_S
+from rlplace.measure.isolate.messages import (
+    BETWEEN_S,
+    IDLE,
+    STOPPED_S,
+    Ask,
+    Done,
+    Failed,
+    Fault,
+    Profile,
+    Race,
+    Request,
+    Said,
+    Timed,
+    Trace,
+)
+from rlplace.measure.isolate.process import WorkerProcess, op_at_fault
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.outcomes import status_of
-from rlplace.measure.run.race import REFERENCE, Timer
-from rlplace.measure.run.suspensions import LOOKS_EVERY_S, Suspensions
+from rlplace.measure.run.race import LOOKS_EVERY_S, REFERENCE, Suspensions, Timer
 from rlplace.say import Say
 
 

@@ -23,9 +23,11 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
-from rlplace.measure.isolate.board import Board
+from rlplace.measure.isolate.memory_watch import Room
 from rlplace.measure.isolate.messages import (
+    MAKING_S,
     Ask,
+    Board,
     Done,
     Failed,
     Fault,
@@ -41,12 +43,10 @@ from rlplace.measure.isolate.messages import (
     Unfit,
 )
 from rlplace.measure.isolate.packing import Section, Unpacked
-from rlplace.measure.isolate.room import Room
-from rlplace.measure.isolate.time_limits import MAKING_S
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.placed.workers import Worker as CoreWorker
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Worker as CoreWorker
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe, Other, Recipe
+from rlplace.measure.run.eager_step import EagerRecipe, Other, Recipe
 from rlplace.measure.run.failures import is_lost
 from rlplace.measure.run.outcomes import status_of
 from rlplace.measure.run.race import Timer

@@ -1,16 +1,22 @@
-"""Interleaved racing: every contender in turn with a reference, the clearly slower ones dropped early."""
+"""Interleaved racing: every contender in turn with a reference, the clearly slower ones dropped early.
+
+`Suspensions`: whether this process was stopped for a while (Ctrl-Z, `docker pause`, a batch system).
+
+`idle_share`: how much of this machine nobody uses, beside which a measured time is read.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.run.suspensions import Suspensions
 
 Timer = Callable[[], float]
 """Runs one step and returns its seconds; raises what went wrong."""
@@ -185,3 +191,70 @@ def _drop(lanes: list[Lane], rounds: int, protocol: RaceProtocol) -> None:
             lane.dropped = True
         elif rounds >= protocol.min_rounds:
             lane.dropped = float(np.percentile(lane.ratios, 25)) > high * (1 + protocol.margin)
+
+
+LOOKS_EVERY_S = 0.1
+"""How often whoever waits looks."""
+GAP_S = 0.5
+"""Looks that are further apart are a gap."""
+
+
+class Suspensions:
+    """Finds suspensions of this process, which no signal announces: clocks go on, and looks are far apart.
+
+    A gap in which this process used its CPUs was none: a thread held the interpreter's lock.
+
+    Attributes:
+        seconds: of all that were found.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._looked_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def look(self) -> float:
+        """Seconds of the suspension since the last look; 0 where there was none."""
+        with self._lock:
+            now_s, cpu_s = time.monotonic(), time.process_time()
+            gap_s, used_s = now_s - self._looked_s, cpu_s - self._cpu_s
+            self._looked_s, self._cpu_s = now_s, cpu_s
+            if gap_s <= GAP_S or used_s > gap_s / 2:
+                return 0.0
+            self.seconds += gap_s
+            return gap_s
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While active, a thread looks, so that the caller may do anything else."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(LOOKS_EVERY_S):
+                self.look()
+
+        self.look()
+        thread = threading.Thread(target=watch, name="rlplace suspensions", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def idle_share(seconds: float = 0.5) -> float:
+    """Share of this machine's CPU time that nobody used over `seconds`: 1 on an idle machine; nan if unknown."""
+    try:
+        before = _cpu_times()
+        time.sleep(seconds)
+        after = _cpu_times()
+    except OSError:
+        return float("nan")
+    total = sum(after) - sum(before)
+    return (after[3] + after[4] - before[3] - before[4]) / total if total else float("nan")
+
+
+def _cpu_times() -> list[int]:
+    with open("/proc/stat", encoding="ascii") as lines:
+        return [int(value) for value in lines.readline().split()[1:9]]

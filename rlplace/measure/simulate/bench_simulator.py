@@ -1,4 +1,7 @@
-"""How fast the simulator is, on seeded synthetic problems."""
+"""How fast the simulator is, on seeded synthetic problems.
+
+Seeded synthetic problems, for benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_placements, synthetic_problem
 
 SIZES = (100, 1_000, 10_000, 50_000, 100_000)
 DEVICES = (2, 4, 8)
@@ -76,3 +84,80 @@ def _best_of_three(call: Callable[[], object]) -> float:
         call()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def synthetic_graph(num_ops: int, *, window: int = 30, seed: int = 0) -> OpGraph:
+    """`num_ops` ops with one output each; each reads two tensors of the `window` ops before it, so E is about 2 N."""
+    rng = np.random.default_rng(seed)
+    reads = [rng.permutation(np.arange(max(0, i - window), i))[:2] for i in range(num_ops)]
+    sizes = np.exp(rng.normal(np.log(4e5), 1.0, num_ops)).astype(np.int64)
+    return OpGraph(
+        names=tuple(f"op{i}" for i in range(num_ops)),
+        targets=("aten.op",) * num_ops,
+        modules=("",) * num_ops,
+        signatures=("aten.op",) * num_ops,
+        phases=np.zeros(num_ops, dtype=np.int8),
+        flops=np.zeros(num_ops),
+        bytes_moved=np.zeros(num_ops),
+        parameter_bytes=np.zeros(num_ops, dtype=np.int64),
+        gradient_bytes=np.zeros(num_ops, dtype=np.int64),
+        state_bytes=np.zeros(num_ops, dtype=np.int64),
+        workspace_bytes=rng.integers(0, 2, num_ops) * 100_000,
+        colocation=np.full(num_ops, -1, dtype=np.int32),
+        tensor_op=np.arange(num_ops, dtype=np.int32),
+        tensor_output=np.zeros(num_ops, dtype=np.int32),
+        tensor_bytes=sizes,
+        tensor_shapes=tuple((size,) for size in sizes.tolist()),
+        tensor_dtypes=("uint8",) * num_ops,
+        input_offsets=np.cumsum([0, *(len(read) for read in reads)]).astype(np.int32),
+        input_tensors=np.concatenate([np.sort(read) for read in reads]).astype(np.int32),
+        mutation_op=np.empty(0, dtype=np.int32),
+        mutation_tensor=np.empty(0, dtype=np.int32),
+        output_tensors=np.array([num_ops - 1], dtype=np.int32),
+    )
+
+
+def synthetic_host(num_devices: int) -> Host:
+    """GPUs on one PCIe switch, as in `4xV100-pcie`: route i -> j holds the way up of i and the way down of j.
+
+    One Python thread launches everything, 5 us an op and 10 us a copy.
+    """
+    names = [f"cuda:{i}" for i in range(num_devices)]
+    devices = [
+        Device(name, "Tesla V100-PCIE-16GB", "simulated", 16 << 30, memory_granularity_bytes=512, dispatcher="python")
+        for name in names
+    ]
+    links = [Link(f"{name} {way}", 12e9, 10e-6) for name in names for way in ("up", "down")]
+    routes = [Route(i, j, (f"{i} up", f"{j} down")) for i in names for j in names if i != j]
+    return Host(
+        f"synthetic-{num_devices}xV100-pcie",
+        tuple(devices),
+        tuple(links),
+        tuple(routes),
+        dispatch_s=5e-6,
+        copy_dispatch_s=10e-6,
+    )
+
+
+def synthetic_problem(num_ops: int, num_devices: int, *, seed: int = 0) -> Problem:
+    """A synthetic graph on a synthetic host, with ops of about 100 us."""
+    rng = np.random.default_rng(seed + 1)
+    op_time_s = np.exp(rng.normal(np.log(1e-4), 1.0, (num_ops, 1))) * np.ones((1, num_devices))
+    return Problem(
+        synthetic_graph(num_ops, seed=seed),
+        synthetic_host(num_devices),
+        Costs(op_time_s, "estimated"),
+        Grouping(np.arange(num_ops, dtype=np.int32)),
+    )
+
+
+def synthetic_placements(
+    num_ops: int, num_devices: int, count: int, *, contiguous: bool = False, seed: int = 0
+) -> NDArray[np.int32]:
+    """(count, N) int32: every op anywhere, or one block of ops a device, cut at random."""
+    rng = np.random.default_rng(seed + 2)
+    if not contiguous:
+        return rng.integers(0, num_devices, (count, num_ops)).astype(np.int32)
+    cuts = np.sort(rng.integers(0, num_ops + 1, (count, num_devices - 1)), axis=1)
+    blocks: NDArray[np.int32] = np.sum(np.arange(num_ops)[None, :, None] >= cuts[:, None, :], axis=2, dtype=np.int32)
+    return blocks

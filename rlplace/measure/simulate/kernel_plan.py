@@ -8,6 +8,10 @@ There are two planners. This one is what searches spend their time in; kernel_pl
 copy may have to wait for a device and so has no start that is known at its request. It could plan here too, but its
 queues would make the common case slower. Where both apply, tests hold them equal to the bit; the bitmaps and `sort`
 below are shared, and what looks alike in the two loops is not: there, a branch takes the place of a flag.
+
+What an in-place update waits for: the other readers, the transfers and the earlier updates of its tensor.
+
+What a placement's step takes at least: enough to leave slow ones before they are simulated to their end.
 """
 
 from __future__ import annotations
@@ -15,10 +19,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.compiled import Compiled, Updates
 from rlplace.measure.simulate.host_tables import HANDOVER
-from rlplace.measure.simulate.kernel_cutoff import forget_ready
-from rlplace.measure.simulate.kernel_updates import count_updates, waiting_updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
 
 
@@ -299,3 +301,111 @@ def drop(
     for at in range(num_top):
         left |= top[device * num_top + at]
     return int(left == 0)
+
+
+@inlined
+def is_updater(u: Updates, op: int, tensor: int) -> bool:
+    """Whether the op updates the tensor in place."""
+    updates = False
+    for a in range(u.updater_offsets[tensor], u.updater_offsets[tensor + 1]):
+        updates = updates or u.updater_ops[a] == op
+    return updates
+
+
+@inlined
+def shares_memory(u: Updates, source: int, device: int) -> bool:
+    """Whether ops on `device` read the tensors of `source` where they are."""
+    return source == device or u.route_kind[source * u.num_devices + device] == HANDOVER
+
+
+@inlined
+def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: Ints, devices: Ints) -> None:
+    """Add to `waiting` (N,) what in-place updates wait for."""
+    for t in range(len(u.updater_offsets) - 1):
+        first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
+        if first == last:
+            continue
+        source = devices[u.tensor_op[t]]
+        waits = 0
+        sent = 0
+        for a in range(reader_offsets[t], reader_offsets[t + 1]):
+            reader = reader_ops[a]
+            e = devices[reader]
+            if shares_memory(u, source, e):
+                waits += not is_updater(u, reader, t)
+            elif not (sent >> e) & 1:
+                sent |= 1 << e
+                waits += 1
+        for a in range(first, last):
+            waiting[u.updater_ops[a]] += waits + (a - first)
+
+
+@inlined
+def waiting_updates(u: Updates, devices: Ints, op: int, found: Ints) -> int:
+    """Number of updates that the end of `op` brings nearer, left in `found`, once for each tensor they wait on."""
+    device = devices[op]
+    count = 0
+    for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
+        t = u.input_tensors[a]
+        first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
+        if first < last and not is_updater(u, op, t) and shares_memory(u, devices[u.tensor_op[t]], device):
+            for b in range(first, last):
+                found[count] = u.updater_ops[b]
+                count += 1
+    for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
+        t = u.updated_tensors[a]
+        for b in range(u.updater_offsets[t], u.updater_offsets[t + 1]):
+            if u.updater_ops[b] > op:
+                found[count] = u.updater_ops[b]
+                count += 1
+    return count
+
+
+SLACK = 1e-9
+"""Share by which a bound must be above a cutoff: sums in another order round differently."""
+
+
+@kernel
+def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) -> float:
+    """A lower bound on the step time; the work of each device and the path from each op are left in the scratch.
+
+    A device does its ops one after the other, and no path through the graph is shorter than its ops and the transfers
+    between their devices; queues, launches and co-run slowdown only add to both. In a full pipeline only work counts.
+    """
+    n, num_devices = p.num_ops, p.num_devices
+    op_time_s, is_source, output_offsets = pointer(p.op_time_s), pointer(p.is_source), pointer(p.output_offsets)
+    reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
+    route_kind, latency_s, s_per_byte = pointer(p.route_kind), pointer(p.route_latency_s), pointer(p.route_s_per_byte)
+    tensor_bytes, devices = pointer(p.tensor_bytes), pointer(placement)
+    path_s, work_s = pointer(s.path_s), pointer(s.work_left_s)
+    s.work_left_s[:] = 0.0
+    longest_path = 0.0
+    for i in range(n - 1, -1, -1):
+        device = devices[i]
+        longest = 0.0
+        for t in range(output_offsets[i], output_offsets[i + 1]):
+            for b in range(reader_offsets[t], reader_offsets[t + 1]):
+                reader = reader_ops[b]
+                pair = device * num_devices + devices[reader]
+                after = path_s[reader]
+                if route_kind[pair] > HANDOVER:
+                    after += latency_s[pair] + tensor_bytes[t] * s_per_byte[pair]
+                longest = max(longest, after)
+        if not is_source[i]:
+            seconds = op_time_s[i * num_devices + device]
+            longest += seconds
+            work_s[device] += seconds
+        path_s[i] = longest
+        longest_path = max(longest_path, longest)
+    least = 0.0 if throughput else longest_path
+    for d in range(num_devices):
+        least = max(least, work_s[d])
+    return least
+
+
+@kernel
+def forget_ready(s: Scratch) -> None:
+    """Leave no op ready, after a plan that was not followed to its end."""
+    s.ready_leaf[:] = np.int64(0)
+    s.ready_middle[:] = np.int64(0)
+    s.ready_top[:] = np.int64(0)

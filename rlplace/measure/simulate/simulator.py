@@ -1,29 +1,44 @@
-"""`Simulator`: the step-time model as a `Measurer`."""
+"""`Simulator`: the step-time model as a `Measurer`.
+
+Whether a plan that somebody gives can be followed.
+
+`simulated_timeline`: when the simulator has every op and transfer begin and end, and what memory is held.
+
+`Evaluation`: the simulator's kernels on batches of plans, on every thread.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.jit import Ints, kernel
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import compile_problem
-from rlplace.measure.simulate.evaluation import Evaluation, Order, Results
-from rlplace.measure.simulate.host_tables import account_names
-from rlplace.measure.simulate.kernel_batch import load_plan
-from rlplace.measure.simulate.kernel_check import check
-from rlplace.measure.simulate.kernel_critical import critical_path
-from rlplace.measure.simulate.plan_batch import PlanBatch, stack_plans, unplanned
-from rlplace.measure.simulate.ranks import default_priorities
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS
-from rlplace.measure.simulate.simulated_timeline import simulated_timeline
-from rlplace.measure.timeline import Timeline
+from rlplace.measure.simulate.compiled import Compiled, compile_problem
+from rlplace.measure.simulate.host_tables import account_names, default_priorities
+from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
+from rlplace.measure.simulate.kernel_events import EventScratch, new_event_scratch
+from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory
+from rlplace.measure.simulate.scratch import (
+    POSITION,
+    TRANSFERS,
+    PlanBatch,
+    Scratch,
+    new_scratch,
+    stack_plans,
+    unplanned,
+)
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -274,3 +289,206 @@ def _order(priorities: NDArray[np.float64]) -> Order:
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=np.int32)
     return rank, order
+
+
+@kernel
+def check(p: Compiled, s: Scratch, devices: Ints) -> int:
+    """Position of the first item of the sequence that comes too early or twice, or -1 where the sequence is sound.
+
+    Leaves the number of transfers that the placement needs in `s.state[TRANSFERS]`.
+    """
+    n, num_devices = p.num_ops, p.num_devices
+    input_offsets, input_tensors, output_offsets, tensor_op = (
+        p.input_offsets,
+        p.input_tensors,
+        p.output_offsets,
+        p.tensor_op,
+    )
+    u, sequence, state = p.updates, s.sequence, s.users
+    done = s.waiting
+    done[:] = 0
+    state[:] = 0
+    missing, there = 1, 2
+    needed = 0
+    for i in range(n):
+        for a in range(input_offsets[i], input_offsets[i + 1]):
+            t = input_tensors[a]
+            place = t * num_devices + devices[i]
+            if devices[i] != devices[tensor_op[t]] and state[place] == 0:
+                state[place] = missing
+                needed += 1
+    s.state[TRANSFERS] = needed
+    for position in range(s.state[POSITION]):
+        item = sequence[position]
+        if done[item]:
+            return position
+        done[item] = 1
+        if item < n:
+            for a in range(input_offsets[item], input_offsets[item + 1]):
+                if state[input_tensors[a] * num_devices + devices[item]] != there:
+                    return position
+            for a in range(u.updated_offsets[item], u.updated_offsets[item + 1]):
+                t = u.updated_tensors[a]
+                source = devices[tensor_op[t]]
+                for e in range(num_devices):
+                    if not shares_memory(u, source, e) and state[t * num_devices + e] == missing:
+                        return position
+                for b in range(p.reader_offsets[t], p.reader_offsets[t + 1]):
+                    reader = p.reader_ops[b]
+                    if not done[reader] and not is_updater(u, reader, t) and shares_memory(u, source, devices[reader]):
+                        return position
+                for b in range(u.updater_offsets[t], u.updater_offsets[t + 1]):
+                    if u.updater_ops[b] < item and not done[u.updater_ops[b]]:
+                        return position
+            for t in range(output_offsets[item], output_offsets[item + 1]):
+                state[t * num_devices + devices[item]] = there
+        else:
+            tensor, destination = s.transfer_tensor[item - n], s.transfer_destination[item - n]
+            place = tensor * num_devices + destination
+            if state[tensor * num_devices + devices[tensor_op[tensor]]] != there or state[place] != missing:
+                return position
+            state[place] = there
+    return -1
+
+
+def simulated_timeline(p: Compiled, s: Scratch, plan: Plan) -> Timeline:
+    """The timeline of a plan that was just evaluated.
+
+    Args:
+        p: the problem.
+        s: working memory that the plan was evaluated in.
+        plan: for both.
+    """
+    n = p.num_ops
+    items = slice(n, n + plan.num_transfers)
+    counters = [_memory_steps(s, device) for device in range(p.num_devices)]
+    return Timeline(
+        op_device=plan.devices,
+        op_start_s=s.start_s[:n].copy(),
+        op_end_s=s.end_s[:n].copy(),
+        transfer_tensor=plan.transfer_tensor,
+        transfer_source=plan.devices[p.tensor_op[plan.transfer_tensor]],
+        transfer_destination=plan.transfer_destination,
+        transfer_start_s=s.start_s[items].copy(),
+        transfer_end_s=s.end_s[items].copy(),
+        memory_time_s=np.concatenate([times for times, _ in counters]),
+        memory_device=np.repeat(np.arange(p.num_devices, dtype=np.int32), [len(times) for times, _ in counters]),
+        memory_bytes=np.concatenate([held for _, held in counters]),
+        source="simulated",
+    )
+
+
+def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Instants at which a device's allocated bytes change, and the bytes from then on."""
+    times, deltas = [np.zeros(1)], [s.held_bytes[device : device + 1]]
+    for lane, sign in ((2 * device, 1), (2 * device + 1, -1)):
+        first = 2 * int(s.event_base[lane])
+        events = slice(first, first + 2 * int(s.event_count[lane]))
+        times.append(s.events[events][::2])
+        deltas.append(sign * s.events.view(np.int64)[events][1::2])
+    instants, places = np.unique(np.concatenate(times), return_inverse=True)
+    changes = np.zeros(len(instants), dtype=np.int64)
+    np.add.at(changes, places, np.concatenate(deltas))
+    steps = (changes != 0) | (instants == 0.0)
+    return instants[steps], np.cumsum(changes)[steps]
+
+
+Results = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Step times (B,) in seconds, infinite where memory does not suffice, and peaks (B, accounts) in bytes."""
+Order = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Place of each op in order of priority, and the op at each place."""
+
+
+class Evaluation:
+    """Evaluates batches on one compiled problem; the same to the bit, whatever the threads.
+
+    Args:
+        compiled: the problem.
+        is_throughput: seconds per step of a full pipeline instead of one step from start to end.
+        threads: batches are cut for so many.
+    """
+
+    def __init__(self, compiled: Compiled, *, is_throughput: bool, threads: int) -> None:
+        self._compiled, self._is_throughput, self._threads = compiled, is_throughput, threads
+        self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
+
+    @contextmanager
+    def scratch(self) -> Iterator[tuple[Scratch, EventScratch]]:
+        """Working memory that no other thread uses."""
+        try:
+            pair = self._idle.get_nowait()
+        except Empty:
+            pair = new_scratch(self._compiled), new_event_scratch(self._compiled)
+        try:
+            yield pair
+        finally:
+            self._idle.put(pair)
+
+    def everywhere(self, batch: PlanBatch, order: Order, cutoff_s: NDArray[np.float64] | None = None) -> Results:
+        """The results of a batch, on every thread.
+
+        Args:
+            batch: B plans, or placements that are still to be planned.
+            order: in which placements are planned.
+            cutoff_s: (B,) step times above may come back as infinite.
+        """
+        count = len(batch.devices)
+        if self._threads == 1 or count < 2:
+            with self.scratch() as (s, v):
+                return self.here(s, v, batch, order, cutoff_s)
+        cutoffs, results = _cutoffs(cutoff_s, count), self._new_results(count)
+        size = max(1, count // (4 * self._threads))
+
+        def run(first: int) -> None:
+            with self.scratch() as (s, v):
+                self._run(s, v, batch, first, min(first + size, count), order, cutoffs, results)
+
+        if self._pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
+            self._pool_process = os.getpid()
+        list(self._pool.map(run, range(0, count, size)))
+        return results
+
+    def here(
+        self,
+        s: Scratch,
+        v: EventScratch,
+        batch: PlanBatch,
+        order: Order,
+        cutoff_s: NDArray[np.float64] | None = None,
+    ) -> Results:
+        """As `everywhere`, on this thread, in its working memory, which then holds the last plan with its times."""
+        count = len(batch.devices)
+        results = self._new_results(count)
+        self._run(s, v, batch, 0, count, order, _cutoffs(cutoff_s, count), results)
+        return results
+
+    def one_by_one(self, s: Scratch, v: EventScratch, batch: PlanBatch, order: Order) -> Iterator[Results]:
+        """After each plan of a batch, while working memory holds it with its times, the results up to it."""
+        count = len(batch.devices)
+        cutoffs, results = _cutoffs(None, count), self._new_results(count)
+        for b in range(count):
+            self._run(s, v, batch, b, b + 1, order, cutoffs, results)
+            yield results
+
+    def _run(
+        self,
+        s: Scratch,
+        v: EventScratch,
+        batch: PlanBatch,
+        first: int,
+        last: int,
+        order: Order,
+        cutoffs: NDArray[np.float64],
+        results: Results,
+    ) -> None:
+        evaluate(self._compiled, s, v, self._is_throughput, batch, first, last, *order, cutoffs, *results)
+
+    def _new_results(self, count: int) -> Results:
+        return np.empty(count), np.empty((count, self._compiled.num_accounts), dtype=np.int64)
+
+
+def _cutoffs(cutoff_s: NDArray[np.float64] | None, count: int) -> NDArray[np.float64]:
+    return np.full(count, np.inf) if cutoff_s is None else cutoff_s

@@ -1,9 +1,14 @@
-"""`Elites`: the best placements seen so far."""
+"""`Elites`: the best placements seen so far.
+
+`settle`: what a learner tells its policy after each update.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlplace.policy.protocols import StartsSomewhere, Straying
 
 
 class Elites:
@@ -58,3 +63,17 @@ class Elites:
         self._counts = {key: self._counts[key] for key in kept}
         self.rewards = np.array([mean[key] for key in kept])
         self.group_devices = np.array([np.frombuffer(key, dtype=np.int32) for key in kept], dtype=np.int32)
+
+
+def settle(policy: object, flips: float | None = None, elites: Elites | None = None) -> None:
+    """Has the policy propose around the best placement seen, and stay near its best guess, where it can be told.
+
+    Args:
+        policy: any; one that is neither `StartsSomewhere` nor `Straying` is left alone.
+        flips: groups in which samples differ from the best guess on average; None leaves that as it is.
+        elites: the best placements seen.
+    """
+    if elites is not None and len(elites) and isinstance(policy, StartsSomewhere):
+        policy.start_from(elites.group_devices[0])
+    if flips is not None and isinstance(policy, Straying):
+        policy.set_flips(flips)

@@ -13,12 +13,12 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlplace.env.graph_observation import index_space
+from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.config import PPOConfig
 from rlplace.policy.learn.elites import Elites
 from rlplace.policy.learn.ppo import GroupPPO
-from rlplace.policy.placer.policy import PlacerPolicy
+from rlplace.policy.placer import PlacerPolicy
 
 
 class PlacerPPO(PPO):

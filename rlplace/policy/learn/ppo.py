@@ -1,9 +1,12 @@
-"""`GroupPPO`: proximal policy optimisation with a ratio for each group, and with self-imitation."""
+"""`GroupPPO`: proximal policy optimisation with a ratio for each group, and with self-imitation.
+
+`learn_many`: one network learns on several problems at once.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
+from rlplace.errors import InvalidValue
 from rlplace.policy.config import PPOConfig
-from rlplace.policy.learn.elites import Elites
-from rlplace.policy.learn.imitate import cloning_loss, imitate
-from rlplace.policy.learn.settle import settle
+from rlplace.policy.learn.clone import cloning_loss, imitate
+from rlplace.policy.learn.elites import Elites, settle
 from rlplace.policy.learn.state import LearnerState, learner_state, load_learner_state
 from rlplace.policy.protocols import GroupPolicy
 
@@ -167,3 +170,55 @@ def clipped_group_loss(log_ratio_BG: Tensor, advantages_B: Tensor, clip_range: f
     advantages_B1 = advantages_B[:, None]
     clipped_BG = ratio_BG.clamp(1 - clip_range, 1 + clip_range)
     return -torch.min(advantages_B1 * ratio_BG, advantages_B1 * clipped_BG).mean()
+
+
+Score = Callable[[NDArray[np.int32]], NDArray[np.floating]]
+"""From placements (B, G) of groups to their rewards (B,)."""
+
+
+def learn_many(
+    policies: Sequence[GroupPolicy],
+    scores: Sequence[Score],
+    config: PPOConfig | None = None,
+    *,
+    num_rounds: int,
+    num_samples: int = 16,
+    seed: int = 0,
+    on_update: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> list[GroupPPO]:
+    """A learner for each policy, after `num_rounds` updates on each problem in turn, with one optimizer for all.
+
+    GDP's batch training (Zhou et al. 2019, section 3.3): the network is shared, everything else is by problem. Rewards
+    are compared within a problem, since a step of one says nothing of a step of another; so are the best placements.
+
+    Args:
+        policies: of one network, each made for a problem (`GnnPolicy(other, network=first.network)`).
+        scores: what rewards the placements of each policy.
+        config: of PPO.
+        num_rounds: updates on each problem.
+        num_samples: placements an update.
+        seed: of the order of problems within a round, and of minibatches.
+        on_update: told the index of the policy and the figures of its update.
+
+    Raises:
+        InvalidValue: no policies, another number of scores, or networks that are not shared.
+    """
+    config = config or PPOConfig()
+    if not policies or len(scores) != len(policies):
+        raise InvalidValue("scores", len(scores), f"one for each of {len(policies)} policies", where="learn_many")
+    shared = list(policies[0].parameters())
+    if any([id(one) for one in policy.parameters()] != [id(one) for one in shared] for policy in policies[1:]):
+        hint = "Give the network of the first policy to the others."
+        raise InvalidValue("policies", "networks of their own", "one network", where="learn_many", hint=hint)
+    optimizer = Adam(shared, lr=config.learning_rate)
+    learners = [
+        GroupPPO(policy, config, seed=seed + index, optimizer=optimizer) for index, policy in enumerate(policies)
+    ]
+    generator = np.random.default_rng(seed)
+    for turn in range(num_rounds):
+        for index in generator.permutation(len(policies)).tolist():
+            rows = policies[index].sample(num_samples)
+            figures = learners[index].update(rows, scores[index](rows), progress=turn / num_rounds)
+            if on_update is not None:
+                on_update(index, figures)
+    return learners

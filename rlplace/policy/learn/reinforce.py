@@ -11,9 +11,8 @@ from torch import Tensor
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.config import ReinforceConfig
-from rlplace.policy.learn.elites import Elites
-from rlplace.policy.learn.imitate import cloning_loss
-from rlplace.policy.learn.settle import settle
+from rlplace.policy.learn.clone import cloning_loss
+from rlplace.policy.learn.elites import Elites, settle
 from rlplace.policy.learn.state import LearnerState, learner_state, load_learner_state
 from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
 

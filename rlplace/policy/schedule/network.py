@@ -1,16 +1,38 @@
-"""`ScheduleNetwork`: what the policy `schedule` learns; no weight of it depends on a problem's groups or devices."""
+"""`ScheduleNetwork`: what the policy `schedule` learns; no weight of it depends on a problem's groups or devices.
+
+`Components`: groupings and weights of the list scheduler, each a guess at any problem.
+
+`group_features`: what the policy `schedule` sees of each group besides the partial schedule.
+
+`problem_summary`: a problem in a few numbers, whatever its numbers of ops, groups and devices.
+
+Files of `ScheduleNetwork`: weights as safetensors, and what their numbers are as JSON beside them.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlplace.env.list_schedules import ESTIMATES, FEATURES
-from rlplace.env.sequential import DECISION_FEATURES
+from rlplace.decode import decode_record
+from rlplace.env import DECISION_FEATURES
+from rlplace.env.list_schedules import ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
+from rlplace.env.problem_features import graph_features
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.graphs.opgraph import BACKWARD, UPDATE
+from rlplace.graphs.paths import longest_after
+from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import SCHEMA, check_weights, load_checkpoint, save_checkpoint
+from rlplace.policy.config import ScheduleConfig
 from rlplace.policy.module import seeded_weights
-from rlplace.policy.schedule.components import Components
-from rlplace.policy.schedule.group_features import GROUP_FEATURES
-from rlplace.policy.schedule.summary import SUMMARY
 
 ALLOWED = DECISION_FEATURES.index("allowed")
 RELATED = len(ESTIMATES)
@@ -165,3 +187,251 @@ def _zero(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """C groupings with weights.
+
+    Attributes:
+        grouping: (C,) int64 places in `GROUPINGS`.
+        weights: (C, 9) float64, in the order of `FEATURES`.
+    """
+
+    grouping: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.weights.shape != (len(self.grouping), len(FEATURES)) or not len(self.grouping):
+            expected = f"one at least, each a grouping and {len(FEATURES)} weights"
+            raise InvalidValue("components", self.weights.shape, expected, where="policy schedule")
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> Components:
+        """Those of names of groupings with weights."""
+        return cls(
+            np.array([GROUPINGS.index(name) for name, _ in pairs], dtype=np.int64),
+            np.array([weights for _, weights in pairs], dtype=np.float64),
+        )
+
+    @classmethod
+    def listed(cls) -> Components:
+        """The list that small searches begin with, in its order."""
+        return cls.of(FIRST_WEIGHTS)
+
+    def __len__(self) -> int:
+        return len(self.grouping)
+
+    def pair(self, component: int) -> Pair:
+        """The grouping's name and the weights of one."""
+        return GROUPINGS[int(self.grouping[component])], tuple(self.weights[component].tolist())
+
+
+STATIC = (
+    "log_ops",
+    "log_parameter_bytes",
+    "log_output_bytes",
+    "log_in_bytes",
+    "log_out_bytes",
+    "log_in_edges",
+    "log_out_edges",
+    "mean_position",
+    "first_position",
+    "path_before",
+    "path_after",
+    "criticality",
+    "is_forward",
+    "is_backward",
+    "is_update",
+)
+"""Those of `graph_features` that are the same whichever way devices are numbered, and however many there are."""
+GROUP_FEATURES = ("log_cost", *STATIC)
+"""Names of the features; `log_cost` is of the mean cost over devices, in mean costs of a group."""
+
+
+def group_features(problem: Problem) -> NDArray[np.float32]:
+    """(G, 16) float32 `GROUP_FEATURES`; all but `log_cost` have mean 0 and variance 1 over the groups."""
+    features = graph_features(problem)
+    places = [features.names.index(name) for name in STATIC]
+    log_cost = np.log1p(features.group_cost.mean(axis=1, keepdims=True))
+    return np.concatenate((log_cost, features.node_features[:, places]), axis=1).astype(np.float32)
+
+
+SUMMARY = (
+    "log_devices",
+    "device_speed_spread",
+    "link_rate_spread",
+    "shared_links",
+    "blocking",
+    "log_transfer_share",
+    "log_latency_share",
+    "log_launch_share",
+    "log_memory_use",
+    "log_parameter_share",
+    "critical_path_share",
+    "largest_op_share",
+    "log_ops",
+    "log_groups",
+    "log_modules",
+    "largest_module_share",
+    "repetition",
+    "unrolling",
+    "fan_out",
+    "backward_share",
+    "update_share",
+    "log_micro_batches",
+)
+"""Names of the numbers; all are without a unit, and the same whichever way devices are numbered."""
+_LEAST = 1e-6
+
+
+def problem_summary(problem: Problem) -> NDArray[np.float32]:
+    """(22,) float32 `SUMMARY` of a problem."""
+    graph, host = problem.graph, problem.host
+    num_devices, num_ops = host.num_devices, max(graph.num_ops, 1)
+    time_s = problem.costs.op_time_s.mean(axis=1)
+    total_s = max(float(time_s.sum()), 1e-30)
+    device_s = np.maximum(problem.costs.op_time_s.sum(axis=0), 1e-30)
+    sent = np.unique(graph.input_tensors)
+    sent = sent[~graph.is_source[graph.tensor_op[sent]]]
+    away = ~np.eye(num_devices, dtype=np.bool_)
+    rates, delays = problem.transfer_s_per_byte[away], problem.transfer_latency_s[away]
+    rate, delay = (float(table.mean()) if table.size else 0.0 for table in (rates, delays))
+    copied = rates[rates > 0.0]
+    kept = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+    room = sum(max(device.memory_bytes - device.context_bytes, 1) for device in host.devices)
+    whole_bytes = float(kept.sum() + graph.tensor_bytes[sent].sum())
+    modules = np.unique(np.array(graph.modules), return_inverse=True)[1]
+    module_s = np.bincount(modules, weights=time_s)
+    kinds = np.unique(np.stack((modules, graph.phases, _numbers(graph.targets), graph.output_bytes)), axis=1).shape[1]
+    routes = [route for route in host.routes if route.links]
+    uses = np.unique([link for route in routes for link in route.links], return_counts=True)[1]
+    values = {
+        "log_devices": np.log(num_devices),
+        "device_speed_spread": float(np.log(device_s.max() / device_s.min())),
+        "link_rate_spread": float(np.log(copied.max() / copied.min())) if copied.size else 0.0,
+        "shared_links": float(uses.max() / len(routes)) if uses.size else 0.0,
+        "blocking": float(np.mean([route.blocks_destination for route in routes])) if routes else 0.0,
+        "log_transfer_share": _log(float(graph.tensor_bytes[sent].sum()) * rate / total_s),
+        "log_latency_share": _log(len(sent) * delay / total_s),
+        "log_launch_share": _log(num_ops * host.dispatch_s / total_s),
+        "log_memory_use": _log(whole_bytes / room),
+        "log_parameter_share": _log(float(kept.sum()) / max(whole_bytes, 1.0)),
+        "critical_path_share": _critical_path_s(problem, time_s) / total_s,
+        "largest_op_share": float(time_s.max(initial=0.0)) / total_s,
+        "log_ops": np.log(num_ops),
+        "log_groups": np.log(max(problem.grouping.num_groups, 1)),
+        "log_modules": np.log(max(len(module_s), 1)),
+        "largest_module_share": float(module_s.max(initial=0.0)) / total_s,
+        "repetition": 1.0 - kinds / num_ops,
+        "unrolling": _unrolling(modules, graph.phases),
+        "fan_out": np.log(max(graph.num_edges, 1) / max(len(sent), 1)),
+        "backward_share": float(time_s[graph.phases == BACKWARD].sum()) / total_s,
+        "update_share": float(time_s[graph.phases == UPDATE].sum()) / total_s,
+        "log_micro_batches": np.log(graph.num_micro_batches),
+    }
+    return np.array([values[name] for name in SUMMARY], dtype=np.float32)
+
+
+def _log(value: float) -> float:
+    return float(np.log(max(value, _LEAST)))
+
+
+def _numbers(words: tuple[str, ...]) -> NDArray[np.int64]:
+    return np.unique(np.array(words), return_inverse=True)[1].astype(np.int64)
+
+
+def _critical_path_s(problem: Problem, time_s: NDArray[np.float64]) -> float:
+    """Seconds of the longest path of ops, transfers left out."""
+    graph = problem.graph
+    producers = graph.tensor_op[graph.input_tensors]
+    after_s = longest_after(time_s, graph.input_offsets, producers, np.zeros(len(producers)))
+    return float((time_s + after_s).max(initial=0.0))
+
+
+def _unrolling(modules: NDArray[np.int64], phases: NDArray[np.int8]) -> float:
+    """log of how often the ops of a module and phase are resumed after those of another, on average."""
+    label = modules * 3 + phases
+    resumed = 1 + int(np.count_nonzero(np.diff(label)))
+    return float(np.log(resumed / max(len(np.unique(label)), 1)))
+
+
+KIND: Literal["schedule"] = "schedule"
+"""What its checkpoints say they are of."""
+
+
+@dataclass(frozen=True)
+class ScheduleFile:
+    """What `policy.json` says of the weights beside it."""
+
+    schema: int
+    kind: Literal["schedule"]
+    hidden: int
+    num_components: int
+    num_scenarios: int
+    groupings: tuple[str, ...] = GROUPINGS
+    """Names of groupings, ..."""
+    features: tuple[str, ...] = DECISION_FEATURES
+    """... of what is seen of a device, ..."""
+    group_features: tuple[str, ...] = GROUP_FEATURES
+    """... of a group, ..."""
+    summary: tuple[str, ...] = SUMMARY
+    """... of a problem ..."""
+    estimates: tuple[str, ...] = ESTIMATES
+    """... and of a placement."""
+    about: str = ""
+    """How it was trained."""
+
+
+def new_network(config: ScheduleConfig | None = None, *, seed: int = 0) -> ScheduleNetwork:
+    """A network that knows nothing but the weights that searches begin with."""
+    config = config or ScheduleConfig()
+    return ScheduleNetwork(Components.listed(), config.hidden, seed=seed)
+
+
+def save_network(network: ScheduleNetwork, path: str | os.PathLike[str], about: str = "") -> None:
+    """Writes a network to `path` (`.safetensors`), and what its numbers are beside it (`.json`).
+
+    Raises:
+        FileProblem: a file cannot be written.
+    """
+    sizes = (network.hidden, len(network.grouping), len(network.scenarios))
+    save_checkpoint(path, asdict(ScheduleFile(SCHEMA, KIND, *sizes, about=about)), network.state_dict())
+
+
+def load_network(path: str | os.PathLike[str]) -> ScheduleNetwork:
+    """The network that `save_network`, or a policy's `save`, wrote to `path`.
+
+    Raises:
+        FileProblem: a file is missing, not what it should be, or of a version that saw other features.
+        InvalidValue, UnknownName: a field of the description is missing or wrong.
+    """
+    about, tensors = load_checkpoint(path, KIND)
+    described = decode_record(ScheduleFile, about, str(Path(path).with_suffix(".json")))
+    ours = ScheduleFile(SCHEMA, KIND, 0, 0, 0)
+    for name in ("groupings", "features", "group_features", "summary", "estimates"):
+        if getattr(described, name) != getattr(ours, name):
+            raise FileProblem(path, f"its {name} are not those of this version: train it again.")
+    path, count = Path(path), described.num_components
+    sizes = {
+        "grouping": (count,),
+        "gate.0.weight": (described.hidden, len(SUMMARY)),
+        "gate.2.weight": (count, described.hidden),
+        "scenarios": (described.num_scenarios, count),
+    }
+    for name, shape in sizes.items():  # before anything of that size is made
+        found = tuple(tensors[name].shape) if name in tensors else "missing"
+        if found != shape:
+            expected = f"expected {shape} by {path.with_suffix('.json').name}"
+            raise FileProblem(path, f"weights of another network: {name} is {found}, {expected}.")
+    check_weights({name: tensor for name, tensor in tensors.items() if name != "grouping"}, path)
+    grouping = tensors["grouping"]
+    if grouping.dtype != torch.int64 or not bool(((grouping >= 0) & (grouping < len(GROUPINGS))).all()):
+        raise FileProblem(path, f"grouping holds what is no place among the {len(GROUPINGS)} groupings.")
+    components = Components(np.zeros(count, dtype=np.int64), np.zeros((count, len(FEATURES))))
+    network = ScheduleNetwork(components, described.hidden, num_scenarios=described.num_scenarios)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:  # names or shapes of other weights
+        raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
+    return network

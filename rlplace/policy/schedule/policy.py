@@ -1,8 +1,13 @@
-"""`SchedulePolicy`: places one group after the other over the partial schedule; and guesses zero-shot."""
+"""`SchedulePolicy`: places one group after the other over the partial schedule; and guesses zero-shot.
+
+Episodes of the policy `schedule`: placements made group by group, and made again to see what was decided when.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,17 +16,21 @@ from torch import Tensor
 
 from rlplace.env.list_schedules import GROUPINGS, Pair
 from rlplace.env.problem_features import problem_features
-from rlplace.env.sequential import SequentialBatch, SequentialObservation
+from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
-from rlplace.policy.module import PolicyModule
-from rlplace.policy.schedule.config import ScheduleConfig
-from rlplace.policy.schedule.group_features import group_features
-from rlplace.policy.schedule.network import MARKS, ScheduleNetwork, heavy_tailed
-from rlplace.policy.schedule.network_file import KIND, load_network, save_network
+from rlplace.policy.config import ScheduleConfig
+from rlplace.policy.module import PolicyModule, temperature_for
+from rlplace.policy.schedule.network import (
+    KIND,
+    MARKS,
+    ScheduleNetwork,
+    group_features,
+    heavy_tailed,
+    load_network,
+    problem_summary,
+    save_network,
+)
 from rlplace.policy.schedule.proposals import propose
-from rlplace.policy.schedule.rollout import Decisions, masked_log_probs, replay, roll
-from rlplace.policy.schedule.summary import problem_summary
-from rlplace.policy.temperature import temperature_for
 
 OWN = GROUPINGS.index("own")
 LEAST_SCALE, MOST_SCALE, BISECTIONS = 1e-6, 1e3, 40
@@ -228,3 +237,67 @@ def _scale_for(margins_GD: Tensor, flips: float) -> float:
         expected = (1.0 - torch.softmax(heavy_tailed(margins_GD / middle), dim=-1).amax(dim=-1)).sum()
         low, high = (low, middle) if expected > flips else (middle, high)
     return low
+
+
+LOG_PROB_BARRED = -30.0
+"""Log-probability of a device that memory bars, by an estimate: never drawn, but known placements may use it."""
+
+Choose = Callable[[SequentialObservation], NDArray[np.int64]]
+"""From what is seen to a device for each episode, (B,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """What was seen in B episodes of G decisions.
+
+    Attributes:
+        groups: (G, B) int64, which group was decided.
+        features: (G, B, D, F) float32, of the partial schedule.
+        mask: (G, B, D) bool, where the group might go.
+        devices: (G, B) int64, where it went.
+    """
+
+    groups: Tensor
+    features: Tensor
+    mask: Tensor
+    devices: Tensor
+
+
+def roll(episodes: SequentialBatch, choose: Choose) -> NDArray[np.int32]:
+    """(B, G) int32 devices of groups after every group was decided by `choose`."""
+    episodes.reset()
+    while not episodes.is_done:
+        episodes.step(choose(episodes.observe()))
+    return episodes.placed.copy()
+
+
+def replay(episodes: SequentialBatch, group_devices: NDArray[np.integer]) -> Decisions:
+    """What is seen on the way to placements (B, G), each group decided as they say (teacher forcing)."""
+    forced = np.asarray(group_devices, dtype=np.int64)
+    rows = np.arange(len(forced))
+    groups, features, masks, devices = [], [], [], []
+
+    def follow(seen: SequentialObservation) -> NDArray[np.int64]:
+        chosen = forced[rows, seen.group]
+        groups.append(seen.group.copy())
+        features.append(seen.features.copy())
+        masks.append(seen.mask.copy())
+        devices.append(chosen)
+        return chosen
+
+    roll(episodes, follow)
+    stacked = (torch.from_numpy(np.stack(parts)) for parts in (groups, features, masks, devices))
+    return Decisions(*stacked)
+
+
+def masked_log_probs(logits: Tensor, mask: Tensor, allowed: Tensor) -> Tensor:
+    """(..., D) log-probabilities of devices.
+
+    Args:
+        logits: (..., D).
+        mask: (..., D) bool, where memory suffices and pins allow it; one device at least.
+        allowed: (..., D) bool, where pins allow it: what is barred beyond that has `LOG_PROB_BARRED`.
+    """
+    log_probs = torch.log_softmax(logits.masked_fill(~mask, -torch.inf), dim=-1)
+    barred = torch.where(allowed, LOG_PROB_BARRED, -torch.inf)
+    return torch.where(mask, log_probs, barred)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from rlplace.env.list_schedules import ListSchedules, Pair
 from rlplace.measure.problem import Problem
-from rlplace.policy.schedule.network import ScheduleNetwork
-from rlplace.policy.schedule.summary import problem_summary
+from rlplace.policy.schedule.network import ScheduleNetwork, problem_summary
 
 POOL_WORK = 2_000_000
 """Devices of ops that are looked at to rank components by the schedules that they lead to ..."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rlplace.measure.explain.explanation import CutEdge, Explanation
 from rlplace.report.format import NOTHING, format_bytes, format_ms
-from rlplace.report.html.escape import prose
+from rlplace.report.html.figure import Raw, Section, prose, table
 from rlplace.report.html.run_data import RunData
-from rlplace.report.html.tags import Raw, Section, table
 
 _MOST_MODULES = 14
 _MOST_CUTS = 10

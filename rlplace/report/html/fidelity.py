@@ -9,10 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.report.format import format_ms
-from rlplace.report.html.escape import plot_text, readable
-from rlplace.report.html.figure import FAINT, SERIES_COLORS, Figure, Variant, axis, base_layout
+from rlplace.report.html.figure import (
+    FAINT,
+    SERIES_COLORS,
+    Figure,
+    Section,
+    Variant,
+    axis,
+    base_layout,
+    details,
+    plot_text,
+    readable,
+    table,
+)
 from rlplace.report.html.run_data import RunData
-from rlplace.report.html.tags import Section, details, table
 
 BAND = 0.1
 _FEW = 3

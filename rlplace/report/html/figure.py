@@ -1,4 +1,9 @@
-"""`Figure`: what plotly is to draw, as plain data that a page can hold, whatever names are in it."""
+"""`Figure`: what plotly is to draw, as plain data that a page can hold, whatever names are in it.
+
+HTML from data: every text is escaped here, so that no name of a run can become markup.
+
+Names of a run as text that markup cannot hide in: for HTML, and for plotly's own small markup language.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplace.files import jsonable
+from rlplace.say import clean
 
 INK, FAINT, GRID, CARD, ACCENT = "@ink", "@faint", "@grid", "@card", "@accent"
 """Colours of the page, which the page's script replaces by those of its light or dark style."""
@@ -132,3 +138,139 @@ def discrete_scale(colors: Sequence[str]) -> dict[str, Any]:
     count = len(colors)
     stops = [[edge / count, color] for k, color in enumerate(colors) for edge in (k, k + 1)]
     return {"colorscale": stops, "cmin": -0.5, "cmax": count - 0.5, "showscale": False}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        id: of its heading, to which the page's list of contents leads.
+        title: its heading.
+        lead: a sentence below it, as text.
+        body: markup, its texts escaped.
+        figures: that `body` has places for.
+    """
+
+    id: str
+    title: str
+    lead: str
+    body: str
+    figures: Sequence[Figure] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Markup that is put into a table as it is: its texts are escaped."""
+
+    markup: str
+
+
+def paragraph(text: str, style: str = "") -> str:
+    """A paragraph of plain text.
+
+    Args:
+        text: as it is to be read.
+        style: class of the paragraph.
+    """
+    return f"<p{_class(style)}>{prose(text)}</p>"
+
+
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    numbers: Sequence[int] = (),
+    styles: Mapping[int, str] | None = None,
+    minor: Sequence[int] = (),
+) -> str:
+    """A table in a box of its own that scrolls where it is too wide; columns in which nothing stands are left out.
+
+    Args:
+        headings: one a column.
+        rows: cells, as text or `Raw` markup.
+        numbers: columns that are aligned to the right.
+        styles: row to its class.
+        minor: columns that narrow screens leave out.
+    """
+    rows = [[_markup(cell) for cell in row] for row in rows]
+    kept = [column for column in range(len(headings)) if any(row[column] for row in rows)]
+    marks = [
+        " ".join(name for name, columns in (("number", numbers), ("minor", minor)) if column in columns)
+        for column in kept
+    ]
+    head = "".join(f"<th{_class(mark)}>{escaped(headings[column])}</th>" for column, mark in zip(kept, marks))
+    body = "".join(
+        f"<tr{_class((styles or {}).get(index, ''))}>"
+        + "".join(f"<td{_class(mark)}>{row[column]}</td>" for column, mark in zip(kept, marks))
+        + "</tr>"
+        for index, row in enumerate(rows)
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def facts(pairs: Sequence[tuple[str, object]]) -> str:
+    """A list of names and values."""
+    items = "".join(f"<div><dt>{escaped(name)}</dt><dd>{_markup(value)}</dd></div>" for name, value in pairs)
+    return f'<dl class="facts">{items}</dl>'
+
+
+def details(summary: str, markup: str) -> str:
+    """Markup that is folded away behind a line."""
+    return f"<details><summary>{escaped(summary)}</summary>{markup}</details>"
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """A list of lines of text."""
+    return "<ul>" + "".join(f"<li>{prose(line)}</li>" for line in lines) + "</ul>"
+
+
+def _markup(value: object) -> str:
+    return value.markup if isinstance(value, Raw) else escaped(value)
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""
+
+
+MOST_CHARACTERS = 160
+"""Of a name; longer ones are cut in the middle."""
+
+
+def readable(text: object, most: int = MOST_CHARACTERS) -> str:
+    """`clean` text, cut in the middle where it has more than `most` characters.
+
+    Example:
+        >>> readable("from one end to the other", most=13)
+        'from ...other'
+    """
+    shown = clean(text)
+    if len(shown) <= most:
+        return shown
+    half = (most - 3) // 2
+    return f"{shown[:half]}...{shown[-half:]}"
+
+
+def escaped(text: object) -> str:
+    """A name as HTML, also inside of an attribute's quotes.
+
+    Example:
+        >>> escaped('<b>"x"</b>')
+        '&lt;b&gt;&quot;x&quot;&lt;/b&gt;'
+    """
+    return html.escape(readable(text), quote=True)
+
+
+def prose(text: object) -> str:
+    """Sentences as HTML, cut nowhere."""
+    return html.escape(clean(text))
+
+
+def plot_text(text: object, most: int = MOST_CHARACTERS) -> str:
+    """A name as plotly shows it, which reads a few tags and entities, links among them.
+
+    Example:
+        >>> plot_text('<a href="x">y</a>')
+        '&lt;a href="x"&gt;y&lt;/a&gt;'
+    """
+    return html.escape(readable(text, most), quote=False)

@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.report.format import format_ms, format_seconds
-from rlplace.report.html.escape import plot_text, readable
-from rlplace.report.html.figure import FAINT, SERIES_COLORS, Figure, Variant, axis, base_layout
+from rlplace.report.html.figure import (
+    FAINT,
+    SERIES_COLORS,
+    Figure,
+    Section,
+    Variant,
+    axis,
+    base_layout,
+    plot_text,
+    readable,
+    table,
+)
 from rlplace.report.html.run_data import RunData, Search
-from rlplace.report.html.tags import Section, table
 
 _HEIGHT_PX = 360
 _EVALUATIONS, _MEASURED, _SECONDS, _STEP_S = range(4)

@@ -6,10 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.report.format import format_bytes
-from rlplace.report.html.escape import plot_text, readable
-from rlplace.report.html.figure import DEVICE_COLORS, FAINT, OTHER_COLOR, Figure, Variant, axis, base_layout
+from rlplace.report.html.figure import (
+    DEVICE_COLORS,
+    FAINT,
+    OTHER_COLOR,
+    Figure,
+    Section,
+    Variant,
+    axis,
+    base_layout,
+    paragraph,
+    plot_text,
+    readable,
+    table,
+)
 from rlplace.report.html.run_data import DeviceFacts, RunData
-from rlplace.report.html.tags import Section, paragraph, table
 
 MOST_POINTS = 800
 """Of a device's line; of more, the highest in each stretch are kept, so that peaks stay."""

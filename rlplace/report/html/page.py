@@ -1,30 +1,310 @@
-"""`report_page`: a run as one HTML page that needs nothing else: no network, no file beside it."""
+"""`report_page`: a run as one HTML page that needs nothing else: no network, no file beside it.
+
+The head of the page: what was run, and what came of it, before any figure.
+
+What was run: a command that runs it again, every setting, and the files of the run.
+
+What the run learned about the host, in words and as factors.
+
+The table of the run: every method's placement, and plain PyTorch beside them.
+"""
 
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from rlplace.errors import MissingExtra
-from rlplace.report.html.escape import escaped, prose
+from rlplace.report.format import NOTHING, format_bytes, format_clock, format_ms
 from rlplace.report.html.explained import explained_section
 from rlplace.report.html.fidelity import fidelity_section
-from rlplace.report.html.field import field_section
-from rlplace.report.html.figure import figures_json
-from rlplace.report.html.learned_host import learned_host_section
+from rlplace.report.html.figure import (
+    Raw,
+    Section,
+    bullets,
+    details,
+    escaped,
+    facts,
+    figures_json,
+    paragraph,
+    prose,
+    table,
+)
 from rlplace.report.html.learning import learning_section
 from rlplace.report.html.memory import memory_section
 from rlplace.report.html.modules import modules_section
-from rlplace.report.html.overview import overview
-from rlplace.report.html.run_data import RunData
-from rlplace.report.html.tags import Section
+from rlplace.report.html.run_data import Factor, Row, RunData, Seconds
 from rlplace.report.html.timeline import timeline_section
-from rlplace.report.html.what_was_run import what_was_run_section
+from rlplace.say import clean
+
+_LATEST_S = 253_402_300_799.0
+"""The end of the year 9999: `datetime` knows no later one."""
+
+
+def overview(data: RunData) -> str:
+    """The head: title, the result in a sentence, four figures, and where they were had."""
+    simulated = "" if data.is_measured else '<p class="warning">Simulated: no step of this run was measured.</p>'
+    return (
+        f"<h1>{escaped(data.workload)}<span> on {escaped(data.host or data.config.get('host', 'a host'))}</span></h1>"
+        f"{simulated}{paragraph(sentence(data), 'lead')}{_cards(data)}{_facts(data)}"
+    )
+
+
+def sentence(data: RunData) -> str:
+    """What came of the run, in a sentence or two."""
+    best = data.best_row
+    if best is None or best.step_s is None:
+        return "No placement ran to its end."
+    single_s, eager_s = data.step_s("single"), data.step_s("eager")
+    ratios = []
+    if single_s:
+        ratios.append(f"{best.step_s / single_s:.2f} of the best single device's time")
+    if eager_s:
+        ratios.append(f"{best.step_s / eager_s:.2f} of eager PyTorch's")
+    over = f": {' and '.join(ratios)}" if ratios else ""
+    text = f"The best placement, found by {best.method}, takes {format_ms(best.step_s)} ms a step, {data.kind}{over}."
+    if eager_s and eager_s < best.step_s:
+        text += " Eager PyTorch was faster than every placement here: use eager."
+    return text
+
+
+def _cards(data: RunData) -> str:
+    best = data.best_row
+    if best is None or best.step_s is None:
+        return ""
+    spread = f"± {format_ms(best.spread_s)} ms, {best.method}" if best.spread_s else best.method
+    cards = [("best step", f"{format_ms(best.step_s)} ms", spread)]
+    for label, method in (("over one device", "single"), ("over eager PyTorch", "eager")):
+        other_s = data.step_s(method)
+        if other_s:
+            cards.append((label, f"{best.step_s / other_s:.2f}×", f"{format_ms(other_s)} ms there"))
+    peaks = _peaks(data)
+    if peaks:
+        name, peak = max(peaks.items(), key=lambda item: item[1])
+        cards.append(("peak memory", format_bytes(peak), f"on {name}"))
+    return '<div class="cards">' + "".join(map(_card, cards)) + "</div>"
+
+
+def _card(card: tuple[str, str, str]) -> str:
+    label, value, note = map(escaped, card)
+    return f'<div class="card"><span>{label}</span><strong>{value}</strong><small>{note}</small></div>'
+
+
+def _peaks(data: RunData) -> dict[str, int]:
+    memory = data.trace.memory if data.trace else {}
+    return {name: max(value for _, value in points) for name, points in memory.items() if points}
+
+
+def _facts(data: RunData) -> str:
+    pairs: list[tuple[str, object]] = []
+    if data.devices:
+        kinds = Counter(device.kind or device.backend for device in data.devices if not device.members)
+        pairs.append(("host", f"{data.host}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items())))
+    if data.num_ops:
+        cut = f", {data.num_micro_batches} micro-batches" if data.num_micro_batches > 1 else ""
+        pairs.append(("step", f"{data.num_ops:,} ops{cut}"))
+    if data.time_s is not None and 0 <= data.time_s <= _LATEST_S:
+        when = datetime.datetime.fromtimestamp(data.time_s, tz=datetime.UTC)
+        pairs.append(("finished", f"{when:%Y-%m-%d %H:%M} UTC"))
+    versions = data.config.get("versions")
+    if isinstance(versions, Mapping):
+        pairs.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+    return facts(pairs) if pairs else ""
+
+
+_MOST_SETTINGS, _MOST_DEPTH = 400, 8
+_LEAST_S = 0.5
+
+
+def what_was_run_section(data: RunData) -> Section:
+    """The last section of every page."""
+    settings = list(_flat(data.config, ""))[:_MOST_SETTINGS]
+    lead = "The same again; the rest of the settings are the program's own, listed below as they were."
+    body = f'<pre class="command">{prose(command(data.config))}</pre>'
+    body += _durations(data.durations)
+    body += details(f"{len(settings)} settings", table(["setting", "value"], settings))
+    if data.files:
+        links = [[Raw(f'<a href="{escaped(name)}">{escaped(name)}</a>')] for name in data.files]
+        body += details("Files of the run, beside this page", table(["file"], links))
+    return Section("run", "What was run", lead, body)
+
+
+def command(config: Mapping[str, Any]) -> str:
+    """A command line that asks for the same run; for a shell, whatever the workload is called.
+
+    Example:
+        >>> command({"workload": "nmt", "host": "cores", "train": {"budget_s": 90.0, "seed": 3}})
+        'rlplace train nmt --host cores --budget 90s --seed 3'
+    """
+    train = _object(config.get("train"))
+    search, learn = _object(train.get("search")), _object(train.get("learn"))
+    cut = _object(config.get("micro_batches"))
+    words = ["rlplace", "train", config.get("workload", "WORKLOAD"), "--host", config.get("host", "auto")]
+    if isinstance(train.get("budget_s"), int | float):
+        words += ["--budget", f"{train['budget_s']:g}s"]
+    if "seed" in train:
+        words += ["--seed", train["seed"]]
+    if config.get("workload_seed"):
+        words += ["--workload-seed", config["workload_seed"]]
+    if search.get("method"):
+        words += ["--method", search["method"]]
+    if search.get("method") == "policy" and learn.get("policy"):
+        words += ["--policy", learn["policy"]]
+    if config.get("gangs") is True:
+        words.append("--gangs")
+    if cut.get("count") not in (None, 1):
+        words += ["--micro-batches", cut["count"]]
+    return shlex.join(clean(word) for word in words)
+
+
+def _durations(durations: Seconds) -> str:
+    """A row for each part that took time, or was expected to; empty where nothing is known."""
+    parts = [name for name in {**durations.expected, **durations.taken} if _some(durations, name)]
+    rows = [
+        [
+            name.removesuffix("_s"),
+            *(format_clock(known.get(name, 0.0)) for known in (durations.expected, durations.taken)),
+        ]
+        for name in parts
+    ]
+    return table(["part of the run", "expected, m:ss", "taken, m:ss"], rows, numbers=(1, 2)) if rows else ""
+
+
+def _some(durations: Seconds, name: str) -> bool:
+    return any(known.get(name, 0.0) >= _LEAST_S for known in (durations.expected, durations.taken))
+
+
+def _flat(value: object, path: str, depth: int = 0) -> Iterator[list[object]]:
+    """`a.b` and the value, for every value of nested objects."""
+    if isinstance(value, Mapping) and depth < _MOST_DEPTH:
+        for key, item in value.items():
+            yield from _flat(item, f"{path}.{key}" if path else str(key), depth + 1)
+    elif isinstance(value, Mapping | list):
+        yield [path, ", ".join(map(str, value)) or "none"]
+    else:
+        yield [path, "none" if value is None else value]
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+_MOST_ROWS = 40
+_SURE = 1.96
+_LARGEST_LOG = 50.0
+
+
+def learned_host_section(data: RunData) -> Section | None:
+    """The lines that the run said, and the factors behind them; None where no method learned the host."""
+    if data.host_lines is None:
+        return None
+    lead = (
+        "Measured steps against the figures of the host: factors on op types, devices, links and launches that the "
+        "measurements bear out, with the interval that holds 95 % of what is believed."
+    )
+    said = (
+        bullets(data.host_lines) if data.host_lines else paragraph("The host is as profiled, as far as the steps tell.")
+    )
+    factors = [one for one in data.factors if _is_usable(one)]
+    ranked = sorted(factors, key=lambda one: -abs(one.log_mean) / one.log_deviation)[:_MOST_ROWS]
+    rows = [[one.kind, one.name, f"{math.exp(one.log_mean):.3g}×", _interval(one), _narrowed(one)] for one in ranked]
+    heads = ["what", "name", "factor", "95 % interval", "deviation left"]
+    summary = f"{len(ranked)} of {len(factors)} factors, the surest first"
+    more = details(summary, table(heads, rows, numbers=(2, 3, 4))) if rows else ""
+    return Section("host", "What was learned about the host", lead, said + more)
+
+
+def _is_usable(factor: Factor) -> bool:
+    return abs(factor.log_mean) < _LARGEST_LOG and 0 < factor.log_deviation < _LARGEST_LOG
+
+
+def _interval(factor: Factor) -> str:
+    low, high = (math.exp(factor.log_mean + side * _SURE * factor.log_deviation) for side in (-1, 1))
+    return f"{low:.3g} to {high:.3g}"
+
+
+def _narrowed(factor: Factor) -> str:
+    """How much of the doubt there was before is left."""
+    return f"{factor.log_deviation / factor.prior_deviation:.0%}" if factor.prior_deviation > 0 else ""
+
+
+NO_PLACEMENT_NOTE = "† no placement: timed for comparison, cannot be handed back."
+
+
+def field_section(data: RunData) -> Section:
+    """Rows as the run printed them: placements first, fastest first, what failed last."""
+    rows = sorted(
+        data.rows,
+        key=lambda row: (not row.placement, row.step_s or math.inf, row.method != data.best, row.method),
+    )
+    longest = max((_high(row) for row in rows), default=0.0)
+    single_s, eager_s = data.step_s("single"), data.step_s("eager")
+    cells: list[list[object]] = []
+    styles: dict[int, str] = {}
+    for index, row in enumerate(rows):
+        is_best = row.method == data.best and row.placement
+        mark = " ★" if is_best else "" if row.placement else " †"
+        styles[index] = "best" if is_best else "" if row.placement else "apart"
+        cells.append(
+            [
+                f"{row.method}{mark}",
+                NOTHING if row.step_s is None else format_ms(row.step_s),
+                f"± {format_ms(row.spread_s)}" if row.step_s and row.spread_s else "",
+                Raw(_bar(row, longest)),
+                _over(row.step_s, single_s),
+                _over(row.step_s, eager_s),
+                f"{row.placements:,}" if row.placements else "",
+                f"{row.measured:,}" if row.measured else "",
+                _note(row),
+            ]
+        )
+    if not any(row.step_s and row.spread_s for row in rows):
+        how = "simulated" if not data.is_measured else "measured"
+        lead = f"Step times are {how}; less is better."
+    else:
+        lead = (
+            "Median step time of every row, and half the interquartile range of its samples, all measured in turn in "
+            "one race. A lead within the spread is no lead."
+        )
+    heads = ["method", "step, ms", "", "", "of one device", "of eager", "placements", "measured", "notes"]
+    body = table(heads, cells, numbers=(1, 2, 4, 5, 6, 7), styles=styles, minor=(3, 5, 6, 7, 8))
+    if any(not row.placement for row in rows):
+        body += paragraph(NO_PLACEMENT_NOTE, "note")
+    return Section("field", "The field", lead, body)
+
+
+def _high(row: Row) -> float:
+    return (row.step_s or 0.0) + (row.spread_s or 0.0)
+
+
+def _bar(row: Row, longest: float) -> str:
+    """The step time as a bar, its spread as a line over the end; empty where it was not timed."""
+    if row.step_s is None or longest <= 0:
+        return ""
+    width, spread = 100 * row.step_s / longest, 100 * (row.spread_s or 0.0) / longest
+    whisker = f'<i style="left:{max(width - spread, 0):.2f}%;width:{min(2 * spread, 100):.2f}%"></i>' if spread else ""
+    return f'<span class="bar"><b style="width:{width:.2f}%"></b>{whisker}</span>'
+
+
+def _over(step_s: float | None, other_s: float | None) -> str:
+    return f"{step_s / other_s:.2f}×" if step_s and other_s else ""
+
+
+def _note(row: Row) -> str:
+    if row.status == "ok":
+        return row.why
+    return f"{row.status}: {row.why}" if row.why else row.status
+
 
 SECTIONS: tuple[tuple[str, str, Callable[[RunData], Section | None]], ...] = (
     ("The field", "the table", field_section),

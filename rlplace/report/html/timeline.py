@@ -8,20 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplace.report.format import format_bytes, format_ms, format_seconds
-from rlplace.report.html.escape import plot_text, readable
 from rlplace.report.html.figure import (
     MODULE_COLORS,
     OTHER_COLOR,
     PHASE_COLORS,
     Figure,
+    Section,
     Variant,
     axis,
     base_layout,
     discrete_scale,
+    paragraph,
+    plot_text,
+    readable,
+    table,
 )
-from rlplace.report.html.module_groups import OTHERS, module_groups
+from rlplace.report.html.modules import OTHERS, module_groups
 from rlplace.report.html.run_data import RunData
-from rlplace.report.html.tags import Section, paragraph, table
 from rlplace.report.html.trace import TRANSFER, Slice, Trace, covered_s
 
 MOST_BARS = 4000

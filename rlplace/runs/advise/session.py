@@ -14,10 +14,10 @@ from rlplace.measure.costs.links import profile_links
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.run.eager_step import EagerStep
 from rlplace.measure.run.threads import one_thread_here
+from rlplace.report.console import Progress, make_progress
 from rlplace.report.format import format_seconds
-from rlplace.report.progress import Progress, make_progress
 from rlplace.runs.advise.advise import advise
 from rlplace.runs.advise.verdict import Words
 from rlplace.runs.host_lock import measuring_alone

@@ -1,27 +1,42 @@
-"""`cp-sat`: the best schedule and placement of small problems, proven; beyond that the best found, and a bound."""
+"""`cp-sat`: the best schedule and placement of small problems, proven; beyond that the best found, and a bound.
+
+The schedule of a step as a constraint program (OR-Tools CP-SAT).
+
+Every op has a start, an end and one device; on each device, link and dispatcher what runs does not overlap. A tensor
+goes to each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may
+be delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
+priorities. What it leaves out only makes steps longer: memory over time (what is resident all step long counts),
+co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
+
+Times are whole units, rounded down: with starts rounded down as well, any schedule stays one (s + p <= t implies
+floor(s) + floor(p) <= floor(t)), so the optimum times the unit is a lower bound.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, MissingExtra
 from rlplace.graphs.grouping.groups import group_ops
-from rlplace.measure.bounds.bounds import lower_bound_s
-from rlplace.measure.bounds.figures import figures
-from rlplace.measure.bounds.paths import heads_and_tails
+from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.compiled import compile_problem
+from rlplace.measure.simulate.host_tables import HANDOVER, JOB
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.exact.cp_sat_model import ScheduleModel, load_ortools
-from rlplace.search.groups import majority_devices
 from rlplace.search.rules.baselines import solve_single
-from rlplace.search.schedule.heft import solve_heft
-from rlplace.search.schedule.units import group_units, op_units
-from rlplace.search.task import Budget, Task
+from rlplace.search.schedule.list_scheduling import solve_heft
+from rlplace.search.schedule.units import Units, group_units, host_resources, op_units
+from rlplace.search.task import Budget, Task, majority_devices
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 MOST_JOBS = 120
 """Ops up to which ops are scheduled, and the bound is one; beyond, groups."""
@@ -193,3 +208,248 @@ def _solve(built: ScheduleModel, seconds: float, effort: float) -> tuple[list[ND
         max(solver.best_objective_bound, 0.0) * built.unit_s,
         status == cp_model.OPTIMAL,
     )
+
+
+UNITS = 1 << 30
+"""Time units from 0 to the horizon."""
+
+
+def load_ortools() -> Any:
+    """The module `ortools.sat.python.cp_model`.
+
+    Raises:
+        MissingExtra: OR-Tools is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise MissingExtra("ortools", "exact") from None
+    return cp_model
+
+
+class ScheduleModel:
+    """The constraint program of a problem's units.
+
+    Attributes:
+        model: the program, its goal the end of the last unit.
+        unit_s: seconds of a time unit.
+        starts: the start of every unit; 0 for sources.
+        on: for every label, the variable of each device where it may be.
+    """
+
+    def __init__(self, problem: Problem, units: Units, horizon_s: float, *, are_ops: bool = True) -> None:
+        """Build the program.
+
+        Args:
+            problem: where launches, updates and routes come from.
+            units: what is placed.
+            horizon_s: no schedule that matters is longer.
+            are_ops: whether units are ops; launches and updates are left out for groups.
+
+        Raises:
+            MissingExtra: OR-Tools is not installed.
+        """
+        self._problem, self._units, self._are_ops = problem, units, are_ops
+        self._compiled = compile_problem(problem)
+        self._resources = host_resources(problem)
+        self.model: cp_model.CpModel = load_ortools().CpModel()
+        self.unit_s = max(horizon_s, 1e-30) / UNITS
+        self._horizon = UNITS + 1
+        self._busy: dict[tuple[str, int], list[Any]] = defaultdict(list)
+        self._begins: dict[int, Any] = {}  # launches that wait for the inputs of their op
+        self._loads: dict[tuple[str, int], list[Any]] = defaultdict(list)
+        self._transfers: dict[int, list[tuple[int, Any, Any, int]]] = defaultdict(list)
+        self.on = [self._label_variables(label) for label in range(len(units.label_allowed))]
+        self.starts = [self._time(f"s{unit}") for unit in range(len(units.label))]
+        self._ends = [self._time(f"e{unit}") for unit in range(len(units.label))]
+        for unit in range(len(units.label)):
+            self._run_unit(unit)
+        for tensor in range(len(units.tensor_unit)):
+            self._send_tensor(tensor)
+        if are_ops:
+            self._wait_to_update()
+        self._hold_residents()
+        self.makespan = self._time("makespan")
+        for key, intervals in self._busy.items():
+            if len(intervals) > 1:
+                self.model.add_no_overlap(intervals)
+                self.model.add(self.makespan >= sum(self._loads[key]))
+        for end in self._ends:
+            self.model.add(self.makespan >= end)
+        self.model.minimize(self.makespan)
+
+    def whole(self, seconds: float) -> int:
+        """Time units in `seconds`, rounded down, beyond the doubt of the division; what passes the horizon is cut."""
+        return math.floor(min(seconds / self.unit_s * (1 - 2.0**-50), UNITS + 2))
+
+    def narrow(self, heads: NDArray[np.float64], tails: NDArray[np.float64], least_s: float) -> None:
+        """Tells the program what is known: least heads and tails of units, and of the step."""
+        for unit, (head, tail) in enumerate(zip(heads.tolist(), tails.tolist(), strict=True)):
+            if not self._units.is_source[unit]:
+                self.model.add(self.starts[unit] >= self.whole(head))
+                self.model.add(self.makespan >= self._ends[unit] + self.whole(tail))
+        self.model.add(self.makespan >= self.whole(least_s))
+
+    def hint(self, devices: NDArray[np.int32], starts_s: NDArray[np.float64] | None = None) -> None:
+        """Suggests devices of units, and starts."""
+        for label, variables in enumerate(self.on):
+            first = int(np.argmax(self._units.label == label))
+            for device, variable in variables.items():
+                self.model.add_hint(variable, int(devices[first] == device))
+        if starts_s is not None:
+            for start, seconds in zip(self.starts, starts_s.tolist(), strict=True):
+                self.model.add_hint(start, self.whole(seconds))
+
+    def devices(self, value: Any) -> NDArray[np.int32]:
+        """(U,) int32: where a solution puts the units; `value` gives a variable's value."""
+        chosen = [next(device for device, variable in of.items() if value(variable)) for of in self.on]
+        return np.array(chosen, dtype=np.int32)[self._units.label]
+
+    def _label_variables(self, label: int) -> dict[int, Any]:
+        devices = np.flatnonzero(self._units.label_allowed[label]).tolist()
+        variables = {device: self.model.new_bool_var(f"x{label},{device}") for device in devices}
+        self.model.add_exactly_one(variables.values())
+        return variables
+
+    def _time(self, name: str) -> Any:
+        return self.model.new_int_var(0, self._horizon, name)
+
+    def _place(self, unit: int) -> dict[int, Any]:
+        return self.on[int(self._units.label[unit])]
+
+    def _atoms(self, device: int) -> list[int]:
+        offsets = self._resources.device_offsets
+        return list(self._resources.device_holds[offsets[device] : offsets[device + 1]].tolist())
+
+    def _keep_busy(self, kind: str, which: int, interval: Any, load: Any) -> None:
+        self._busy[kind, which].append(interval)
+        self._loads[kind, which].append(load)
+
+    def _launch(self, name: str, cost_s: float, start: Any, places: dict[int, Any]) -> Any:
+        """A launch on the dispatcher of wherever it happens, before `start`; its own start, or None if it is free."""
+        cost = self.whole(cost_s)
+        launching = {d: on for d, on in places.items() if self._compiled.dispatcher[d] >= 0}
+        if not (self._are_ops and cost > 0 and launching):
+            return None
+        begin = self._time(f"{name} launch")
+        for device, on in launching.items():
+            interval = self.model.new_optional_fixed_size_interval_var(begin, cost, on, f"{name} launch {device}")
+            self._keep_busy("dispatcher", int(self._compiled.dispatcher[device]), interval, cost * on)
+            self.model.add(start >= begin + cost).only_enforce_if(on)
+        return begin
+
+    def _run_unit(self, unit: int) -> None:
+        units, start, end, places = self._units, self.starts[unit], self._ends[unit], self._place(unit)
+        if units.is_source[unit]:
+            self.model.add(start == 0)
+            self.model.add(end == 0)
+            return
+        durations = {device: self.whole(float(units.time_s[unit, device])) for device in places}
+        self.model.add(end == start + sum(durations[device] * on for device, on in places.items()))
+        begin = self._launch(f"u{unit}", self._compiled.dispatch_s, start, places)
+        is_idle_launch = begin is not None and self._compiled.run_ahead == 1
+        for device, on in places.items():
+            name, load = f"u{unit},{device}", durations[device] * on
+            if is_idle_launch and self._compiled.dispatcher[device] >= 0:
+                load = (durations[device] + self.whole(self._compiled.dispatch_s)) * on
+                interval = self.model.new_optional_interval_var(begin, self._time(name), end, on, name)
+            elif durations[device] > 0:
+                interval = self.model.new_optional_fixed_size_interval_var(start, durations[device], on, name)
+            else:
+                continue
+            for atom in self._atoms(device):
+                self._keep_busy("resource", atom, interval, load)
+        first, last = units.input_offsets[unit], units.input_offsets[unit + 1]
+        waits_first = is_idle_launch and self._compiled.by_request
+        if waits_first:
+            self._begins[unit] = begin
+        for producer in set(units.tensor_unit[units.input_tensors[first:last]].tolist()):
+            if not units.is_source[producer]:
+                self.model.add(start >= self._ends[producer])
+                for device, on in places.items() if waits_first else ():
+                    if self._compiled.dispatcher[device] >= 0:
+                        self.model.add(begin >= self._ends[producer]).only_enforce_if(on)
+
+    def _send_tensor(self, tensor: int) -> None:
+        units, compiled = self._units, self._compiled
+        producer = int(units.tensor_unit[tensor])
+        first, last = units.reader_offsets[tensor], units.reader_offsets[tensor + 1]
+        readers = [r for r in units.readers[first:last].tolist() if units.label[r] != units.label[producer]]
+        for destination in sorted({device for reader in readers for device in self._place(reader)}):
+            start = None
+            for source, from_source in self._place(producer).items():
+                pair = source * compiled.num_devices + destination
+                if source == destination or compiled.route_kind[pair] == HANDOVER:
+                    continue
+                start = self._time(f"t{tensor}>{destination}") if start is None else start
+                self._send(tensor, source, destination, from_source, start, readers)
+
+    def _send(
+        self, tensor: int, source: int, destination: int, from_source: Any, start: Any, readers: list[int]
+    ) -> None:
+        units, compiled, resources, model = self._units, self._compiled, self._resources, self.model
+        name = f"t{tensor},{source}>{destination}"
+        pair = source * compiled.num_devices + destination
+        bytes_s = units.tensor_bytes[tensor] * resources.s_per_byte[source, destination]
+        seconds = resources.latency_s[source, destination] + bytes_s
+        duration = self.whole(float(seconds))
+        sent = model.new_bool_var(name)
+        model.add(start >= self._ends[int(units.tensor_unit[tensor])])
+        begin = self._launch(name, compiled.copy_dispatch_s, start, {destination: sent})
+        self._transfers[tensor].append((destination, sent, start, duration))
+        is_job = compiled.route_kind[pair] == JOB
+        whole = model.new_optional_fixed_size_interval_var(start, duration, sent, name) if duration > 0 else None
+        own = set(self._atoms(destination)) if is_job else set()
+        first, last = resources.route_offsets[pair : pair + 2]
+        held = set(resources.route_holds[first:last].tolist())
+        if is_job and begin is not None and compiled.run_ahead == 1:
+            launched = model.new_optional_interval_var(begin, self._time(name), start + duration, sent, f"{name} job")
+            load = (duration + self.whole(compiled.copy_dispatch_s)) * sent
+            for atom in sorted(own):
+                self._keep_busy("resource", atom, launched, load)
+            others = held - own
+        else:
+            others = held
+        for resource in sorted(others) if whole is not None else ():
+            self._keep_busy("resource", resource, whole, duration * sent)
+        model.add_implication(sent, from_source)
+        arrives = [on for reader in readers if (on := self._place(reader).get(destination)) is not None]
+        model.add_bool_or([sent.negated(), *arrives])
+        for reader in readers:
+            here = self._place(reader).get(destination)
+            if here is not None:
+                model.add_bool_or([from_source.negated(), here.negated(), sent])
+                is_launched_after = reader in self._begins and compiled.dispatcher[destination] >= 0
+                waits = self._begins[reader] if is_launched_after else self.starts[reader]
+                model.add(waits >= start + duration).only_enforce_if([sent, here])
+
+    def _wait_to_update(self) -> None:
+        graph = self._problem.graph
+        offsets, readers = graph.readers
+        updaters: dict[int, list[int]] = defaultdict(list)
+        for op, tensor in sorted(zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True)):
+            updaters[tensor].append(op)
+        for tensor, ops in updaters.items():
+            home = self._place(int(graph.tensor_op[tensor]))
+            others = set(readers[offsets[tensor] : offsets[tensor + 1]].tolist()) - set(ops)
+            for earlier, later in itertools.pairwise(ops):
+                if earlier != later:
+                    self.model.add(self.starts[later] >= self._ends[earlier])
+            for op in set(ops):
+                for _, sent, start, duration in self._transfers[tensor]:
+                    self.model.add(self.starts[op] >= start + duration).only_enforce_if(sent)
+                for reader in sorted(others):
+                    for device, here in self._place(reader).items():
+                        if device in home:
+                            waits = self.model.add(self.starts[op] >= self._ends[reader])
+                            waits.only_enforce_if([here, home[device]])
+
+    def _hold_residents(self) -> None:
+        held: dict[int, list[Any]] = defaultdict(list)
+        for label, variables in enumerate(self.on):
+            num_bytes = int(self._units.label_resident_bytes[label])
+            for device, on in variables.items():
+                if num_bytes > 0:
+                    held[int(self._resources.account[device])].append(num_bytes * on)
+        for account, parts in held.items():
+            self.model.add(sum(parts) <= max(int(self._resources.room_bytes[account]), 0))

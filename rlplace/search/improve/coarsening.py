@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Bytes, Floats, Ints, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.groups import allowed_devices
 from rlplace.search.improve.moves import main_labels, main_modules
+from rlplace.search.task import allowed_devices
 
 CAP_SLACK = 1.5
 """A merged group may cost this many times an even share of the whole."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rlplace.search.groups import majority_devices
 from rlplace.search.improve.coarsening import nested
 from rlplace.search.improve.metropolis import anneal_groups
 from rlplace.search.improve.warm_starts import score_starts
-from rlplace.search.task import Task
+from rlplace.search.task import Task, majority_devices
 
 
 def solve(task: Task) -> None:

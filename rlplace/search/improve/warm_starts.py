@@ -12,18 +12,14 @@ from rlplace.errors import InvalidValue, MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
-from rlplace.search.groups import majority_devices
+from rlplace.search.guide import Scoring
 from rlplace.search.parallel.starts import first_layouts, parallel_starts
-from rlplace.search.rules.baselines import blocks, single
-from rlplace.search.rules.expert import solve_expert
-from rlplace.search.rules.metis import solve_metis
+from rlplace.search.rules.baselines import blocks, single, solve_expert
+from rlplace.search.rules.partition import solve_metis
 from rlplace.search.schedule.baechi import solve_m_etf, solve_m_sct
-from rlplace.search.schedule.critical_path import solve_critical_path
 from rlplace.search.schedule.eft import eft
-from rlplace.search.schedule.heft import solve_heft
-from rlplace.search.schedule.peft import solve_peft
-from rlplace.search.task import Budget, Task
-from rlplace.search.task_measurers import Scoring
+from rlplace.search.schedule.list_scheduling import solve_critical_path, solve_heft, solve_peft
+from rlplace.search.task import Budget, Task, majority_devices
 
 INFEASIBLE = 1e3
 """Loss of a placement that does not fit: more than any logarithm of a step time."""

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.layouts import CUTS, Chain, Layout, placement_of
+from rlplace.search.parallel.layouts import CUTS, Chain, Layout, cut_stages, placement_of
 from rlplace.search.parallel.micro_batch_orders import gpipe_priorities, most_under_way, one_f_one_b
-from rlplace.search.parallel.stages import cut_stages
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
 from rlplace.search.rules.baselines import plain_devices
 

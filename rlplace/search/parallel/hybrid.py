@@ -1,10 +1,18 @@
 """`data-parallel`, `pipeline` and `hybrid`: what people do with micro-batches, planned as they plan it, then simulated.
 
 All of them are placements and orders of the same graph, so that a search is judged against them on equal terms.
+
+Stages with different numbers of replicas, as PipeDream's and DAPPLE's planners choose them.
+
+`StagePlan`: stages of a chain, each on a team of devices; the plans next to one, and all where they are few.
+
+`hybrid_start`: where a search over placements goes on from, and what only plans reach: pipelines that idle a bit.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -13,10 +21,8 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.layouts import Chain, Layout, layouts, placement_of
+from rlplace.search.parallel.layouts import Chain, Layout, Owners, deal, layouts, placement_of, thinnest_cuts
 from rlplace.search.parallel.micro_batch_orders import list_priorities, most_under_way, one_f_one_b
-from rlplace.search.parallel.replication import replicated_plans
-from rlplace.search.parallel.stage_plans import StagePlan, all_plans
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
@@ -246,3 +252,278 @@ class Field:
 def _without_limits(problem: Problem) -> Problem:
     devices = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
     return replace(problem, host=replace(problem.host, devices=devices))
+
+
+MOST_STAGES = 8
+PLACES = 48
+"""Places where a chain may be cut between stages."""
+
+
+def replicated_plans(chain: Chain, line: list[int], s_per_byte: float) -> list[StagePlan]:
+    """Plans of 2 to `MOST_STAGES` stages that minimise the time of the slowest stage.
+
+    By dynamic programming over the last stage's first layer and devices (Narayanan et al. 2019, section 3.1): a stage
+    takes its work over its devices; what it sends over its ends counts fully or not at all, and so do the gradients and
+    parameters that its replicas exchange (Fan et al. 2021, section 4).
+
+    Args:
+        chain: of the problem.
+        line: devices in the order in which stages take them.
+        s_per_byte: of what replicas exchange.
+    """
+    found: dict[StagePlan, None] = {}
+    for sending, exchanging in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        for cuts, replicas in _plans(chain, len(line), sending, exchanging * s_per_byte):
+            first = np.cumsum([0, *replicas]).tolist()
+            teams = tuple(tuple(line[a:b]) for a, b in itertools.pairwise(first))
+            found[StagePlan(tuple(cuts[:-1]), teams)] = None
+    return list(found)
+
+
+def _plans(chain: Chain, num_devices: int, sending: float, s_per_byte: float) -> list[tuple[list[int], list[int]]]:
+    """For each number of stages: where each ends, and how many replicas it has."""
+    before = np.concatenate(([0.0], np.cumsum(chain.work_s)))
+    held = np.concatenate(([0.0], np.cumsum(chain.fixed_bytes)))
+    cuts = thinnest_cuts(before, chain.crossing_s, PLACES)
+    sent = chain.crossing_s[cuts] * sending
+    sent[0] = sent[-1] = 0.0
+    work = before[cuts][None, :] - before[cuts][:, None] + sent[None, :] + sent[:, None]  # from cut, to cut
+    exchanged = np.maximum(held[cuts][None, :] - held[cuts][:, None], 0.0) * s_per_byte
+    work[np.tril_indices(len(cuts))] = np.inf
+    most = int(min(num_devices, chain.num_micro_batches))
+    stage_s = np.stack([work / r + exchanged * (r - 1) / r for r in range(1, most + 1)])
+    places, stages = len(cuts), min(MOST_STAGES, num_devices, len(cuts) - 1)
+    best = np.full((num_devices + 1, places), np.inf)  # of the chain up to each cut on so many devices
+    best[0, 0] = 0.0
+    chosen: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    plans = []
+    for stage in range(stages):
+        following = np.full_like(best, np.inf)
+        first, number = np.zeros(best.shape, dtype=np.int64), np.zeros(best.shape, dtype=np.int64)
+        for used in range(1, num_devices + 1):
+            for r in range(1, min(used, most) + 1):
+                worst = np.maximum(best[used - r][:, None], stage_s[r - 1])
+                at = worst.argmin(axis=0)
+                value = worst[at, np.arange(places)]
+                better = value < following[used]
+                following[used][better], first[used][better], number[used][better] = value[better], at[better], r
+        best = following
+        chosen.append((first, number))
+        used = int(best[:, -1].argmin())
+        if stage and np.isfinite(best[used, -1]):
+            plans.append(_traced(chosen, cuts, used))
+    return plans
+
+
+def _traced(
+    chosen: list[tuple[NDArray[np.int64], NDArray[np.int64]]], cuts: NDArray[np.int64], used: int
+) -> tuple[list[int], list[int]]:
+    at, ends, replicas = len(cuts) - 1, [], []
+    for first, number in reversed(chosen):
+        ends.append(int(cuts[at]))
+        replicas.append(int(number[used, at]))
+        at, used = int(first[used, at]), used - replicas[-1]
+    return ends[::-1], replicas[::-1]
+
+
+MOST_PLANS = 2000
+"""Plans that are few enough to try all of them."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Where a chain is cut, and who runs each stage.
+
+    Attributes:
+        ends: where each stage but the last ends, ascending places of the chain.
+        teams: the devices of each stage; micro-batches are dealt out over them in contiguous runs.
+        owners: who owns the parameters of a stage.
+        by_speed: faster devices of a team get more micro-batches.
+    """
+
+    ends: tuple[int, ...]
+    teams: tuple[tuple[int, ...], ...]
+    owners: Owners = "spread"
+    by_speed: bool = True
+
+    @classmethod
+    def of(cls, layout: Layout, chain: Chain) -> StagePlan:
+        """The plan of a layout whose stages are contiguous; those without a place of the chain are left out."""
+        stage_of = stages_of(layout, chain)
+        teams = tuple(tuple(dict.fromkeys(row)) for row in layout.devices[np.unique(stage_of)].tolist())
+        return cls(tuple((np.flatnonzero(np.diff(stage_of)) + 1).tolist()), teams, layout.owners)
+
+    def layout(self, chain: Chain) -> Layout:
+        """The plan as a layout.
+
+        It has a column of devices for each replica where all teams can be dealt out together, else one for each
+        micro-batch; columns that are neighbours are far apart in time, so that owners, which are dealt out over
+        columns, are spread over every team.
+        """
+        count = chain.num_micro_batches
+        dealt = [self._dealt(team, chain) for team in self.teams]
+        columns = math.lcm(*(len(team) for team in self.teams))
+        together = np.arange(count) * columns // count
+        as_dealt = [np.arange(columns) * len(team) // columns for team in self.teams]
+        if columns > count or any(
+            not np.array_equal(place[together], own) for place, own in zip(as_dealt, dealt, strict=True)
+        ):
+            columns, together, as_dealt = count, np.arange(count), dealt
+        column = far_apart(columns)
+        table = np.empty((len(self.teams), columns), dtype=np.int32)
+        for stage, (team, place) in enumerate(zip(self.teams, as_dealt, strict=True)):
+            table[stage, column] = np.array(team)[place]
+        stage_of = np.searchsorted(np.array(self.ends), np.arange(chain.step.num_positions), side="right")
+        return Layout(
+            devices=table,
+            role_stage=stage_of.astype(np.int32)[chain.step.position],
+            replica=column[together],
+            owners=self.owners,
+            name=f"stages of {', '.join(str(len(team)) for team in self.teams)} replicas",
+        )
+
+    def neighbours(self, num_positions: int, far: int) -> Iterator[StagePlan]:
+        """Plans with one thing changed: an end moved, a device of another stage, a stage more or less, other owners.
+
+        Args:
+            num_positions: P, places of the chain.
+            far: how far an end is moved.
+        """
+        for index, end in enumerate(self.ends):
+            for moved in (end + far, end - far):
+                ends = (*self.ends[:index], moved, *self.ends[index + 1 :])
+                if all(a < b for a, b in itertools.pairwise((0, *ends, num_positions))):
+                    yield replace(self, ends=ends)
+        for index in range(len(self.ends)):
+            yield from self._across(index)
+        bounds = (0, *self.ends, num_positions)
+        for index, team in enumerate(self.teams):
+            middle = (bounds[index] + bounds[index + 1]) // 2
+            if len(team) > 1 and bounds[index] < middle:
+                half = (len(team) + 1) // 2
+                teams = (*self.teams[:index], team[:half], team[half:], *self.teams[index + 1 :])
+                yield replace(self, ends=tuple(sorted((*self.ends, middle))), teams=teams)
+        yield replace(self, owners="with-stage" if self.owners == "spread" else "spread")
+        yield replace(self, by_speed=not self.by_speed)
+
+    def _across(self, index: int) -> Iterator[StagePlan]:
+        """A device moved over the end of a stage, both ways; the two nearest swapped; the two stages as one."""
+        first, second = self.teams[index : index + 2]
+        pairs = [(tuple(sorted((*first, *second))),), ((*first[:-1], second[0]), (first[-1], *second[1:]))]
+        if len(first) > 1:
+            pairs.append((first[:-1], (first[-1], *second)))
+        if len(second) > 1:
+            pairs.append(((*first, second[0]), second[1:]))
+        for teams in pairs:
+            ends = self.ends if len(teams) == 2 else (*self.ends[:index], *self.ends[index + 1 :])
+            yield replace(self, ends=ends, teams=(*self.teams[:index], *teams, *self.teams[index + 2 :]))
+
+    def _dealt(self, team: tuple[int, ...], chain: Chain) -> NDArray[np.int64]:
+        """(K,) int64: the member of a team that runs each micro-batch."""
+        count, speed = chain.num_micro_batches, chain.speed[list(team)]
+        if self.by_speed and np.ptp(speed) > 0 and len(team) <= count:
+            return deal(count, 1.0 / speed).astype(np.int64)
+        return np.arange(count) * len(team) // count
+
+
+def stages_of(layout: Layout, chain: Chain) -> NDArray[np.int64]:
+    """(P,) int64: the stage of each place of the chain."""
+    found = np.zeros(chain.step.num_positions, dtype=np.int64)
+    found[chain.step.position] = layout.role_stage
+    return found
+
+
+def all_plans(num_positions: int, devices: list[int]) -> list[StagePlan]:
+    """Every plan of contiguous stages on some of the devices, in every order; empty where there are too many.
+
+    Args:
+        num_positions: P, places of the chain.
+        devices: whose teams are taken.
+    """
+    sizes = range(1, min(num_positions, len(devices)) + 1)
+    if len(devices) > 4 or sum(math.comb(num_positions - 1, p - 1) for p in sizes) * 60 > MOST_PLANS:
+        return []
+    found: dict[StagePlan, None] = {}
+    for line in itertools.permutations(devices):
+        for stages in sizes:
+            for cuts in itertools.combinations(range(1, len(line) + 1), stages):
+                teams = tuple(tuple(sorted(line[a:b])) for a, b in itertools.pairwise((0, *cuts)))
+                for ends in itertools.combinations(range(1, num_positions), stages - 1):
+                    found[StagePlan(ends, teams)] = None
+    return list(found)
+
+
+def far_apart(count: int) -> NDArray[np.int32]:
+    """(count,) int32: a permutation, by van der Corput's sequence, in which any run of places is spread evenly."""
+    bits = max(count - 1, 1).bit_length()
+    turned = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits)]
+    order = [number for number in turned if number < count]
+    column = np.empty(count, dtype=np.int32)
+    column[order] = np.arange(count)
+    return column
+
+
+FACTORS = (1.25, 1.5, 1.75, 2.5, 3.0, 4.0)
+"""Micro-batches under way, as multiples of those of 1F1B; 1 and about 2 are in the field."""
+BOUNDED_SHARE = 0.5
+"""Part of the budget left that goes into bounds, where a plan with one is better than any list schedule."""
+
+
+def hybrid_start(task: Task, *, until: float) -> tuple[NDArray[np.int32], float, NDArray[np.float64]]:
+    """Devices (N,) of the best hybrid in an order that priorities make, its step time, and those priorities (N,).
+
+    The step time is infinite where none that was tried fits into memory. Where 1F1B is better than all such orders, it
+    is improved too, beyond `until`: a search over placements knows list schedules only, which never idle on purpose.
+
+    Args:
+        task: scores and counts.
+        until: share of its budget for hybrids.
+    """
+    field = improve_hybrids(task, until=until)
+    if field.best_bounded.step_s < field.best_listed[1]:
+        field.until = task.spent + BOUNDED_SHARE * (1.0 - task.spent)
+        improve_bounded(field)
+    return field.best_listed
+
+
+def improve_bounded(field: Field) -> None:
+    """Tries other numbers of micro-batches under way, for all stages, then one by one; then owners; as long as it pays.
+
+    Args:
+        field: with a plan under a bound.
+    """
+    count = field.task.problem.graph.num_micro_batches
+    best = field.best_bounded
+    base = most_under_way(best.layout, count)
+    for factor in FACTORS:
+        best = _better(field, best, np.ceil(factor * base).astype(np.int64))
+    is_better = True
+    while is_better and not field.is_spent:
+        before_s = best.step_s
+        for stage in range(len(base)):
+            for change in (1, -1, 3, -2):
+                limit = best.limit.copy()
+                limit[stage] = max(limit[stage] + change, 1)
+                best = _better(field, best, limit)
+        best = _owners(field, best)
+        is_better = best.step_s < before_s
+
+
+def _better(field: Field, best: Bounded, limit: NDArray[np.int64]) -> Bounded:
+    """`best`, or the same with other bounds."""
+    if not field.is_spent and not np.array_equal(limit, best.limit):
+        field.score_bounded(best.layout, best.devices, limit)
+    return field.best_bounded
+
+
+def _owners(field: Field, best: Bounded) -> Bounded:
+    """`best`, or the same with owners of parameters moved within their stage, each once, the largest first."""
+    for members, device in field.other_owners(best.layout):
+        if field.is_spent:
+            break
+        if best.devices[members[0]] != device:
+            moved = best.devices.copy()
+            moved[members] = device
+            field.score_bounded(best.layout, moved, best.limit)
+            best = field.best_bounded
+    return best

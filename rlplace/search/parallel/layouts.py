@@ -3,10 +3,15 @@
 Micro-batches are dealt out in contiguous blocks over d replicas, each of which is p devices, one a stage: p = 1 is data
 parallelism, d = 1 a pipeline. What all micro-batches share, parameters with the sums of their gradients and their
 updates, is owned by one replica of its stage.
+
+Roles that people place apart from the rest: experts of a mixture, each on a device, and embedding tables.
+
+`cut_stages`: a chain of layers cut into stages, by dynamic programming (PipeDream: Narayanan et al. 2019).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -17,8 +22,6 @@ from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.problem import Problem
-from rlplace.search.parallel.apart import apart_roles
-from rlplace.search.parallel.stages import cut_stages
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.units import next_allowed, op_units
@@ -251,3 +254,119 @@ def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArr
     np.add.at(change, low[far] + 1, send_s[far])
     np.subtract.at(change, high[far] + 1, send_s[far])
     return np.maximum(np.cumsum(change), 0.0)
+
+
+EXPERTS = "experts"
+"""Name of the module whose numbered children are experts."""
+LOOKUP = "aten.embedding"
+"""How the targets of ops that look rows up in a table begin."""
+
+
+def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int32]]]:
+    """What may be apart, in words, and (R,) int32 the device of each of its roles, -1 for all others.
+
+    Expert n of every layer has the same device, for all micro-batches; tables, largest first, go where the fewest bytes
+    of tables are.
+
+    Args:
+        problem: what is placed.
+        step: its roles.
+        devices: (D',) where they are dealt out.
+    """
+    found = []
+    for what, device_at in (("experts", _experts(problem, step, devices)), ("tables", _tables(problem, step, devices))):
+        if np.any(device_at >= 0):
+            found.append((what, device_at[step.position]))
+    return found
+
+
+def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(P,) int32: the device of each place of the chain that belongs to an expert, else -1."""
+    graph = problem.graph
+    numbers = {path: _expert(path) for path in set(graph.modules)}
+    expert = np.array([numbers[path] for path in graph.modules], dtype=np.int64)
+    found = np.full(step.num_positions, -1, dtype=np.int32)
+    count = int(expert.max(initial=-1)) + 1
+    inside = np.flatnonzero((expert >= 0) & (step.follows >= 0) & (graph.phases == FORWARD))
+    if count > 1:
+        found[step.op_position[inside]] = devices[expert[inside] * len(devices) // count]
+    return found
+
+
+def _expert(path: str) -> int:
+    """The number of the expert that a module belongs to; -1 for none."""
+    words = path.split(".")
+    for name, number in itertools.pairwise(words):
+        if name == EXPERTS and number.isdecimal():
+            return int(number)
+    return -1
+
+
+def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(P,) int32: the device of each place of the chain that looks up a table, with that table, else -1."""
+    graph = problem.graph
+    producer, reader = graph.tensor_op[graph.input_tensors], graph.edge_op
+    looks = np.array([target.startswith(LOOKUP) for target in graph.targets]) & (graph.phases == FORWARD)
+    edges = looks[reader] & (graph.parameter_bytes[producer] > 0) & (step.follows[reader] >= 0)
+    found = np.full(step.num_positions, -1, dtype=np.int32)
+    tables = np.unique(producer[edges])
+    if len(tables) < 2:
+        return found
+    place, filled = step.op_position, np.zeros(len(devices))
+    for table in tables[np.argsort(-graph.parameter_bytes[tables], kind="stable")].tolist():
+        least = int(filled.argmin())
+        filled[least] += graph.parameter_bytes[table]
+        found[place[table]] = devices[least]
+    return found
+
+
+MOST_PLACES = 256
+"""Places where a chain may be cut: of more, the thinnest in each of as many equal shares of the load."""
+
+
+def cut_stages(
+    load: NDArray[np.float64], rate: NDArray[np.float64], crossing: NDArray[np.float64] | None = None
+) -> NDArray[np.int32]:
+    """(P,) int32: the stage, 0..S-1, of every link of a chain, so that the stage with the most to do has least.
+
+    A stage is not empty where there are as many links as stages. Of equally good cuts it is the first.
+
+    Args:
+        load: (P,) what each link is: seconds or bytes.
+        rate: (S,) how much of it each stage takes in one unit.
+        crossing: (P + 1,) what a cut before each link costs the stages on both of its sides, in units; nothing by
+            default.
+    """
+    count, stages = len(load), len(rate)
+    crossing = np.zeros(count + 1) if crossing is None else crossing
+    before = np.concatenate(([0.0], np.cumsum(load, dtype=np.float64)))
+    cuts = thinnest_cuts(before, crossing, max(MOST_PLACES, 4 * stages))
+    at, extra = before[cuts], crossing[cuts].copy()
+    extra[0] = extra[-1] = 0.0
+    best = np.where(np.arange(len(cuts)) == 0, 0.0, np.inf)  # of the chain up to each cut, over the stages so far
+    chosen = np.zeros((stages, len(cuts)), dtype=np.int64)
+    for stage in range(stages):
+        took = (at[None, :] - at[:, None]) / rate[stage] + extra[None, :] + extra[:, None]  # from cut, to cut
+        took[np.tril_indices(len(cuts), -1 if count < stages else 0)] = np.inf
+        worst = np.maximum(best[:, None], took)
+        chosen[stage] = worst.argmin(axis=0)
+        best = worst.min(axis=0)
+    stage_of = np.zeros(count, dtype=np.int32)
+    cut = len(cuts) - 1
+    for stage in range(stages - 1, -1, -1):
+        first = int(chosen[stage, cut])
+        stage_of[cuts[first] : cuts[cut]] = stage
+        cut = first
+    return stage_of
+
+
+def thinnest_cuts(before: NDArray[np.float64], crossing: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """Ascending places where a chain may be cut, both ends among them."""
+    count = len(before) - 1
+    if count <= most:
+        return np.arange(count + 1)
+    share = np.minimum(before / max(before[-1], 1e-300) * most, most - 1).astype(np.int64)
+    inner = np.arange(1, count)
+    by_share = inner[np.lexsort((inner, crossing[inner], share[inner]))]
+    thinnest = by_share[np.unique(share[by_share], return_index=True)[1]]
+    return np.unique(np.concatenate(([0], thinnest, [count]))).astype(np.int64)

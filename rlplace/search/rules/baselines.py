@@ -1,12 +1,25 @@
-"""Placements without search: one device, contiguous blocks, round-robin, random."""
+"""Placements without search: one device, contiguous blocks, round-robin, random.
+
+`expert`: as people split a model by hand, by the names of its modules.
+
+Three patterns, each over 2, 4, ... and all devices that are not gangs; the best one counts:
+
+- `layers`: blocks (numbered layers, and what stands beside them: embeddings, heads) in order, in runs of equal cost;
+- `numbered`: layer k of every stack on device k, embeddings with the first, heads with the last: how Mirhoseini et al.
+  (2017) describe the expert's split of their recurrent models, one LSTM layer a device;
+- `halves`: encoder and decoder, or else the two largest parts (towers), on half of the devices each, in runs.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
+from rlplace.search.schedule.units import next_allowed, op_units
 from rlplace.search.task import Task
 
 
@@ -93,3 +106,134 @@ def nearest_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.
         return devices
     first_op = np.unique(problem.grouping.op_group, return_index=True)[1]
     return problem.grouping.expand(problem.nearest_groups(devices[..., first_op]))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The parts that people move, in order of their first op.
+
+    Attributes:
+        op_block: (N,) int64, block of each op.
+        paths: module path of each block, `""` for what belongs to none.
+        cost_s: (B,) float64, mean seconds over devices of all its ops, forward, backward and update.
+    """
+
+    op_block: NDArray[np.int64]
+    paths: tuple[str, ...]
+    cost_s: NDArray[np.float64]
+
+
+def solve_expert(task: Task) -> None:
+    """Scores every pattern over every number of devices; equal placements count once."""
+    problem = task.problem
+    units, split = op_units(problem), find_blocks(problem)
+    first_op = np.unique(units.label, return_index=True)[1]
+    plain = plain_devices(problem)
+    counts = sorted({min(2**k, len(plain)) for k in range(1, len(plain).bit_length() + 1)} - {1}) or [1]
+    rows = []
+    for count in counts:
+        devices = np.array(plain[:count], dtype=np.int32)
+        for block_part in (layers(split, count), numbered(split, count), halves(split, count)):
+            wanted = devices[block_part][split.op_block[first_op]]
+            rows.append(next_allowed(units, wanted)[units.label])
+    found = np.stack(rows)
+    task.score(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
+
+
+def find_blocks(problem: Problem) -> Blocks:
+    """The blocks of a problem.
+
+    A module with a number in its path belongs to the block up to the first number (`encoder.layers.3`), any other to
+    the shortest path that holds no numbered block (`encoder.embedding`, `bert.pooler`). Ops without a block follow
+    the first op that they read of one, then the first that reads them.
+    """
+    graph = problem.graph
+    parts = [tuple(path.split(".")) if path else () for path in graph.modules]
+    stacks = {part[:k] for part in set(parts) for k in range(_number_at(part) + 1)}
+    keys = {part: _block_path(part, stacks) for part in set(parts)}
+    paths = [keys[part] for part in parts]
+    producers = graph.tensor_op[graph.input_tensors]
+    edges = list(zip(producers.tolist(), graph.edge_op.tolist(), strict=True))
+    for producer, reader in edges:
+        paths[reader] = paths[reader] or paths[producer]
+    for producer, reader in reversed(edges):
+        paths[producer] = paths[producer] or paths[reader]
+    index: dict[str, int] = {}
+    jobs = np.flatnonzero(~graph.is_source).tolist()
+    for op in [*jobs, *range(graph.num_ops)]:
+        index.setdefault(paths[op], len(index))
+    op_block = np.array([index[path] for path in paths], dtype=np.int64)
+    cost_s = np.bincount(op_block, weights=problem.costs.op_time_s.mean(axis=1), minlength=len(index))
+    return Blocks(op_block, tuple(index), cost_s.astype(np.float64))
+
+
+def layers(split: Blocks, count: int) -> NDArray[np.int64]:
+    """(B,) int64, part of each block: runs in order, of equal cost."""
+    return _runs(split.cost_s, count)
+
+
+def numbered(split: Blocks, count: int) -> NDArray[np.int64]:
+    """(B,) int64, part of each block: by the number of its layer; before the first layer 0, after a stack the last."""
+    numbers = [_number(path) for path in split.paths]
+    last = max(numbers, default=-1)
+    if last < 0:
+        return _runs(split.cost_s, count)
+    is_first, parts = True, []
+    for number in numbers:
+        is_first = is_first and number < 0
+        at = number if number >= 0 else 0 if is_first else last
+        parts.append(at if last < count else at * count // (last + 1))
+    return np.array(parts, dtype=np.int64)
+
+
+def halves(split: Blocks, count: int) -> NDArray[np.int64]:
+    """(B,) int64, part of each block: encoder and decoder, or the two largest towers, on half of the parts each."""
+    is_second = _second_half(split)
+    first = max(count // 2, 1)
+    parts = np.zeros(len(split.paths), dtype=np.int64)
+    parts[~is_second] = _runs(split.cost_s[~is_second], first)
+    parts[is_second] = min(first, count - 1) + _runs(split.cost_s[is_second], max(count - first, 1))
+    return np.minimum(parts, count - 1)
+
+
+def _second_half(split: Blocks) -> NDArray[np.bool_]:
+    if any("decoder" in path for path in split.paths) and any("encoder" in path for path in split.paths):
+        begun, sides = False, []
+        for path in split.paths:
+            begun = begun or "decoder" in path
+            sides.append("decoder" in path or (begun and "encoder" not in path))
+        return np.array(sides, dtype=np.bool_)
+    roots = [path.split(".")[0] for path in split.paths]
+    cost_s: dict[str, float] = {}
+    for root, cost in zip(roots, split.cost_s.tolist(), strict=True):
+        cost_s[root] = cost_s.get(root, 0.0) + cost
+    towers = sorted(cost_s, key=lambda root: -cost_s[root])[:2]
+    if len(towers) < 2:
+        return np.asarray(_runs(split.cost_s, 2) == 1)
+    side, sides = False, []
+    for root in roots:  # what is no tower stays with the one before it
+        side = root == towers[1] if root in towers else side
+        sides.append(side)
+    return np.array(sides, dtype=np.bool_)
+
+
+def _runs(cost_s: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    middle = np.cumsum(cost_s) - cost_s / 2
+    return np.minimum((middle / max(float(cost_s.sum()), 1e-30) * count).astype(np.int64), count - 1)
+
+
+def _number_at(part: tuple[str, ...]) -> int:
+    """Where the first number stands in a path; -1 if there is none."""
+    return next((k for k, word in enumerate(part) if word.isdigit()), -1)
+
+
+def _number(path: str) -> int:
+    return next((int(word) for word in path.split(".") if word.isdigit()), -1)
+
+
+def _block_path(part: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
+    at = _number_at(part)
+    if at >= 0:
+        return ".".join(part[: at + 1])
+    shortest = next((k for k in range(1, len(part) + 1) if part[:k] not in stacks), 0)
+    return ".".join(part[:shortest])

@@ -1,4 +1,7 @@
-"""`Greedy`: a list scheduler over groups that weighs several features of a device; one placement for every weights."""
+"""`Greedy`: a list scheduler over groups that weighs several features of a device; one placement for every weights.
+
+What there is to know of each device when a group is about to be placed: features, and where it may go.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,184 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.decision_features import DECISION_FEATURES
-from rlplace.search.schedule.group_layout import GroupLayout, group_layout
-from rlplace.search.schedule.partial_schedule import Decided, add_cuts, end_on, place_group, run_op
+from rlplace.search.schedule.partial_schedule import (
+    Decided,
+    GroupLayout,
+    PartialSchedules,
+    ScheduleBounds,
+    add_cuts,
+    end_on,
+    group_layout,
+    place_group,
+    run_op,
+    schedule_of,
+)
+
+FEATURE_NOTES = {
+    "finish": "when the group's first op would end there, copies included, after the earliest end on any device",
+    "cost": "the group's time there",
+    "load": "time of all that is there, the group included, over an even share of the mean time of all groups",
+    "cut_in": "time that tensors take from placed groups that the group reads",
+    "cut_out": "time that tensors take to placed groups that read the group",
+    "memory": "fullness: bytes held over room, the group included",
+    "twin": "share of the time of its module's other phase (the backward twin) that is placed elsewhere",
+    "module": "share of the time of its module's own phase that is placed elsewhere",
+    "order": "1 unless the group decided just before is there",
+    "micro": "share of the time of its micro-batch that is placed elsewhere",
+    "wait": "how long the device would wait for inputs of the first op, and copy them itself",
+    "delay": "how much later the step could end at the earliest: its bound moves on by this",
+    "slowness": "the group's time there over its mean time on the devices where it may be",
+    "speed": "time of all groups on the fastest device over that on this one",
+    "busy": "share of the time so far that the device was busy",
+    "rank": "longest path of mean times from the group's first op to the end, over the longest of all",
+    "backward": "1 where most of the group's time is in the backward pass or the update",
+    "micro_batch": "k/K for a group of the k-th of K micro-batches, k from 1; 0 where it is shared",
+    "decided": "share of groups that are decided",
+    "exact": "1 where the group's first op is next; 0 where `finish`, `wait` and `delay` are lower bounds",
+    "allowed": "1 where the group may be: pins allow it, and it fits into memory beside what is there",
+}
+"""What each feature says of a device, in this order. Times are in mean costs of a group.
+
+The first nine are those of the list scheduler `Greedy`. All are 0 for a device that the group's pins bar.
+"""
+DECISION_FEATURES = tuple(FEATURE_NOTES)
+
+
+@kernel
+def observe(
+    g: GroupLayout,
+    f: ScheduleBounds,
+    s: PartialSchedules,
+    episodes: Longs,
+    groups: Longs,
+    features: NDArray[np.floating],
+    mask: Bools,
+) -> None:
+    """Sets `features` (R, D, F) and `mask` (R, D) of group `groups[r]` in schedule `episodes[r]`, for each row r.
+
+    Where no device that pins allow has room, the mask has the one that lacks least: it is never all False.
+
+    Args:
+        g: the problem.
+        f: its bounds.
+        s: B schedules.
+        episodes: (R,) int64.
+        groups: (R,) int64, undecided; a row of -1 gets zeros, and True everywhere.
+        features: (R, D, F) float32 or float64, by `DECISION_FEATURES`.
+        mask: (R, D) bool.
+    """
+    num_devices = g.group_time_s.shape[1]
+    end_s, cut_s = np.zeros(num_devices), np.zeros((2, num_devices))
+    for row in range(len(groups)):
+        features[row] = 0.0
+        if groups[row] < 0:
+            mask[row] = True
+            continue
+        one = schedule_of(s, episodes[row])
+        _mask(g, f, s, episodes[row], groups[row], mask[row])
+        is_exact = _ends(g, f, s, one, episodes[row], groups[row], end_s)
+        add_cuts(g, one, groups[row], cut_s)
+        _write(g, f, s, one, episodes[row], groups[row], is_exact, end_s, cut_s, mask[row], features[row])
+
+
+@inlined
+def _mask(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, episode: int, group: int, mask: Bools) -> None:
+    fits, best, least = False, -1, np.inf
+    for d in range(len(mask)):
+        mask[d] = False
+        if g.allowed[group, d]:
+            account = f.account[d]
+            shortage = s.filled[episode, account] + f.group_bytes[group] - f.account_room[account]
+            mask[d] = shortage <= 0.0
+            fits = fits or mask[d]
+            if shortage < least:
+                best, least = d, shortage
+    if not fits:
+        mask[max(best, 0)] = True
+
+
+@inlined
+def _ends(
+    g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, one: Decided, episode: int, group: int, end_s: Floats
+) -> bool:
+    """Sets `end_s` (D,): when the group's first op would end, at least; whether these are no bounds but the ends.
+
+    A group of sources has no such op: it gets what the op before it got.
+    """
+    op, position = f.first_op[group], s.position[episode]
+    is_exact: bool = position >= len(g.order) or g.order[position] == op
+    for d in range(len(end_s)):
+        if op < 0:
+            end_s[d] = one.latest_end_s[d]
+        elif g.allowed[group, d]:
+            end_s[d] = end_on(g, one, op, d)
+    return is_exact
+
+
+@inlined
+def _write(
+    g: GroupLayout,
+    f: ScheduleBounds,
+    s: PartialSchedules,
+    one: Decided,
+    episode: int,
+    group: int,
+    is_exact: bool,
+    end_s: Floats,
+    cut_s: Floats,
+    mask: Bools,
+    features: NDArray[np.floating],
+) -> None:
+    num_devices = len(end_s)
+    earliest_s, mean_s, count = np.inf, 0.0, 0
+    for d in range(num_devices):
+        if g.allowed[group, d]:
+            earliest_s = min(earliest_s, end_s[d])
+            mean_s += g.group_time_s[group, d]
+            count += 1
+    mean_s /= max(count, 1)
+    op, phase, slice_ = f.first_op[group], int(g.is_backward[group]), f.micro_batch[group]
+    own, twin = one.module_s[g.module[group], phase], one.module_s[g.module[group], 1 - phase]
+    micro = s.micro_s[episode, slice_]
+    own_s, twin_s, micro_s = own.sum(), twin.sum(), micro.sum()
+    for d in range(num_devices):
+        if not g.allowed[group, d]:
+            continue
+        load_s = 0.0
+        for other in range(num_devices):
+            if g.occupies[d, other]:
+                load_s = max(load_s, one.load_s[other])
+        row = features[d]
+        row[0] = (end_s[d] - earliest_s) / g.unit_s
+        row[1] = g.group_time_s[group, d] / g.unit_s
+        row[2] = (load_s + g.group_time_s[group, d]) / g.share_s
+        row[3] = cut_s[0, d] / g.unit_s
+        row[4] = cut_s[1, d] / g.unit_s
+        row[5] = (one.used[d] + g.held[group]) / g.room[d]
+        if twin_s > 0.0:
+            row[6] = 1.0 - twin[d] / twin_s
+        if own_s > 0.0:
+            row[7] = 1.0 - own[d] / own_s
+        if s.latest[episode] >= 0 and d != s.latest[episode]:
+            row[8] = 1.0
+        if micro_s > 0.0:
+            row[9] = 1.0 - micro[d] / micro_s
+        if op >= 0:
+            row[10] = max(0.0, end_s[d] - g.op_time_s[op, d] - one.free_s[d]) / g.unit_s
+            row[11] = max(0.0, end_s[d] + f.least_after_s[op] - s.bound_s[episode]) / g.unit_s
+        row[12] = g.group_time_s[group, d] / mean_s if mean_s > 0.0 else 1.0
+        row[13] = f.speed[d]
+        if s.finish_s[episode] > 0.0:
+            row[14] = s.busy_s[episode, d] / s.finish_s[episode]
+        row[15] = f.rank[group]
+        row[16] = float(phase)
+        row[17] = slice_ / f.num_micro_batches
+        row[18] = s.num_decided[episode] / len(g.group_time_s)
+        row[19] = 1.0 if is_exact else 0.0
+        row[20] = 1.0 if mask[d] else 0.0
+
 
 FEATURES = DECISION_FEATURES[:9]
 """What a device costs a group, `finish` to `order` of `FEATURE_NOTES`."""

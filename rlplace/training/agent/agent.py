@@ -26,9 +26,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.guide import Guide
-from rlplace.search.task import Budget
+from rlplace.search.task import BestSoFar, Budget
 from rlplace.training.agent.batches import AverageTimer, choose_batch, log_step_times
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.agent.proposals import Proposer

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.plan_batch import PlanBatch
+from rlplace.measure.simulate.scratch import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 
 

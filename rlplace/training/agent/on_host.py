@@ -15,7 +15,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.config import LearnConfig
-from rlplace.policy.learn.learner_file import LearnerFile
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.runs.calibration import Known
 from rlplace.search.guide import Guide
 from rlplace.search.registry import METHODS

@@ -15,7 +15,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.checks import checked_policy
 from rlplace.policy.config import LearnConfig
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.prepared import Prepared

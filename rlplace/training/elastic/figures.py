@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs, CostSource
 from rlplace.measure.costs.estimate import estimate_costs
-from rlplace.measure.host_model.carried import LEAST_LEARNED
 from rlplace.measure.host_model.knowledge import Kind
 from rlplace.measure.host_model.learned_host import Equation, LearnedFactor, LearnedHost
 from rlplace.measure.host_model.priors import SECTIONS
-from rlplace.measure.host_model.refit import likelihood
+from rlplace.measure.host_model.refit import LEAST_LEARNED, likelihood
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.training.elastic.devices import DeviceMatch
 from rlplace.training.elastic.op_types import op_type_factors

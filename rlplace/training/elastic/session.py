@@ -11,11 +11,11 @@ import numpy as np
 
 from rlplace.errors import RunnerError
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.measure.bounds.bounds import lower_bound_s
+from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.progress import make_progress
+from rlplace.report.console import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.prepared import Prepared
 from rlplace.runs.setup import versions

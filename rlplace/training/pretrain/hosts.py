@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host_file import Wiring, lay_routes
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.hosts.wiring import Wiring, lay_routes
 
 KINDS = ("2xK80", "4xV100-pcie", "4xA100-nvlink", "4xRTX3090-pcie", "8xH100-nvswitch", "RTX4090+RTX3060")
 """Presets whose first device is a kind that hosts are made of."""

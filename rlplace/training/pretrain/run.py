@@ -14,9 +14,7 @@ import torch
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_json_atomic
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.policy.schedule.components import Components
-from rlplace.policy.schedule.network import ScheduleNetwork
-from rlplace.policy.schedule.network_file import KIND, save_network
+from rlplace.policy.schedule.network import KIND, Components, ScheduleNetwork, save_network
 from rlplace.training.pretrain.components import best_together, draw, over_groupings, vary
 from rlplace.training.pretrain.config import PretrainConfig
 from rlplace.training.pretrain.fit import fit

@@ -19,7 +19,7 @@ from rlplace.files import write_bytes_atomic
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy.schedule.summary import problem_summary
+from rlplace.policy.schedule.network import problem_summary
 
 if TYPE_CHECKING:
     from rlplace.cluster import Cluster

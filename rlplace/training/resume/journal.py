@@ -19,7 +19,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.runs.calibration import Known
 from rlplace.runs.folder import RunFolder
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import Saveable
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.kept import (
     KNOWN_HOSTS,

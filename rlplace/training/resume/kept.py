@@ -17,7 +17,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import Measurement, Status
-from rlplace.search.failure import Failure
+from rlplace.search.task import Failure
 
 SCHEMA = 1
 RECORDS = "records"

@@ -13,7 +13,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task import BestSoFar
 from rlplace.training.resume.kept import Arrays, KeptMethod, KeptOutcome, KeptRace, whole_numbers
 from rlplace.training.resume.state import MethodState, Race, Unmeasured
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
+from rlplace.search.task import BestSoFar, Failure
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,11 @@ from rlplace.cluster import Cluster
 from rlplace.cluster.evaluator import ClusterEvaluator
 from rlplace.files import write_bytes_atomic
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.measurement_log import MeasurementLog
+from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.progress import Progress, make_progress
+from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.registry import Method, adopt_methods
 from rlplace.search.task import Budget

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, Prior
-from rlplace.policy.learn.learner_file import LearnerFile
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.runs.calibration import Known
 from rlplace.runs.folder import RunFolder
 from rlplace.training.config import TrainConfig

@@ -10,7 +10,7 @@ import numpy as np
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task import BestSoFar
 from rlplace.training.resume.state import MethodState, Race
 from rlplace.training.searches.candidates import Candidates
 

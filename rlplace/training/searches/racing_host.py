@@ -16,12 +16,9 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.report.progress import Progress
+from rlplace.report.console import Progress
 from rlplace.runs.tracking import Tracker
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
-from rlplace.search.task import Task
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import BestSoFar, Failure, Saveable, Task
 from rlplace.training.resume.journal import MethodJournal
 from rlplace.training.resume.state import MethodState, Unmeasured
 from rlplace.training.searches.budget import FINAL_SHARE, FINALISTS, LoopBudget

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlplace.measure.plan import Plan
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.training.resume.state import MethodState
 
 

@@ -10,11 +10,10 @@ from typing import Any
 from rlplace.cluster import Cluster
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import LearnedHost
+from rlplace.report.console import Progress
 from rlplace.report.format import format_clock
-from rlplace.report.progress import Progress
 from rlplace.runs.tracking import Tracker
-from rlplace.search.task import Budget
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import Budget, Saveable
 from rlplace.store.log import StoreLog
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig

@@ -9,12 +9,11 @@ from typing import Any
 from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
-from rlplace.report.progress import Progress
+from rlplace.report.console import Progress
 from rlplace.runs.tracking import Tracker
-from rlplace.search.failure import Failure
-from rlplace.search.own_order import OwnOrderWithPaths
+from rlplace.search.diversity import OwnOrderWithPaths
 from rlplace.search.registry import METHODS
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Failure, Task
 from rlplace.training.resume.journal import MethodJournal
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.budget import LoopBudget

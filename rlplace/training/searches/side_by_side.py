@@ -15,12 +15,10 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here, usable_cores
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.progress import Progress
+from rlplace.report.console import Progress
 from rlplace.runs.tracking import Tracker
-from rlplace.search.failure import Failure
 from rlplace.search.registry import METHODS
-from rlplace.search.task import Budget, Task
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import Budget, Failure, Saveable, Task
 from rlplace.training.resume.journal import MethodJournal
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.result import LoopResult

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
-from rlplace.search.task import Budget, Task
-from rlplace.search.task_protocols import Saveable
+from rlplace.search.task import BestSoFar, Budget, Failure, Saveable, Task
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.result import LoopResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from rlplace.workloads.options import WorkloadConfig
+from rlplace.workloads.workload import WorkloadConfig
 
 
 @dataclass(frozen=True, slots=True)

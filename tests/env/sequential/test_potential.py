@@ -7,7 +7,7 @@ import pytest
 from search_problems import chain_problem
 
 from rlplace.env import POTENTIALS, SequentialBatch, SqrtReward
-from rlplace.env.sequential.potential import Shaping
+from rlplace.env.sequential import Shaping
 from rlplace.errors import UnknownName
 
 REWARD = SqrtReward(baseline_s=1.0)

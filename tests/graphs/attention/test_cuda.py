@@ -11,9 +11,14 @@ import torch
 from attention_cases import CASES, AttentionCase, assert_equal, eager, grad_of, heads
 from torch import Tensor
 
-from rlplace.graphs.attention import cuda
-from rlplace.graphs.attention.formula import attention_backward_formula, attention_formula, empty_out
-from rlplace.graphs.attention.ops import attention, attention_backward
+from rlplace.graphs import attention as cuda
+from rlplace.graphs.attention import (
+    attention,
+    attention_backward,
+    attention_backward_formula,
+    attention_formula,
+    empty_out,
+)
 
 
 def check_rows(*tensors: Tensor) -> None:

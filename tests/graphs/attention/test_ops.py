@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlplace.graphs.attention.formula import attention_backward_formula, attention_formula
-from rlplace.graphs.attention.ops import attention, attention_backward
+from rlplace.graphs.attention import attention, attention_backward, attention_backward_formula, attention_formula
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -10,8 +10,8 @@ from small_models import mean_square
 from torch import nn
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.backward_ends import AsSlice, backward_ends
 from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.trace import AsSlice, backward_ends
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import torch
 from small_models import CASES, Case, random
 from torch import Tensor, nn
 
-from rlplace.graphs.capturing.capture import as_call, capture
-from rlplace.graphs.capturing.module import capture_module
+from rlplace.graphs.capturing.capture import as_call, capture, capture_module
 from rlplace.graphs.interpreter import require_program, run_graph
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
 

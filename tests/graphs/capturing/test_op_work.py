@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplace.graphs.attention.ops import attention, attention_backward
+from rlplace.graphs.attention import attention, attention_backward
 from rlplace.graphs.capturing.op_work import call_facts, signature, tensor_bytes
 
 aten = torch.ops.aten

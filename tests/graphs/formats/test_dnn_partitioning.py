@@ -21,7 +21,7 @@ from rlplace.graphs.formats.dnn_partitioning import (
     parse_dnn_partitioning,
 )
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
-from rlplace.partitioning.split import load_split, save_split
+from rlplace.partitioning.compare import load_split, save_split
 
 #  ids 9 -> 5 -> 7 (backward, class of 5), 9 -> 7; 2 alone
 TINY: dict[str, Any] = {

@@ -10,8 +10,7 @@ import pytest
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.formats import load_graph
-from rlplace.graphs.formats.onnx_costs import node_bytes, node_flops, target_of
-from rlplace.graphs.formats.onnx_file import load_onnx
+from rlplace.graphs.formats.onnx_file import load_onnx, node_bytes, node_flops, target_of
 
 onnx = pytest.importorskip("onnx")
 FLOAT, INT = 1, 7

@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.graphml import load_graphml
-from rlplace.graphs.formats.spelling import EDGE_NAMES, NODE_NAMES, nearest_name
+from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, nearest_name
 from rlplace.graphs.opgraph import OpGraph
 
 

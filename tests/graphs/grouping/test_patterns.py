@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from micrographs import op_graph
 
-from rlplace.graphs.grouping.patterns import modules_matching, nearest_modules, ops_matching
+from rlplace.graphs.grouping.constraints import modules_matching, nearest_modules, ops_matching
 
 GRAPH = replace(
     op_graph([[], [0], [1], [2], [3]], targets=["input", "aten.mm.default", "aten.add.Tensor", "aten.mm.default", "x"]),

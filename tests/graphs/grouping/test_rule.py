@@ -1,7 +1,7 @@
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.grouping.rule import RULES, GroupingRule
+from rlplace.graphs.grouping.groups import RULES, GroupingRule
 
 
 @pytest.mark.parametrize("name", RULES)

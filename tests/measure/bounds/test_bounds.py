@@ -13,10 +13,17 @@ from micrographs import fork_join, op_graph
 from random_problems import plain_host, random_priorities, random_problem
 
 from rlplace.graphs import Grouping
-from rlplace.measure.bounds.bounds import critical_path_s, lower_bound_s, lower_bounds
-from rlplace.measure.bounds.figures import figures
-from rlplace.measure.bounds.paths import heads_and_tails
-from rlplace.measure.bounds.work import _ascent_weights, best_weights, even_weights, work_of_labels_s
+from rlplace.measure.bounds import (
+    _ascent_weights,
+    best_weights,
+    critical_path_s,
+    even_weights,
+    figures,
+    heads_and_tails,
+    lower_bound_s,
+    lower_bounds,
+    work_of_labels_s,
+)
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem

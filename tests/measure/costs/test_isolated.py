@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs import isolated
-from rlplace.measure.costs.isolated import isolated_s
-from rlplace.measure.costs.layouts import Layout, layouts
-from rlplace.measure.run.crew.workers import Crew
+from rlplace.measure.costs import profile as isolated
+from rlplace.measure.costs.profile import Layout, isolated_s, layouts
+from rlplace.measure.placed.workers import Crew
 
 HOST = core_host(2)
 

@@ -12,7 +12,7 @@ from core_hosts import core_host
 from rlplace import cuda
 from rlplace.measure.costs import links
 from rlplace.measure.costs.links import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
-from rlplace.measure.hosts.gpus import gpu_host
+from rlplace.measure.hosts.detect import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 
 

@@ -18,10 +18,9 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.critical_path import critical_items, find_critical_path
 from rlplace.measure.explain.explanation import CriticalPath
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timeline import Timeline
 
 seeds = st.integers(0, 2**32 - 1)
 

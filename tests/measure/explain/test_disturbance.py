@@ -11,8 +11,7 @@ from random_problems import plain_host
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.disturbance import disturbance_of
-from rlplace.measure.explain.explain import explain
+from rlplace.measure.explain.explain import disturbance_of, explain
 from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

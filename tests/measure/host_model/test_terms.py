@@ -15,7 +15,7 @@ from random_problems import plain_host, random_problem
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model import Prior, Scales
-from rlplace.measure.host_model.terms import PathTerms
+from rlplace.measure.host_model.fit import PathTerms
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

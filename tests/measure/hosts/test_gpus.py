@@ -9,9 +9,8 @@ from core_hosts import core_host
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue
-from rlplace.measure.hosts.gpus import gpu_host
+from rlplace.measure.hosts.detect import gpu_host, usable_bytes
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.usable import usable_bytes
 
 
 def made_up(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplace.measure.isolate import board as module
-from rlplace.measure.isolate.board import IDLE, Board
+from rlplace.measure.isolate import messages as module
+from rlplace.measure.isolate.messages import IDLE, Board
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._library.custom_ops import OPDEFS
 
-from rlplace.measure.isolate import ops
+from rlplace.measure.isolate import packing as ops
 
 
 def test_ops_of_pytorch_need_nothing() -> None:

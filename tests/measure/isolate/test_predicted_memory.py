@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.isolate.messages import TimeLimits
 from rlplace.measure.isolate.runner import IsolatedRunner
-from rlplace.measure.isolate.time_limits import TimeLimits
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem

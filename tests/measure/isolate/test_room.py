@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.measure.isolate import memory_watch
-from rlplace.measure.isolate.room import Room
+from rlplace.measure.isolate.memory_watch import Room
 
 
 class Process:

@@ -26,13 +26,13 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate import process as process_module
 from rlplace.measure.isolate import wait as wait_module
+from rlplace.measure.isolate.messages import TimeLimits
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.isolate.runner import IsolatedRunner
-from rlplace.measure.isolate.time_limits import TimeLimits
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager_step import EagerRecipe
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import usable_cores
 

@@ -11,11 +11,10 @@ from naive_plan import naive_plan
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.isolate.board import IDLE
-from rlplace.measure.isolate.messages import Race
+from rlplace.measure.isolate.messages import IDLE, Race
 from rlplace.measure.isolate.wait import Asked
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager.eager_recipe import EagerRecipe
+from rlplace.measure.run.eager_step import EagerRecipe
 from rlplace.measure.run.race import REFERENCE, RaceProtocol
 
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.workspaces import seen_workspaces
+from rlplace.measure.costs.profile import seen_workspaces
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.metering.metered_step import MeteredStep
+from rlplace.measure.metered_step import MeteredStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.simulate.simulator import Simulator
 
 ELEMENTS = 1 << 10

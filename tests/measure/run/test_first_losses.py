@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlplace.measure.run.first_losses import FirstLosses, NotANumber, has_nan
+from rlplace.measure.run.runner import FirstLosses, NotANumber, has_nan
 
 NAN, FINE = torch.tensor(math.nan), torch.tensor(1.0)
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rlplace.measure.run import idle
-from rlplace.measure.run.idle import idle_share
+from rlplace.measure.run import race as idle
+from rlplace.measure.run.race import idle_share
 
 
 def test_idle_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,10 @@ from torch import nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.loaded_plans import LoadedPlans
-from rlplace.measure.run.placed.allocated import resident_bytes
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed.placed_step import PlacedStep, resident_bytes
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
+from rlplace.measure.run.runner import LoadedPlans
 
 
 class Machine:

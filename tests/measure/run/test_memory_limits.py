@@ -11,7 +11,7 @@ from core_hosts import core_host
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.memory_limits import gpu_capacities, limited_memory
+from rlplace.measure.run.failures import gpu_capacities, limited_memory
 
 
 def parts() -> Host:

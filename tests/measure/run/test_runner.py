@@ -21,10 +21,10 @@ from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.placed.workers import Worker
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run import runner as runner_module
-from rlplace.measure.run.crew.workers import Worker
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.runner import HostRunner
 

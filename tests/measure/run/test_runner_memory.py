@@ -22,10 +22,10 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.placed.placed_step import resident_bytes
+from rlplace.measure.placed.residents import Residents
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.placed.allocated import resident_bytes
-from rlplace.measure.run.placed.residents import Residents
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.runner import HostRunner
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.measure.run import suspensions
-from rlplace.measure.run.race import MOST_TRIES, Unwatched, watched
-from rlplace.measure.run.suspensions import Suspensions
+from rlplace.measure.run import race as suspensions
+from rlplace.measure.run.race import MOST_TRIES, Suspensions, Unwatched, watched
 
 LIMIT_S, SUSPENDED_S = 2.5, 3.0
 RACES = """
@@ -24,7 +23,7 @@ sys.path[:0] = sys.argv[1:3]
 from faulty_ops import paused_graph
 from naive_plan import naive_plan
 from rlplace.measure.isolate.runner import IsolatedRunner
-from rlplace.measure.isolate.time_limits import TimeLimits
+from rlplace.measure.isolate.messages import TimeLimits
 from rlplace.measure.run.race import MOST_TRIES, RaceProtocol
 from rlplace.measure.run.runner import HostRunner
 from test_runner import NaivePlanner, problem_of

@@ -15,10 +15,9 @@ from reference_simulator import Item, Reference
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Plan
+from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timeline import Timeline
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=60, deadline=None)

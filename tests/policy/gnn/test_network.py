@@ -8,9 +8,9 @@ from permuted_devices import permuted
 from random_problems import random_problem
 
 from rlplace.env import problem_features
-from rlplace.policy.gnn.config import GnnConfig
-from rlplace.policy.gnn.network import FIELD_FEATURES, AssignmentNetwork, fields
-from rlplace.policy.problem_tensors import LEAST_WEIGHT, ProblemTensors
+from rlplace.policy.config import GnnConfig
+from rlplace.policy.gnn import FIELD_FEATURES, AssignmentNetwork, fields
+from rlplace.policy.module import LEAST_WEIGHT, ProblemTensors
 
 
 def lively(seed: int = 0) -> AssignmentNetwork:

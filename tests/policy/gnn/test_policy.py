@@ -11,7 +11,7 @@ from search_problems import barred
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.costs.costs import Costs
 from rlplace.policy import GnnConfig, GnnPolicy, ImproverPolicy, imitate
-from rlplace.policy.gnn.network import AssignmentNetwork
+from rlplace.policy.gnn import AssignmentNetwork
 
 SMALL = GnnConfig(hidden=8, marks=4)
 

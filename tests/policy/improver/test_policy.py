@@ -14,8 +14,7 @@ from search_problems import barred, fork_problem
 from rlplace.errors import InvalidValue
 from rlplace.measure.costs.costs import Costs
 from rlplace.policy import ImproverConfig, ImproverPolicy
-from rlplace.policy.improver.network import ImproverNetwork
-from rlplace.policy.improver.state import PassState
+from rlplace.policy.improver import ImproverNetwork, PassState
 
 SMALL = ImproverConfig(hidden=8, num_layers=1)
 

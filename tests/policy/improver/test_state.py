@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import plain_host, random_problem
 
-from rlplace.env.group_arrays import GroupArrays
+from rlplace.env.problem_features import GroupArrays
 from rlplace.measure.problem import Problem
-from rlplace.policy.improver.state import STATE_FEATURES, PassArrays, PassState, replay
+from rlplace.policy.improver import STATE_FEATURES, PassArrays, PassState, replay
 
 
 def arrays_of(problem: Problem) -> PassArrays:

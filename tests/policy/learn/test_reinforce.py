@@ -16,8 +16,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Reinforce, ReinforceConfig, Seq2SeqConfig
-from rlplace.policy.seq2seq.inputs import seq2seq_inputs
-from rlplace.policy.seq2seq.policy import Seq2SeqPolicy
+from rlplace.policy.seq2seq import Seq2SeqPolicy, seq2seq_inputs
 
 SMALL = Seq2SeqConfig(hidden=16, type_embedding=4, device_embedding=4, attention=4)
 ROWS = np.array([[0, 1], [1, 1], [0, 0]])

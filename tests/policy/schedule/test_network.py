@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from rlplace.env import DECISION_FEATURES
 from rlplace.env.list_schedules import FEATURES, FIRST_WEIGHTS
-from rlplace.env.sequential import DECISION_FEATURES
 from rlplace.errors import InvalidValue
-from rlplace.policy.schedule.components import Components
-from rlplace.policy.schedule.group_features import GROUP_FEATURES
-from rlplace.policy.schedule.network import ALLOWED, MARKS, ScheduleNetwork, related
-from rlplace.policy.schedule.network_file import new_network
-from rlplace.policy.schedule.summary import SUMMARY
+from rlplace.policy.schedule.network import (
+    ALLOWED,
+    GROUP_FEATURES,
+    MARKS,
+    SUMMARY,
+    Components,
+    ScheduleNetwork,
+    new_network,
+    related,
+)
 
 
 def test_a_new_network_weighs_features_as_its_component_does() -> None:

@@ -14,16 +14,14 @@ from permuted_devices import permuted
 from random_problems import plain_host, random_problem
 from search_problems import barred, chain_problem, fork_problem, tight_problem
 
+from rlplace.env import SequentialBatch
 from rlplace.env.list_schedules import FIRST_WEIGHTS
-from rlplace.env.sequential import SequentialBatch
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
+from rlplace.policy.config import ScheduleConfig
 from rlplace.policy.protocols import GroupPolicy
-from rlplace.policy.schedule.config import ScheduleConfig
-from rlplace.policy.schedule.network import ScheduleNetwork
-from rlplace.policy.schedule.network_file import new_network
-from rlplace.policy.schedule.policy import SchedulePolicy
-from rlplace.policy.schedule.rollout import LOG_PROB_BARRED
+from rlplace.policy.schedule.network import ScheduleNetwork, new_network
+from rlplace.policy.schedule.policy import LOG_PROB_BARRED, SchedulePolicy
 from rlplace.search.schedule.greedy import Greedy
 
 

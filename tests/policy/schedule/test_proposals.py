@@ -8,9 +8,7 @@ import torch
 from search_problems import barred, fork_problem
 
 from rlplace.env.list_schedules import FIRST_WEIGHTS, ListSchedules
-from rlplace.policy.schedule.components import Components
-from rlplace.policy.schedule.network import ScheduleNetwork
-from rlplace.policy.schedule.network_file import new_network
+from rlplace.policy.schedule.network import Components, ScheduleNetwork, new_network
 from rlplace.policy.schedule.proposals import choose, propose
 
 

@@ -12,7 +12,7 @@ from random_problems import plain_host
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.policy.seq2seq.inputs import MOST_DIMS, MOST_OUTPUTS, seq2seq_inputs
+from rlplace.policy.seq2seq import MOST_DIMS, MOST_OUTPUTS, seq2seq_inputs
 
 READS = [[], [0], [1], [1, 2], [3]]
 TARGETS = ["parameter", "aten.mm", "aten.relu", "aten.mm", "aten.sum"]

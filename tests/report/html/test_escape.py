@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.report.html.escape import MOST_CHARACTERS, clean, escaped, plot_text, prose, readable
+from rlplace.report.html.figure import MOST_CHARACTERS, clean, escaped, plot_text, prose, readable
 
 
 @pytest.mark.parametrize("escape", [escaped, prose, plot_text])

@@ -4,7 +4,7 @@ import re
 
 from run_files import HOSTILE, rows_of
 
-from rlplace.report.html.field import field_section
+from rlplace.report.html.page import field_section
 from rlplace.report.html.run_data import decode_run
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from run_files import HOSTILE, rows_of
 
-from rlplace.report.html.learned_host import learned_host_section
+from rlplace.report.html.page import learned_host_section
 from rlplace.report.html.run_data import decode_run
 
 RESULT: dict[str, Any] = {"rows": rows_of()}

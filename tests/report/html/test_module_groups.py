@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from run_files import trace_of
 
-from rlplace.report.html.module_groups import OUTSIDE, module_groups
+from rlplace.report.html.modules import OUTSIDE, module_groups
 from rlplace.report.html.trace import Slice, Trace
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from run_files import HOSTILE, hostile_run, rows_of, write_run
 
-from rlplace.report.html.overview import overview, sentence
+from rlplace.report.html.page import overview, sentence
 from rlplace.report.html.run_data import decode_run
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rlplace.report.html.tags import Raw, bullets, details, facts, paragraph, table
+from rlplace.report.html.figure import Raw, bullets, details, facts, paragraph, table
 
 BAD = "<b onclick='x'>&"
 

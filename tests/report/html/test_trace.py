@@ -10,7 +10,7 @@ from run_files import trace_of
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.timeline import Timeline
+from rlplace.measure.plan import Timeline
 from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.html.trace import Lane, Trace, covered_s
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from run_files import HOSTILE, rows_of
 
+from rlplace.report.html.page import command, what_was_run_section
 from rlplace.report.html.run_data import decode_run
-from rlplace.report.html.what_was_run import command, what_was_run_section
 
 
 def test_the_command_asks_for_the_same_run() -> None:

@@ -14,11 +14,11 @@ from random_problems import plain_host, random_priorities, random_problem
 
 from rlplace.errors import MissingExtra
 from rlplace.graphs.grouping.groups import Grouping, group_ops
-from rlplace.measure.bounds.bounds import lower_bounds
+from rlplace.measure.bounds import lower_bounds
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.exact import cp_sat
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task

@@ -12,7 +12,7 @@ from random_problems import random_host, random_problem
 from search_problems import barred, brute_force_s
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.bounds.bounds import lower_bounds
+from rlplace.measure.bounds import lower_bounds
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.exact import cp_sat

@@ -9,14 +9,13 @@ from search_problems import Counting, barred, fork_problem
 
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_problem
-from rlplace.search.groups import allowed_devices
-from rlplace.search.improve import block_descent
-from rlplace.search.improve.block_descent import MOST, SHARE, blocks, sweep
+from rlplace.search.improve import anneal as block_descent
+from rlplace.search.improve.anneal import MOST, SHARE, blocks, sweep
 from rlplace.search.improve.coarsening import by_module, split
 from rlplace.search.improve.greedy_starts import MANY
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Task, allowed_devices
 
 
 def layered_problem() -> Problem:

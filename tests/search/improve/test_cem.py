@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlplace.search.improve.cem import FLOOR, STEP, draw, start_chances, towards
+from rlplace.search.improve.random_keys import FLOOR, STEP, draw, start_chances, towards
 
 ALLOWED = np.array([[True, True], [True, False]])
 

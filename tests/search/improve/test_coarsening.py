@@ -15,7 +15,7 @@ from search_problems import barred, chain_problem
 from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.synthetic import synthetic_problem
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.search.improve.coarsening import atoms, by_module, by_role, coarser, finer, meet, nested, split
 
 

@@ -9,11 +9,10 @@ from search_problems import Counting, tight_problem
 
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.improve.evolve import POPULATION, VARIED, tune, vary
-from rlplace.search.improve.greedy_starts import GreedyPlacement, score_greedy
-from rlplace.search.improve.start_weights import FIRST_WEIGHTS
+from rlplace.search.improve.greedy_starts import FIRST_WEIGHTS, GreedyPlacement, score_greedy
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.search.improve.genetic import decode, keys_of, population_size
+from rlplace.search.improve.random_keys import decode, keys_of, population_size
 
 
 def test_keys_are_cut_evenly_over_allowed_devices() -> None:

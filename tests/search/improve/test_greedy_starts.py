@@ -11,15 +11,16 @@ from search_problems import Counting, fork_problem, tight_problem
 
 from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_problem
-from rlplace.search.groups import allowed_devices
 from rlplace.search.improve import greedy_starts, warm_starts
 from rlplace.search.improve.coarsening import nested
 from rlplace.search.improve.greedy_starts import (
     CROSSED,
+    FIRST_WEIGHTS,
     GROUPINGS,
     MANY,
+    START_WEIGHTS,
     Pair,
     Schedulers,
     best_start_with_greedy,
@@ -27,10 +28,9 @@ from rlplace.search.improve.greedy_starts import (
     grouping_of,
     score_greedy,
 )
-from rlplace.search.improve.start_weights import FIRST_WEIGHTS, START_WEIGHTS
 from rlplace.search.improve.warm_starts import best_start, score_starts
 from rlplace.search.schedule.greedy import FEATURES, Greedy
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Task, allowed_devices
 
 CROSS = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
 

@@ -14,7 +14,7 @@ from search_problems import Counting
 from rlplace.measure import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.improve.micro_batched_starts import WORST, diverse_starts, in_best_order
+from rlplace.search.improve.portfolio import WORST, diverse_starts, in_best_order
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 

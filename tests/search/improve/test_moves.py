@@ -13,8 +13,18 @@ from search_problems import barred, chain_problem
 
 from rlplace.graphs import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.move_kernels import CLUSTER, COPY, MODULE, NEIGHBOUR, ONE, SWAP, WINDOW
-from rlplace.search.improve.moves import Neighbourhood, Table, main_modules
+from rlplace.search.improve.moves import (
+    CLUSTER,
+    COPY,
+    MODULE,
+    NEIGHBOUR,
+    ONE,
+    SWAP,
+    WINDOW,
+    Neighbourhood,
+    Table,
+    main_modules,
+)
 
 
 def only(kind: int) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_problem
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
 

@@ -18,11 +18,10 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.ranks import upward_ranks
+from rlplace.measure.simulate.bench_simulator import synthetic_problem
+from rlplace.measure.simulate.host_tables import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.simulate.synthetic import synthetic_problem
-from rlplace.search.order.memory_order import least_memory_order
-from rlplace.search.order.op_order import lighten, shorten
+from rlplace.search.op_order import least_memory_order, lighten, shorten
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.measure.problem import Problem
 from rlplace.search.improve.coarsening import atoms, meet
-from rlplace.search.parallel.blocks import chain_runs, run_groups, run_table
+from rlplace.search.parallel.starts import chain_runs, run_groups, run_table
 from rlplace.search.parallel.step_roles import step_roles
 
 

@@ -17,9 +17,8 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.hybrid import Field
+from rlplace.search.parallel.hybrid import Field, StagePlan
 from rlplace.search.parallel.layouts import Layout
-from rlplace.search.parallel.stage_plans import StagePlan
 from rlplace.search.registry import METHODS, find
 from rlplace.search.task import Budget, Task
 

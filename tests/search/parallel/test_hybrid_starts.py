@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.hybrid_starts import hybrid_start
+from rlplace.search.parallel.hybrid import hybrid_start
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rlplace.search.parallel.stages import cut_stages
+from rlplace.search.parallel.layouts import cut_stages
 
 
 def test_equal_links_are_cut_into_equal_stages() -> None:

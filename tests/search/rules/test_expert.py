@@ -12,7 +12,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.rules.expert import find_blocks, halves, layers, numbered, solve_expert
+from rlplace.search.rules.baselines import find_blocks, halves, layers, numbered, solve_expert
 from rlplace.search.task import Task
 
 

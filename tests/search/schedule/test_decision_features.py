@@ -16,9 +16,8 @@ from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.schedule.decision_features import DECISION_FEATURES
-from rlplace.search.schedule.greedy import FEATURES, Greedy
-from rlplace.search.schedule.schedule_bounds import MEMORY_MASKS
+from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, Greedy
+from rlplace.search.schedule.partial_schedule import MEMORY_MASKS
 
 
 def test_the_first_features_are_those_of_the_list_scheduler() -> None:

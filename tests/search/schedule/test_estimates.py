@@ -14,7 +14,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.warm_starts import held_bytes, room_bytes
-from rlplace.search.schedule.estimates import ESTIMATES, Estimator
+from rlplace.search.schedule.eft import ESTIMATES, Estimator
 
 
 def estimates(problem: Problem, placements: list[list[int]]) -> np.ndarray:

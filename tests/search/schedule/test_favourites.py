@@ -10,10 +10,8 @@ from random_problems import plain_host, random_problem
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.baechi import m_sct
-from rlplace.search.schedule.favourites import favourite_children, favourites_within, num_edges
-from rlplace.search.schedule.host_resources import host_resources
-from rlplace.search.schedule.units import op_units
+from rlplace.search.schedule.baechi import favourite_children, favourites_within, m_sct, num_edges
+from rlplace.search.schedule.units import host_resources, op_units
 
 
 def fork() -> Problem:

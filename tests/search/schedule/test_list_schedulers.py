@@ -19,12 +19,9 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.registry import METHODS
 from rlplace.search.schedule.baechi import m_etf, m_topo
-from rlplace.search.schedule.critical_path import critical_path
 from rlplace.search.schedule.eft import eft
-from rlplace.search.schedule.heft import heft
-from rlplace.search.schedule.host_resources import HostResources, host_resources
-from rlplace.search.schedule.peft import optimistic_cost_s, peft
-from rlplace.search.schedule.units import group_units, op_units
+from rlplace.search.schedule.list_scheduling import critical_path, heft, optimistic_cost_s, peft
+from rlplace.search.schedule.units import HostResources, group_units, host_resources, op_units
 from rlplace.search.task import Task
 
 SCHEDULERS = ("eft", "heft", "peft", "critical-path", "m-topo", "m-etf", "m-sct")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_problems import random_problem
 from schedule_stepper import Stepper, coarser
 
-from rlplace.search.schedule.decision_features import DECISION_FEATURES
+from rlplace.search.schedule.greedy import DECISION_FEATURES
 from rlplace.search.schedule.partial_schedule import clear, new_schedules
 
 

@@ -14,7 +14,7 @@ from search_problems import barred, chain_problem, fork_problem, tight_problem
 
 from rlplace.errors import UnknownName
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.schedule.schedule_bounds import memory_accounts
+from rlplace.search.schedule.partial_schedule import memory_accounts
 
 
 def test_longest_paths_take_the_least_times_that_pins_allow() -> None:

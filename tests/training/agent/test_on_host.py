@@ -14,8 +14,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.search.task import Budget, Task
-from rlplace.search.task_protocols import LateHost
+from rlplace.search.task import Budget, LateHost, Task
 from rlplace.training.agent import AgentConfig
 from rlplace.training.agent.on_host import solve
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from rlplace.env.list_schedules import FIRST_WEIGHTS
-from rlplace.policy.schedule.components import Components
-from rlplace.policy.schedule.network import ScheduleNetwork
-from rlplace.policy.schedule.summary import SUMMARY
+from rlplace.policy.schedule.network import SUMMARY, Components, ScheduleNetwork
 from rlplace.training.pretrain.fit import fit
 from rlplace.training.pretrain.held_out import held_out
 from rlplace.training.pretrain.tables import Table

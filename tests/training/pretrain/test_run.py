@@ -11,7 +11,7 @@ import pytest
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.problem import Problem
-from rlplace.policy.schedule.network_file import load_network
+from rlplace.policy.schedule.network import load_network
 from rlplace.training.pretrain import problems
 from rlplace.training.pretrain.config import PretrainConfig
 from rlplace.training.pretrain.run import pretrain

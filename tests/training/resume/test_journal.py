@@ -20,8 +20,7 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.runs.calibration import Known
 from rlplace.runs.folder import RunFolder
-from rlplace.search.best_so_far import BestSoFar
-from rlplace.search.failure import Failure
+from rlplace.search.task import BestSoFar, Failure
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.journal import EVERY_S, FILE, Journal, is_finished, mark_finished
 from rlplace.training.resume.kept import RECORDS

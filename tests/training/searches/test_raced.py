@@ -11,7 +11,7 @@ from fake_measurer import chain_problem
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.best_so_far import BestSoFar
+from rlplace.search.task import BestSoFar
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.raced import Raced
 

@@ -15,11 +15,10 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.progress import Progress, make_progress
+from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
-from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
-from rlplace.search.task import Task
+from rlplace.search.task import BestSoFar, Task
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.budget import LoopBudget
 from rlplace.training.searches.racing_host import FINAL, ROUND

@@ -12,11 +12,10 @@ from fake_measurer import chain_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.plan import Plan
-from rlplace.report.progress import Progress, make_progress
+from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
-from rlplace.search.best_so_far import BestSoFar
 from rlplace.search.registry import METHODS, Method, register_method
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches import side_by_side
 from rlplace.training.searches.result import LoopResult

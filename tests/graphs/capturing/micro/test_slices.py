@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.capturing.micro.slices import plan_slices
-from rlplace.graphs.slicing import Slicing
+from rlplace.graphs.micro.slices import plan_slices
+from rlplace.graphs.program import Slicing
 
 
 def plan(inputs: Any, count: int, dims: Any = None, targets: tuple[torch.Tensor, ...] = ()) -> Slicing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rlplace.graphs.capturing.micro.assembly import Assembly
-from rlplace.graphs.capturing.micro.sums import Sum
+from rlplace.graphs.micro.assembly import Assembly
+from rlplace.graphs.micro.gradients import Sum
 from rlplace.graphs.program import Ref, Source
 
 

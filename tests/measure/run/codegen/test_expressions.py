@@ -11,7 +11,7 @@ from torch import nn
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Call, Program, Ref
-from rlplace.measure.run.codegen.expressions import Constants, Expressions
+from rlplace.measure.placed.generate import Constants, Expressions
 
 
 @pytest.fixture

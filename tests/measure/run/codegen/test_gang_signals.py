@@ -10,7 +10,7 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.run.codegen.gang_signals import GangSignals, gang_signals
+from rlplace.measure.placed.generate import GangSignals, gang_signals
 
 GANG = 2
 NONE = GangSignals({}, {}, 0)

@@ -18,8 +18,7 @@ from torch import nn
 from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.run.codegen.generate import generate
-from rlplace.measure.run.codegen.step_code import StepCode
+from rlplace.measure.placed.generate import StepCode, generate
 
 # 0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones_like, 7 threshold_backward, 8 mm, 9 sum, 10 and 11 updates
 SPLIT = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0]

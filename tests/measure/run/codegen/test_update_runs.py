@@ -12,12 +12,11 @@ from torch import nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Update
+from rlplace.measure.placed.generate import generate, update_runs
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.codegen.generate import generate
-from rlplace.measure.run.codegen.update_runs import update_runs
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> OpGraph:

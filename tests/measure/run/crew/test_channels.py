@@ -10,9 +10,8 @@ import torch
 from core_hosts import core_device
 
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run.crew.channels import CpuChannel, CudaChannel, make_channel
-from rlplace.measure.run.crew.clocks import CudaClock
-from rlplace.measure.run.crew.streams import Streams
+from rlplace.measure.placed.channels import CpuChannel, CudaChannel, Streams, make_channel
+from rlplace.measure.placed.workers import CudaClock
 
 
 def test_a_copy_is_a_tensor_of_its_own() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplace import cuda
-from rlplace.measure.run.crew.clocks import CudaClock, HostClock, cycles_to_launch
+from rlplace.measure.placed.workers import CudaClock, HostClock, cycles_to_launch
 
 
 def test_a_gpu_is_held_back_longer_than_launches_take_but_never_for_long() -> None:
@@ -52,7 +52,7 @@ def test_a_gpu_marks_events_that_are_resolved_afterwards(monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda, "event", lambda *, is_timed=False: Event(enable_timing=is_timed))
     monkeypatch.setattr(cuda, "current_stream", lambda device: f"stream of {device}")
     host_s = iter([50.0, 70.0])
-    monkeypatch.setattr("rlplace.measure.run.crew.clocks.time.perf_counter", lambda: next(host_s))
+    monkeypatch.setattr("rlplace.measure.placed.workers.time.perf_counter", lambda: next(host_s))
     clock = CudaClock(torch.device("cuda:1"))
     for start_s in (50.0, 70.0):  # every step starts anew
         clock.start()

@@ -13,8 +13,8 @@ import torch
 from core_hosts import core_device
 
 from rlplace.errors import RunnerError
-from rlplace.measure.run.crew import workers
-from rlplace.measure.run.crew.workers import Crew, Job, Worker
+from rlplace.measure.placed import workers
+from rlplace.measure.placed.workers import Crew, Job, Worker
 from rlplace.measure.run.threads import usable_cores
 
 

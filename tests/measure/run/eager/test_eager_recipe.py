@@ -16,10 +16,9 @@ from small_models import CASES
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.run.crew.streams import Streams
-from rlplace.measure.run.crew.workers import Worker
-from rlplace.measure.run.eager.eager_recipe import CudaGraphStep, EagerRecipe
-from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.placed.channels import Streams
+from rlplace.measure.placed.workers import Worker
+from rlplace.measure.run.eager_step import CudaGraphStep, EagerRecipe, EagerStep
 from rlplace.measure.run.threads import usable_cores
 
 

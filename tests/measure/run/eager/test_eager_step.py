@@ -16,9 +16,9 @@ from torch import nn
 
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.eager import eager_step
-from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.placed.workers import Crew
+from rlplace.measure.run import eager_step
+from rlplace.measure.run.eager_step import EagerStep
 from rlplace.measure.run.race import RaceProtocol, race
 
 

@@ -17,9 +17,9 @@ from rlplace.export.check import check_export
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.eager.eager_step import EagerStep
+from rlplace.measure.run.eager_step import EagerStep
 
 LABELS = torch.tensor([0, 5, 2, 4, 1])
 

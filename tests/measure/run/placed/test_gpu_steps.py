@@ -16,9 +16,9 @@ from rlplace.export import matching_host
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.placement import Placement
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
 
 pytestmark = NEEDS_GPU
 

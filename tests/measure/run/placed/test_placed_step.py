@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from rlplace.graphs import capture
 from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.hosts.detect import detect_host
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 from rlplace.workloads import build, parse_workload
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
-from rlplace.measure.run.crew import workers
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed import workers
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 
 switches: dict[str, bool | threading.Event] = {"fails": False}
 

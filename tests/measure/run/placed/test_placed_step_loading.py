@@ -17,9 +17,9 @@ from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.placed_step import PlacedStep
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
 
 
 def training(name: str = "batch_norm_train") -> OpGraph:

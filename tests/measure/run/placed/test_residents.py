@@ -14,8 +14,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.run.crew.streams import torch_device
-from rlplace.measure.run.placed.residents import Residents
+from rlplace.measure.placed.channels import torch_device
+from rlplace.measure.placed.residents import Residents
 
 
 def linear() -> tuple[nn.Linear, OpGraph]:

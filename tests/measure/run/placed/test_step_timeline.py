@@ -15,9 +15,8 @@ from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.timeline import Timeline
+from rlplace.measure.placed.workers import Crew
+from rlplace.measure.plan import Plan, Timeline
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,13 @@ from torch import Tensor
 from rlplace.errors import RunnerError
 from rlplace.export.placed.carried import carried_plan
 from rlplace.export.placed.module_graph import backward_ops
-from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.capturing.module import CapturedModule, capture_module
+from rlplace.graphs.capturing.capture import CapturedModule, as_call, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.two_part_step import TwoPartStep
+from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.crew.workers import Crew
-from rlplace.measure.run.placed.residents import Residents
-from rlplace.measure.run.placed.two_part_step import TwoPartStep
 
 
 @pytest.fixture(scope="module", params=[HOST, GANG_HOST], ids=["cores", "gang"])

@@ -1,0 +1,364 @@
+"""`SequentialEnv`: an action places one group; the episode is over when all are placed.
+
+Importing this module registers `rlplace/Sequential-v0`, which simulates, and `rlplace/SequentialMeasured-v0`, for a
+host that runs the placements. `gymnasium.make("rlplace.env:rlplace/Sequential-v0", ...)` imports it first.
+
+Observations and action spaces of the sequential envs: flat arrays of fixed shape.
+
+What a partial schedule is worth: the rewards of a sequential episode are its differences.
+
+`SequentialVecEnv`: B sequential envs in step; what they place is measured in one batched call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlplace.env.measurers import NUM_GROUPS, SharedMeasurer, find_measurer
+from rlplace.env.one_shot import BatchedVecEnv, Indices
+from rlplace.env.placement_env import Observation, PlacementEnv, check_actions
+from rlplace.env.rewards import Reward, rewards_of
+from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurer
+from rlplace.measure.problem import Problem
+from rlplace.search.schedule.greedy import DECISION_FEATURES
+
+
+class SequentialEnv(PlacementEnv[np.int64]):
+    """Places one of G groups a step on one of D devices, over the schedule of those placed so far.
+
+    | space | |
+    |---|---|
+    | action | `Discrete(D)`: the device of the next group; with `choose_group` `Discrete(G * D)`: group * D + device |
+    | observation | `Dict`: `group`, the group that is next, and `features` of each device for it |
+    | reward | differences of a potential, which add up to what `OneShotEnv` gives for the same placement |
+
+    Groups come in the order of their first ops, or by `order`; a group that is chosen earlier waits in the schedule.
+    The info of the last step is that of a step of `OneShotEnv`; before it is empty.
+
+    `action_masks` says where a group may be: where its pins allow it, and it fits into memory. An action against either
+    does not end the episode: in the end the placement is judged as in `OneShotEnv`, where a broken pin fails. A group
+    that is chosen twice ends the episode at once, with the reward of a failure.
+    """
+
+    action_space: spaces.Discrete
+
+    def __init__(
+        self,
+        measurer: Measurer | SharedMeasurer | None = None,
+        reward: str | Reward = "log_speedup",
+        baseline_s: float | None = None,
+        deterministic: bool = True,
+        potential: str = "bound",
+        choose_group: bool = False,
+        order: NDArray[np.floating] | None = None,
+        memory_mask: str = "resident",
+        render_mode: str | None = None,
+        *,
+        problem: Problem | None = None,
+        workload: str | None = None,
+        host: str | Host = "auto",
+        num_groups: int = NUM_GROUPS,
+        workload_seed: int = 0,
+    ) -> None:
+        """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
+
+        Args:
+            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+                run on the problem's host.
+            reward: `sqrt`, `log_speedup` or a reward object.
+            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            deterministic: whether the measurer gives a placement the same step time every time.
+            potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
+            choose_group: whether an action says which group is placed, too.
+            order: (G,) priorities of groups, higher first; the order of their first ops by default.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
+            render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
+            problem: what is placed, instead of `measurer`.
+            workload: a WORKLOAD word (`nmt@small`), instead of either.
+            host: a HOST word (`4xV100-pcie`) or a host, for a workload.
+            num_groups: groups to aim at, for a workload.
+            workload_seed: of a workload's weights and inputs.
+
+        Raises:
+            UnknownName: no reward, potential, mask or render mode has that name.
+            InvalidValue: not exactly one of `measurer`, `problem` and `workload`, or not one finite number a group in
+                `order`.
+            UserError: a workload or host that cannot be had.
+        """
+        found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
+        super().__init__(found, reward, baseline_s, deterministic, render_mode)
+        self._shaping = Shaping(potential, self.scorer.reward, 1)
+        self._batch = SequentialBatch(self.problem, 1, order=order, memory_mask=memory_mask)
+        self._chooses_group = choose_group
+        self._is_over = False
+        num_devices = self._batch.num_devices
+        self._num_actions = num_devices * (self._batch.num_groups if choose_group else 1)
+        space = observation_space(self._batch.num_groups, num_devices, choose_group=choose_group)
+        self._last_observation = last_observation(space)
+        self.observation_space = space
+        self.action_space = spaces.Discrete(self._num_actions)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(D,) or (G * D,) bool: whether each action is allowed now; never all False, True everywhere after the end."""
+        if self._is_over:
+            return np.ones(self._num_actions, dtype=np.bool_)
+        seen = self._batch.observe_all(0)[1] if self._chooses_group else self._batch.observe().mask.copy()
+        return seen.reshape(-1)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """The observation and an empty info; `seed` and `options` change nothing, as nothing here is random."""
+        super().reset(seed=seed, options=options)
+        self._batch.reset()
+        self._shaping.reset()
+        self._is_over = False
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Places a group; the last one's placement is measured, and ends the episode.
+
+        Raises:
+            InvalidValue: the action is no integer of the space, the episode is over, or a reward of the user's is not
+                finite.
+        """
+        if self._is_over:
+            raise InvalidValue("step", "after the end", "reset first", where="SequentialEnv")
+        devices = check_actions(action, self.action_space, "SequentialEnv").reshape(-1)
+        groups: NDArray[np.integer] | None = None
+        if self._chooses_group:
+            groups, devices = np.divmod(devices, self._batch.num_devices)
+            if self._batch.placed[0, groups[0]] >= 0:
+                return self._end(np.full(1, np.inf), "error", self.problem.grouping.expand(self._batch.placed[0]))
+        self._batch.step(devices, groups)
+        if not self._batch.is_done:
+            return self._observe(), float(self._shaping.step(self._batch)[0]), False, False, {}
+        scores = self.scorer.score(self._batch.placed)
+        return self._end(scores.step_time_s, scores.status[0], scores.placements[0])
+
+    def _end(
+        self, step_time_s: NDArray[np.float64], status: str, placement: NDArray[np.int32]
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        self._is_over = True
+        reward = self._shaping.finish(rewards_of(self.scorer.reward, step_time_s))
+        info = self._ended(float(step_time_s[0]), status, placement)
+        return self._observe(), float(reward[0]), True, False, info
+
+    def _observe(self) -> Observation:
+        if self._is_over:
+            return self._last_observation | {"features": self._last_observation["features"].copy()}
+        seen = batch_observation(self._batch.observe())
+        if self._chooses_group:
+            seen["features"] = flat_features(self._batch.observe_all(0)[0], is_batch=False)[None]
+        return {name: rows[0] for name, rows in seen.items()}
+
+
+gym.register(
+    "rlplace/Sequential-v0", entry_point="rlplace.env.sequential:SequentialEnv", kwargs={"deterministic": True}
+)
+gym.register(
+    "rlplace/SequentialMeasured-v0",
+    entry_point="rlplace.env.sequential:SequentialEnv",
+    kwargs={"deterministic": False},
+    nondeterministic=True,
+)
+
+
+LARGEST = 1e6
+"""No feature is larger; what would be is cut off."""
+
+
+def observation_space(num_groups: int, num_devices: int, *, choose_group: bool = False) -> spaces.Dict:
+    """A dictionary with `group`, the group that is next, and `features`, flat float32.
+
+    Features are log(1 + x) of `DECISION_FEATURES`, device after device: (D * F,). With `choose_group` they are those of
+    every group, group after group: (G * D * F,), zeros for groups that are decided. After the last step all is 0.
+    """
+    count = num_devices * len(DECISION_FEATURES) * (num_groups if choose_group else 1)
+    features = spaces.Box(0.0, float(np.log1p(LARGEST)), (count,), np.float32)
+    return spaces.Dict({"group": spaces.Discrete(num_groups), "features": features})
+
+
+def last_observation(space: spaces.Dict) -> dict[str, Any]:
+    """What is seen after the last step: zeros."""
+    return {"group": np.int64(0), "features": np.zeros(space["features"].shape or (), dtype=np.float32)}
+
+
+def flat_features(features: NDArray[np.float32], *, is_batch: bool) -> NDArray[np.float32]:
+    """A new array of log(1 + x) of `features`, all axes but that of a batch made one."""
+    flat = np.clip(features.reshape(len(features), -1) if is_batch else features.reshape(-1), 0.0, LARGEST)
+    return np.log1p(flat, out=flat)
+
+
+def batch_observation(observation: SequentialObservation) -> dict[str, NDArray[Any]]:
+    """The observations of B envs: `group` (B,) int64 and `features` (B, D * F) float32."""
+    return {
+        "group": np.maximum(observation.group, 0),
+        "features": flat_features(observation.features, is_batch=True),
+    }
+
+
+POTENTIALS = ("bound", "finish", "none")
+"""What the reward before the last step is of: `SequentialBatch.bound_s`, `partial_s`, or nothing: it is 0."""
+LEAST_S = 1e-12
+"""Every potential is of at least this many seconds, so that a reward may take logarithms."""
+
+
+class Shaping:
+    """Rewards of the steps of B episodes: differences of a potential (Ng, Harada, Russell 1999).
+
+    The potential of an episode's start is 0, then it is the reward of a time that the partial schedule gives, and in
+    the end that of the step time. So the rewards of an episode add up to the reward of its placement, whatever the
+    potential: the optimum is that of the one-shot env, where nothing is discounted.
+    """
+
+    def __init__(self, potential: str, reward: Reward, num_episodes: int) -> None:
+        """Shaping at the start of every episode.
+
+        Args:
+            potential: one of `POTENTIALS`.
+            reward: of seconds.
+            num_episodes: B.
+
+        Raises:
+            UnknownName: no potential has that name.
+        """
+        if potential not in POTENTIALS:
+            raise UnknownName("potential", potential, POTENTIALS)
+        self._name = potential
+        self._reward = reward
+        self._before = np.zeros(num_episodes)
+
+    def reset(self) -> None:
+        """All episodes begin anew."""
+        self._before[:] = 0.0
+
+    def step(self, batch: SequentialBatch) -> NDArray[np.float64]:
+        """(B,) rewards of a step that was not the last."""
+        if self._name == "none":
+            return np.zeros_like(self._before)
+        seconds = batch.bound_s if self._name == "bound" else np.maximum(batch.partial_s, batch.least_s)
+        return self._move(rewards_of(self._reward, np.maximum(seconds, LEAST_S)))
+
+    def finish(self, reward: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(B,) rewards of the last step, where `reward` (B,) is what the placements are worth."""
+        return self._move(reward)
+
+    def _move(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
+        difference = after - self._before
+        self._before[:] = after
+        return difference
+
+
+Step = tuple[dict[str, NDArray[Any]], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]
+
+
+class SequentialVecEnv(BatchedVecEnv):
+    """A Stable-Baselines3 `VecEnv` of `num_envs` sequential episodes over one problem, which end together.
+
+    Spaces, rewards and infos are those of `SequentialEnv`. All episodes take G steps; the placements of the last go to
+    the measurer in one call, equal ones once, and known ones not at all if the measurer is deterministic.
+    """
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        num_envs: int,
+        reward: str | Reward = "log_speedup",
+        *,
+        baseline_s: float | None = None,
+        deterministic: bool = True,
+        potential: str = "bound",
+        order: NDArray[np.floating] | None = None,
+        memory_mask: str = "resident",
+    ) -> None:
+        """Envs over the problem of `measurer`.
+
+        Args:
+            measurer: what measures placements.
+            num_envs: episodes in step, B.
+            reward: `sqrt`, `log_speedup` or a reward object.
+            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            deterministic: whether the measurer gives a placement the same step time every time.
+            potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
+            order: (G,) priorities of groups, higher first; the order of their first ops by default.
+            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
+
+        Raises:
+            UnknownName: no reward, potential or mask has that name.
+            InvalidValue: `num_envs` is less than 1, or `order` has not one finite number a group.
+        """
+        num_groups, num_devices = measurer.problem.grouping.num_groups, measurer.problem.host.num_devices
+        space = observation_space(num_groups, num_devices)
+        super().__init__(
+            measurer,
+            num_envs,
+            reward,
+            space,
+            spaces.Discrete(num_devices),
+            baseline_s=baseline_s,
+            deterministic=deterministic,
+        )
+        self._shaping = Shaping(potential, self.scorer.reward, num_envs)
+        self._batch = SequentialBatch(measurer.problem, num_envs, order=order, memory_mask=memory_mask)
+        self._last_observation = last_observation(space)
+        self._seen = self._batch.observe()
+
+    def reset(self) -> dict[str, NDArray[Any]]:
+        """The observations of `num_envs` new episodes."""
+        self._reset_seeds()
+        self._reset_options()
+        return self._begin()
+
+    def step_wait(self) -> Step:
+        """Places a group in every episode; at the end observations are those of the next episodes."""
+        self._batch.step(self.take_actions())
+        if self._batch.is_done:
+            return self._end()
+        rewards = self._shaping.step(self._batch)
+        self._seen = self._batch.observe()
+        done = np.zeros(self.num_envs, dtype=np.bool_)
+        return batch_observation(self._seen), rewards.astype(np.float32), done, [{} for _ in range(self.num_envs)]
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(B, D) bool: where the next group of each episode may be, by its pins and by what fits."""
+        return self._seen.mask.copy()
+
+    def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
+        """The method's result for each env asked for; of `action_masks` its row."""
+        if method_name == "action_masks":
+            masks = self.action_masks()
+            return [masks[index] for index in self._get_indices(indices)]
+        return super().env_method(method_name, *args, indices=indices, **kwargs)
+
+    def _begin(self) -> dict[str, NDArray[Any]]:
+        self._batch.reset()
+        self._shaping.reset()
+        self._seen = self._batch.observe()
+        return batch_observation(self._seen)
+
+    def _end(self) -> Step:
+        scores = self.scorer.score(self._batch.placed)
+        self.last_scores = scores
+        rewards = self._shaping.finish(scores.reward)
+        infos = [
+            {
+                "step_time_s": step_time_s,
+                "status": status,
+                "placement": placement,
+                "episode": {"r": reward, "l": self._batch.num_groups},
+                "terminal_observation": self._last_observation,
+            }
+            for step_time_s, status, placement, reward in zip(
+                scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist(), strict=True
+            )
+        ]
+        return self._begin(), rewards.astype(np.float32), np.ones(self.num_envs, dtype=np.bool_), infos

@@ -1,0 +1,202 @@
+"""`plan_slices`: which tensors of a step are cut into micro-batches, and along which dimension; `cut_words` says it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.program import LossByName, Slicing, even_sizes
+
+BatchDims = Sequence[int | None] | Mapping[Any, int | None]
+"""What a user says: the batch's dimension (None: shared) of every tensor, or of some by name or position."""
+
+_WHERE = "micro-batches"
+_HINT = "`batch_dims` says which dimension of every tensor is the batch, None where all micro-batches share it."
+
+
+def plan_slices(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: LossFn | None,
+    targets: Sequence[torch.Tensor],
+    count: int,
+    batch_dims: BatchDims | None = None,
+) -> Slicing:
+    """How the tensors of a step are cut into `count` micro-batches, whose sizes differ by one at most.
+
+    Without `batch_dims`, the batch is dimension 0 of the first input that has one, and of every tensor that is as long
+    there; other tensors are shared by all micro-batches.
+
+    Args:
+        model: named in errors.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+        loss_fn: None for inference, which has no targets.
+        targets: what the loss takes besides the model's output.
+        count: micro-batches, K.
+        batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one
+            that is shared. Or a dict of some: by the name of a parameter of `forward` (all tensors in it) or of a
+            target, or by the position of a tensor; the others follow the rule above.
+
+    Raises:
+        InvalidValue: K is no number from 1 to the batch; no input has a batch, or inputs have batches of different
+            size; or `batch_dims` does not fit the tensors.
+        UnknownName: `batch_dims` names no keyword argument.
+    """
+    if type(count) is not int or count < 1:
+        raise InvalidValue("micro_batches", count, "an integer of at least 1", where=_WHERE)
+    named = _named_tensors(args, kwargs, targets)
+    tensors = [tensor for _, tensor in named]
+    names = [name for name, _ in named]
+    num_inputs = len(tensors) - len(targets)
+    dims = _default_dims(tensors, num_inputs)
+    if batch_dims is not None:
+        dims = _given_dims(batch_dims, names, _aliases(model, args, loss_fn), tensors, dims)
+    lengths = {name: int(tensor.shape[dim]) for (name, tensor), dim in zip(named, dims, strict=True) if dim is not None}
+    if not any(dim is not None for dim in dims[:num_inputs]):
+        if count == 1:
+            return Slicing((None,) * len(tensors), (1,))
+        raise InvalidValue(
+            "inputs",
+            f"{', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in named[:num_inputs]) or 'no tensor'}",
+            f"one with a batch to cut into {count} for {type(model).__name__}",
+            where=_WHERE,
+            hint=f"Keep the batch whole (K = 1), or say where it is: {_HINT}",
+        )
+    batch = next(iter(lengths.values()))
+    if len(set(lengths.values())) > 1:
+        raise InvalidValue(
+            "inputs",
+            ", ".join(f"{name} of {length}" for name, length in lengths.items()),
+            "tensors of the same batch",
+            where=_WHERE,
+            hint=_HINT,
+        )
+    if count > batch:
+        raise InvalidValue(
+            "micro_batches",
+            count,
+            f"at most the batch, which is {batch} ({_where_cut(names, tensors, dims)})",
+            where=_WHERE,
+            hint=f"Take fewer micro-batches or a larger batch. {_HINT}",
+        )
+    return Slicing(tuple(dims), even_sizes(batch, count))
+
+
+def cut_words(args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[torch.Tensor], slicing: Slicing) -> str:
+    """Which tensors of a step are cut, along which dimension, and which all micro-batches share, with their shapes.
+
+    Args:
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+        targets: what the loss takes besides the model's output.
+        slicing: how they are cut.
+    """
+    named = zip(_named_tensors(args, kwargs, targets), slicing.dims, strict=True)
+    told = [(f"{name} {tuple(tensor.shape)}", dim) for (name, tensor), dim in named]
+    cut = ", ".join(f"{what} along dimension {dim}" for what, dim in told if dim is not None)
+    shared = ", ".join(what for what, dim in told if dim is None)
+    return f"cut: {cut or 'none'}; shared by all: {shared or 'none'}"
+
+
+def _named_tensors(
+    args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor among the inputs, as they are flattened, then the targets: what a user calls it, and itself."""
+    found = []
+    for position, value in enumerate(args):
+        found += [(f"input {position}", leaf) for leaf in pytree.tree_leaves(value)]
+    for name, value in kwargs.items():
+        found += [(name, leaf) for leaf in pytree.tree_leaves(value)]
+    found += [(f"target {position}", target) for position, target in enumerate(targets)]
+    return [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
+
+
+def _default_dims(tensors: Sequence[torch.Tensor], num_inputs: int) -> list[int | None]:
+    batch = next((int(tensor.shape[0]) for tensor in tensors[:num_inputs] if tensor.dim()), 1)
+    if batch < 2:
+        first = next((index for index, tensor in enumerate(tensors[:num_inputs]) if tensor.dim()), None)
+        return [0 if index == first else None for index in range(len(tensors))]
+    return [0 if tensor.dim() and tensor.shape[0] == batch else None for tensor in tensors]
+
+
+def _given_dims(
+    given: object,
+    names: Sequence[str],
+    aliases: Mapping[str, str],
+    tensors: Sequence[torch.Tensor],
+    default: Sequence[int | None],
+) -> list[int | None]:
+    if isinstance(given, Mapping):
+        dims = list(default)
+        for key, dim in given.items():
+            for position in _positions(key, names, aliases):
+                dims[position] = _checked_dim(dim, names[position], tensors[position])
+        return dims
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        expected = "a list or tuple with an entry for every tensor, or a dict of some"
+        raise InvalidValue("batch_dims", given, expected, where=_WHERE)
+    if len(given) != len(tensors):
+        raise InvalidValue(
+            "batch_dims",
+            tuple(given),
+            f"an entry for each of the {len(tensors)} tensors ({', '.join(names)})",
+            where=_WHERE,
+            hint="A number is the dimension of the batch, None a tensor that all micro-batches share.",
+        )
+    return [_checked_dim(*entry) for entry in zip(given, names, tensors, strict=True)]
+
+
+def _aliases(model: torch.nn.Module, args: tuple[Any, ...], loss_fn: LossFn | None) -> dict[str, str]:
+    """What `forward` and the loss call tensors that are called by their positions here."""
+    targets = loss_fn.names if isinstance(loss_fn, LossByName) else ()
+    return {name: f"target {position}" for position, name in enumerate(targets)} | _forward_names(model, args)
+
+
+def _forward_names(model: torch.nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # none that Python can tell
+        return {}
+    plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return {name: f"input {position}" for position, name in enumerate(plain[: len(args)])}
+
+
+def _positions(key: str | int, names: Sequence[str], aliases: Mapping[str, str]) -> list[int]:
+    """The tensors that an entry of a dict is about."""
+    if isinstance(key, str) and key.isdecimal():
+        key = int(key)
+    if type(key) is int:
+        if not 0 <= key < len(names):
+            raise InvalidValue("batch_dims", key, f"the position of a tensor, 0 to {len(names) - 1}", where=_WHERE)
+        return [key]
+    wanted = aliases.get(str(key), key)
+    found = [position for position, name in enumerate(names) if name == wanted]
+    if not found:
+        raise UnknownName("tensor in batch_dims", str(key), (*names, *aliases))
+    return found
+
+
+def _checked_dim(dim: object, name: str, tensor: torch.Tensor) -> int | None:
+    if dim is None:
+        return None
+    dims = tensor.dim()
+    if type(dim) is not int or not -dims <= dim < dims:
+        allowed = f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None"
+        raise InvalidValue(f"batch_dims of {name}", dim, allowed, where=_WHERE)
+    return dim % dims
+
+
+def _where_cut(names: Sequence[str], tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> str:
+    return next(
+        f"dimension {dim} of {name} {tuple(tensor.shape)}"
+        for name, tensor, dim in zip(names, tensors, dims, strict=True)
+        if dim is not None
+    )

@@ -1,0 +1,533 @@
+"""`generate`: from a plan to straight-line Python, one function a device: what the runner's threads execute.
+
+`Expressions`: the ATen calls and views of a program as Python source, for one device.
+
+`gang_signals`: where a gang takes over from its members or they from it, and so waits for them.
+
+`StepCode`: the generated code of one plan, and what its names stand for.
+
+`update_runs`: updates of a device that follow each other in a plan, to be done by one fused call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Call, Program, Ref, Update, View, refs_in
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Plan
+
+
+def generate(
+    graph: OpGraph,
+    host: Host,
+    plan: Plan,
+    *,
+    is_traced: bool = False,
+    hold_every: int = 0,
+    hands_out: bool = False,
+    second: Collection[int] | None = None,
+) -> StepCode:
+    """The code that executes `plan`.
+
+    Args:
+        graph: with its program.
+        host: the host that `plan` was made for.
+        plan: what is to run.
+        is_traced: record the times of every op and transfer.
+        hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
+        hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
+        second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
+            then results of the second part.
+
+    Raises:
+        InvalidValue: the graph has no program.
+    """
+    return _Generator(graph, host, plan, is_traced, hold_every, hands_out, second).run()
+
+
+class _Generator:
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        is_traced: bool,
+        hold_every: int,
+        hands_out: bool,
+        second: Collection[int] | None,
+    ) -> None:
+        self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
+        self.hold_every = hold_every
+        self.program: Program = require_program(graph)
+        self.runs: dict[int, Run] = {}  # by its last update
+        self.last_of_run: dict[int, int] = {}
+        self.constants = Constants()
+        self.outgoing: dict[int, list[int]] = defaultdict(list)  # tensor -> transfers
+        for transfer, tensor in enumerate(plan.transfer_tensor.tolist()):
+            self.outgoing[tensor].append(transfer)
+        self.mutated: dict[int, list[int]] = defaultdict(list)  # op -> tensors
+        for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
+            self.mutated[op].append(tensor)
+        updated = set(graph.mutation_tensor.tolist())
+        self.acknowledged = frozenset(k for k, tensor in enumerate(plan.transfer_tensor.tolist()) if tensor in updated)
+        is_copy = {(r.source, r.destination): bool(r.links) for r in host.routes}
+        names = [device.name for device in host.devices]
+        producer_device = plan.devices[graph.tensor_op]
+        self.is_handover = tuple(
+            not is_copy[names[producer_device[tensor]], names[destination]]
+            for tensor, destination in zip(
+                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
+            )
+        )
+        gpus = {device.name for device in host.devices if device.backend == "cuda"}
+        self.is_late = tuple(  # by transfer: a copy that goes on once it was taken
+            not gpus.isdisjoint((names[producer_device[tensor]], names[destination]))
+            for tensor, destination in zip(
+                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
+            )
+        )
+        self.is_split, self.second = second is not None, frozenset(second or ())
+        self.signals = gang_signals(graph, host, plan, self.is_handover, self.second)
+        gradients = [*self.program.gradients.values(), *self.program.input_gradients.values()]
+        self.results = [(ref, False) for ref in self.program.result_refs]  # and whether the second part makes it
+        if self.is_split:
+            self.results += [(ref, True) for ref in gradients]
+        self.handed_out: dict[int, list[tuple[int, Ref]]] = defaultdict(list)  # op -> gradients that it makes
+        for index, ref in enumerate(gradients if hands_out and self.program.optimizer is None else ()):
+            self.handed_out[int(graph.tensor_op[self.program.base(ref)])].append((index, ref))
+        offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
+        self.reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
+
+    def run(self) -> StepCode:
+        n = self.graph.num_ops
+        device_of = self.plan.devices.tolist()
+        destination = self.plan.transfer_destination.tolist()
+        items: list[list[int]] = [[] for _ in self.host.devices]
+        for item in self.plan.sequence.tolist():
+            items[device_of[item] if item < n else destination[item - n]].append(item)
+        runs = [update_runs(self.graph, self.program, each, self.signals.waits, self.signals.sets) for each in items]
+        self.runs = {updates[-1]: updates for each in runs for updates in each}
+        self.last_of_run = {op: updates[-1] for updates in self.runs.values() for op in updates}
+        parts = [self._device_source(device, program) for device, program in enumerate(items)]
+        return StepCode(
+            sources=tuple(part[0] for part in parts),
+            line_items=tuple(part[1] for part in parts),
+            constants=self.constants.values,
+            items=tuple(map(tuple, items)),
+            allocations=tuple(part[2] for part in parts),
+            releases=tuple(part[3] for part in parts),
+            acknowledged=self.acknowledged,
+            is_handover=self.is_handover,
+            update_runs=tuple(runs),
+            num_signals=self.signals.count,
+            num_results=len(self.results),
+        )
+
+    def _device_source(
+        self, device: int, items: list[int]
+    ) -> tuple[str, tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        n, graph, program = self.graph.num_ops, self.graph, self.program
+        last_use = self._last_uses(device, items)
+        dying: dict[int, list[int]] = defaultdict(list)
+        for tensor, item in last_use.items():
+            dying[self.last_of_run.get(item, item)].append(tensor)
+        lines: list[str] = []
+        owners: list[int] = []  # the item of each line
+        words = Expressions(program, device, self.constants)
+        allocations: list[tuple[int, int]] = []
+        releases: list[tuple[int, int]] = []
+        received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
+        resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
+        lines += self._forgotten_results(device)
+        lines += self._source_lines(items, words, is_second=False)
+        owners += [-1] * len(lines)
+        is_first, made = self.is_split, set[int]()
+        on_the_way: dict[int, int] = {}  # tensor -> transfer that nothing has waited for
+        is_held = self.hold_every > 0 and self.host.devices[device].backend == "cuda"
+        num_run = 0
+        for item in items:
+            if item < n and item in program.sources:
+                continue
+            if is_first and item in self.second:
+                is_first = False
+                lines += self._turn(device, items, made, words, on_the_way)
+                owners += [-1] * (len(lines) - len(owners))
+            if is_held and num_run % self.hold_every == 0:
+                lines.append("hold()")
+            num_run += 1
+            produced: tuple[int, ...] = ()
+            lines += [f"s{signal}_wait()" for signal in self.signals.waits.get(item, ())]
+            if item >= n:
+                transfer = item - n
+                tensor = int(self.plan.transfer_tensor[transfer])
+                body = [f"t{tensor} = k{transfer}_take()"]
+                lines.append(f"k{transfer}_wait()")
+                if transfer in self.acknowledged and not self.is_handover[transfer]:
+                    body.append(f"k{transfer}_done()")
+                if not self.is_handover[transfer]:
+                    produced = (tensor,)
+                if self.is_late[transfer]:
+                    on_the_way[tensor] = transfer
+            else:
+                read = dict.fromkeys(t for t in self.reads[item] if t in on_the_way)
+                lines += [f"k{on_the_way.pop(t)}_arrived()" for t in read]
+                call = program.calls[item]
+                body, produced = self._op_lines(item, call, words)
+                lines += [f"k{k}_copied()" for tensor in self.mutated[item] for k in self.outgoing[tensor]]
+            lines += self._timed(item, body) if self.is_traced else body
+            lines += [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
+            allocations += [(item, tensor) for tensor in produced]
+            made.update(produced if item < n else (tensor,))
+            lines += self._handed_out(item, words)
+            lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self.outgoing[tensor]]
+            for tensor in dying.get(item, ()):
+                gone = words.forget(tensor)
+                transfer = received.get(tensor, -1)
+                if transfer in self.acknowledged and self.is_handover[transfer]:
+                    lines.append(f"k{transfer}_done()")
+                if tensor not in resident:
+                    gone.append(f"t{tensor}")
+                    if not (transfer >= 0 and self.is_handover[transfer]):
+                        releases.append((item, tensor))
+                if gone:
+                    lines.append(f"del {', '.join(gone)}")
+            owners += [item] * (len(lines) - len(owners))
+        if is_first:
+            lines += self._turn(device, items, made, words, on_the_way)
+        lines += self._result_lines(device, words, is_second=self.is_split)
+        indented = (line if line.startswith("def ") else f"    {line}" for line in lines)
+        source = "\n".join(["def run(step):", *indented, "    return None", ""])
+        owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
+        return source, tuple(owners), tuple(allocations), tuple(releases)
+
+    def _forgotten_results(self, device: int) -> list[str]:
+        """Lets go of what the last step returned; of a step in two parts, who runs it took that out."""
+        own = [index for index, (ref, _) in enumerate(self.results) if self._makes(ref, device)]
+        return [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self.is_split else []
+
+    def _makes(self, ref: Ref, device: int) -> bool:
+        return int(self.plan.devices[self.graph.tensor_op[self.program.base(ref)]]) == device
+
+    def _source_lines(self, items: list[int], words: Expressions, *, is_second: bool) -> list[str]:
+        """Sends source tensors to where they are read; the second part has the gradients of outputs, as targets."""
+        lines: list[str] = []
+        for op in items:
+            source = self.program.sources.get(op) if op < self.graph.num_ops else None
+            if source is not None and (self.is_split and source.kind == "target") == is_second:
+                tensor = int(self.graph.output_offsets[op])
+                lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
+                lines += self._handed_out(op, words)
+        return lines
+
+    def _turn(
+        self, device: int, items: list[int], made: set[int], words: Expressions, on_the_way: dict[int, int]
+    ) -> list[str]:
+        """Between the parts of a step: results of the first are handed out, and tensors that the second reads kept.
+
+        Copies that are on the way for the second part are waited for in the first: its end is that of all it launched.
+        """
+        n, program = self.graph.num_ops, self.program
+        needed = {program.base(ref) for ref, is_second in self.results if is_second}
+        for item in items:
+            if item < n and item in self.second and item not in program.sources:
+                needed.update(self.reads[item])
+        given = {
+            int(self.graph.output_offsets[op])
+            for op in items
+            if op < n and op in program.sources and program.sources[op].kind == "input"
+        }
+        kept = ", ".join(f"t{tensor}" for tensor in sorted(needed & (made | given)))
+        comma = "," if kept else ""
+        lines = [f"k{transfer}_arrived()" for transfer in on_the_way.values()]
+        on_the_way.clear()
+        lines += self._result_lines(device, words, is_second=False)
+        words.forget_all()
+        lines += [f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
+        return [*lines, *self._source_lines(items, words, is_second=True)]
+
+    def _handed_out(self, item: int, words: Expressions) -> list[str]:
+        lines: list[str] = []
+        for index, ref in self.handed_out.get(item, ()):
+            lines += [*words.views([ref]), f"a{index}({words.name(ref)})"]
+        return lines
+
+    def _result_lines(self, device: int, words: Expressions, *, is_second: bool) -> list[str]:
+        lines: list[str] = []
+        for index, (ref, is_of_second) in enumerate(self.results):
+            if is_of_second == is_second and self._makes(ref, device):
+                lines += [*words.views([ref]), f"O[{index}] = {words.name(ref)}"]
+        return lines
+
+    def _timed(self, item: int, body: list[str]) -> list[str]:
+        """The code of an item between its marks; a run of updates is marked as one, for its first and its last."""
+        if item in self.last_of_run and item not in self.runs:
+            return body
+        first = self.runs[item][0] if item in self.runs else item
+        return [f"B[{first}] = clock()", *body, f"E[{item}] = clock()"]
+
+    def _last_uses(self, device: int, items: list[int]) -> dict[int, int]:
+        """Tensor to the last item on the device that touches it; results are never dropped."""
+        n, graph = self.graph.num_ops, self.graph
+        last: dict[int, int] = {}
+        for item in items:
+            if item >= n:
+                last[int(self.plan.transfer_tensor[item - n])] = item
+                continue
+            if item in self.program.sources:
+                continue
+            for tensor in (*self.reads[item], *range(graph.output_offsets[item], graph.output_offsets[item + 1])):
+                last[tensor] = item
+        for tensor in {*graph.output_tensors.tolist(), *(self.program.base(ref) for ref, _ in self.results)}:
+            if self.plan.devices[graph.tensor_op[tensor]] == device:
+                last.pop(tensor, None)
+        return last
+
+    def _op_lines(self, op: int, call: Call | Update, words: Expressions) -> tuple[list[str], tuple[int, ...]]:
+        if not isinstance(call, Update):
+            return words.call(op, call)
+        lines = words.views([call.gradient])
+        if op in self.runs:
+            gradients = [self.program.calls[each].gradient for each in self.runs[op]]  # type: ignore[union-attr]
+            lines.append(f"u{op}({', '.join(map(words.name, gradients))})")
+        return lines, ()
+
+
+class Constants:
+    """Values that Python has no literal for, each under a name: `c0`, `c1` and so on.
+
+    Attributes:
+        values: by name.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._names: dict[tuple[str, str], str] = {}
+
+    def name(self, value: Any) -> str:
+        """The name of `value`, the same for all that print alike."""
+        key = (type(value).__name__, repr(value))
+        if key not in self._names:
+            self._names[key] = f"c{len(self.values)}"
+            self.values[self._names[key]] = value
+        return self._names[key]
+
+
+class Expressions:
+    """What one device's lines say, in the names of `StepCode`.
+
+    A view is defined where it is first needed and is there until its tensor is dropped.
+
+    Args:
+        program: of the graph.
+        device: index of the device.
+        constants: those of the step, shared by its devices.
+    """
+
+    def __init__(self, program: Program, device: int, constants: Constants) -> None:
+        self._program, self._device, self._constants = program, device, constants
+        self._views: dict[int, list[int]] = defaultdict(list)  # base tensor -> views alive on this device
+
+    def call(self, op: int, call: Call) -> tuple[list[str], tuple[int, ...]]:
+        """Lines that run `op`, views that it needs among them, and the tensors that it makes."""
+        lines = self.views(refs_in((call.args, call.kwargs)))
+        arguments = ["step"] if call.is_random else []
+        arguments += [self._literal(value) for value in call.args]
+        for key, value in call.kwargs.items():
+            if key == "device" and call.takes_device and value is not None:
+                arguments.append(f"device=D{self._device}")
+            else:
+                arguments.append(f"{key}={self._literal(value)}")
+        expression = f"f{op}({', '.join(arguments)})"
+        produced = tuple(tensor for tensor in call.outputs if tensor >= 0)
+        if call.returns_tuple:
+            names = [f"t{tensor}" if tensor >= 0 else "_" for tensor in call.outputs]
+            comma = "," if len(names) == 1 else ""
+            return [*lines, f"{', '.join(names)}{comma} = {expression}"], produced
+        target = f"t{call.outputs[0]} = " if produced else ""
+        return [*lines, f"{target}{expression}"], produced
+
+    def views(self, refs: Iterable[Ref]) -> list[str]:
+        """Lines that define the views that `refs` need and that do not exist yet on this device."""
+        lines: list[str] = []
+        for ref in refs:
+            if ref.id < self._program.num_tensors:
+                continue
+            index = ref.id - self._program.num_tensors
+            view: View = self._program.views[index]
+            if index in self._views[view.base]:
+                continue
+            lines += self.views(refs_in((view.args, view.kwargs)))
+            arguments = [self._literal(value) for value in view.args]
+            arguments += [f"{key}={self._literal(value)}" for key, value in view.kwargs.items()]
+            lines.append(f"v{index} = g{index}({', '.join(arguments)})")
+            self._views[view.base].append(index)
+        return lines
+
+    def name(self, ref: Ref) -> str:
+        """The name of a tensor or view."""
+        return f"t{ref.id}" if ref.id < self._program.num_tensors else f"v{ref.id - self._program.num_tensors}"
+
+    def forget(self, tensor: int) -> list[str]:
+        """Names of the views of `tensor`, which are there no more."""
+        return [f"v{view}" for view in self._views.pop(tensor, ())]
+
+    def forget_all(self) -> None:
+        """Where another function begins, no view is there."""
+        self._views.clear()
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            return self.name(value)
+        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+            return repr(value)
+        if type(value) is float and math.isfinite(value):
+            return repr(value)
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._literal, value))}]"
+        if type(value) is tuple:
+            return f"({''.join(self._literal(item) + ', ' for item in value)})"
+        return self._constants.name(value)
+
+
+@dataclass(frozen=True)
+class GangSignals:
+    """Signals of one step, 0 up to `count`.
+
+    Attributes:
+        sets: by item: signals that it sets when it is done.
+        waits: by item: signals that it waits for.
+        count: how many there are.
+    """
+
+    sets: Mapping[int, Sequence[int]]
+    waits: Mapping[int, Sequence[int]]
+    count: int
+
+
+def gang_signals(
+    graph: OpGraph, host: Host, plan: Plan, is_handover: Sequence[bool], second: Collection[int]
+) -> GangSignals:
+    """The signals by which gangs and their members take turns.
+
+    A gang is busy when any member is: in plan order, its items wait for theirs and theirs for its.
+
+    Args:
+        graph: with its program.
+        host: with its gangs.
+        plan: made for both.
+        is_handover: by transfer: it keeps nobody busy.
+        second: items of the second part of a step in two parts, the last ones of the plan's sequence.
+    """
+    program, n, indices = require_program(graph), graph.num_ops, host.device_index
+    cores = [[indices[name] for name in device.members] or [d] for d, device in enumerate(host.devices)]
+    sets: dict[int, list[int]] = defaultdict(list)
+    waits: dict[int, list[int]] = defaultdict(list)
+    last: dict[int, tuple[int, int]] = {}  # core -> (device, item)
+    count, is_first = 0, True
+    for item in plan.sequence.tolist():
+        if item in program.sources or (item >= n and is_handover[item - n]):
+            continue
+        if is_first and item in second:  # it begins when all devices are done with the first part
+            is_first = False
+            last.clear()
+        device = int(plan.devices[item] if item < n else plan.transfer_destination[item - n])
+        for other, earlier in sorted({last[core] for core in cores[device] if core in last}):
+            if other != device:
+                sets[earlier].append(count)
+                waits[item].append(count)
+                count += 1
+        last.update(dict.fromkeys(cores[device], (device, item)))
+    return GangSignals(dict(sets), dict(waits), count)
+
+
+@dataclass(frozen=True)
+class StepCode:
+    """Generated code of one plan.
+
+    In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
+    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, and where a GPU
+    copies, `k4_arrived` before the first read), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes
+    gradient 8 out, `S` keeps what the second part of a step in two parts needs of the first; in traced code `clock`,
+    `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
+
+    Attributes:
+        sources: by device: a module that defines `run(step)`, and `second(step)` for a step in two parts.
+        line_items: by device: for each line of its source, the item that it belongs to, -1 for none.
+        constants: values of `c...`.
+        items: by device: items of the plan's sequence (op i, or N + k), in program order.
+        allocations: by device: (item, tensor) where a tensor starts to take memory on the device ...
+        releases: ... and the item after whose end it is freed.
+        acknowledged: transfers whose original is overwritten later in the step.
+        is_handover: by transfer: the tensor itself goes over, no copy.
+        update_runs: by device: updates that one call does, where the last of them stands.
+        num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
+        num_results: entries of `O`: what the step returns, then, of a step in two parts, the gradients.
+    """
+
+    sources: tuple[str, ...]
+    line_items: tuple[tuple[int, ...], ...]
+    constants: dict[str, Any]
+    items: tuple[tuple[int, ...], ...]
+    allocations: tuple[tuple[tuple[int, int], ...], ...]
+    releases: tuple[tuple[tuple[int, int], ...], ...]
+    acknowledged: frozenset[int]
+    is_handover: tuple[bool, ...]
+    update_runs: tuple[tuple[Run, ...], ...]
+    num_signals: int
+    num_results: int
+
+
+Run = tuple[int, ...]
+"""Update ops in plan order, of parameters of one dtype."""
+
+
+def update_runs(
+    graph: OpGraph, program: Program, items: Sequence[int], waits: Collection[int], sets: Collection[int]
+) -> tuple[Run, ...]:
+    """Every update among `items`, in runs as long as may be.
+
+    Nothing lies between the updates of a run, so that doing all of them where the last one stands keeps the plan: no
+    tensor is made meanwhile, and nobody waits for an update but a later op of the same device. PyTorch's fused kernels
+    take each parameter by itself, so a run computes what its updates do one by one, to the bit.
+
+    Args:
+        graph: of the plan.
+        program: of the graph.
+        items: one device's, in plan order.
+        waits: items that begin with a signal of a gang: they begin a run.
+        sets: items that end with one: they end a run.
+    """
+    runs: list[list[int]] = []
+    is_open = False
+    for item in items:
+        if item in program.sources:  # no code is made of it
+            continue
+        call = program.calls.get(item) if item < graph.num_ops else None
+        if not isinstance(call, Update):
+            is_open = False
+            continue
+        # a gradient of another layout is copied for the kernel: one at a time, as its workspace says
+        is_alone = bool(graph.workspace_bytes[item])
+        if (
+            not is_open
+            or is_alone
+            or item in waits
+            or _dtype(graph, program, runs[-1][0]) != _dtype(graph, program, item)
+        ):
+            runs.append([])
+        runs[-1].append(item)
+        is_open = not is_alone and item not in sets
+    return tuple(map(tuple, runs))
+
+
+def _dtype(graph: OpGraph, program: Program, item: int) -> str:
+    call = program.calls[item]
+    assert isinstance(call, Update)
+    return graph.tensor_dtypes[call.parameter.id]

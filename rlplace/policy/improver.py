@@ -1,0 +1,504 @@
+"""`ImproverPolicy`: proposes placements by passing over a known one and moving a group here and there.
+
+`ImproverNetwork`: logits of a group on every device, from the graph and from where everything is just then.
+
+`PassState`: what a pass over a placement sees, group after group, as kernels over a batch of placements.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlplace.env.problem_features import (
+    DEVICE_FEATURES,
+    EDGE_FEATURES,
+    NODE_FEATURES,
+    PAIR_FEATURES,
+    SUMMARY,
+    GroupArrays,
+    problem_features,
+)
+from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
+from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import kept, load_network, save_network
+from rlplace.policy.config import ImproverConfig
+from rlplace.policy.module import PolicyModule, ProblemTensors, seeded_weights
+from rlplace.policy.placer import GraphEncoder, GroupCategorical
+
+MOST_KEEP = 30.0
+"""Largest log-odds by which a group may be kept where it is, or pushed away."""
+MOST_MOVED = 0.25
+"""Share of the groups that have a choice which a pass moves at most, so that the likeliest is to stay."""
+BISECTIONS = 30
+
+
+class ImproverPolicy(PolicyModule):
+    """One group after the other, each given the start placement and what was moved before it.
+
+    After Placeto (Addanki et al. 2019, arXiv:1906.08879): an episode is a pass over the groups; a step decides one
+    group's device, and the network sees the whole placement as it is just then. The start is a state of the policy, the
+    best placement that its learner knows (`start_from`), so a pass is a proposal around the incumbent; given the start,
+    a placement has one log-probability.
+
+    What differs: Placeto's network passes messages anew in every step, ours encodes the graph once and sees of the
+    placement what a group's neighbours and devices add up to (`STATE_FEATURES`); rewards come at the end of a pass, not
+    after each step; and a bias towards staying, `keep`, sets how many groups a pass moves (`set_flips`): a policy that
+    moves every group a little at random never gets below where it started.
+
+    Permuting the devices of the problem and of the start permutes the answer.
+
+    Attributes:
+        kind: what its files say they are of.
+        network: the weights, which several policies may share.
+        problem: the features of what is placed.
+        start: (G,) int64, the placement that a pass begins with.
+        moves: how many groups a pass moves, about.
+        keep: log-odds by which every group is kept where it is, beside what the network says.
+        generator: draws the samples.
+    """
+
+    kind: Literal["improver"] = "improver"
+    start: Tensor
+    keep: Tensor
+    moves: Tensor
+
+    def __init__(
+        self,
+        problem: Problem,
+        config: ImproverConfig | None = None,
+        *,
+        seed: int = 0,
+        network: ImproverNetwork | None = None,
+    ) -> None:
+        """A policy for `problem` that starts with all groups on the device that is fastest for them together.
+
+        Args:
+            problem: what is placed.
+            config: the size of the network, and how many groups a pass moves at first.
+            seed: of its weights and of the samples.
+            network: to be shared with another policy of the same options; a new one by default.
+        """
+        super().__init__(problem.group_allowed, seed)
+        self.config = config or ImproverConfig()
+        features = problem_features(problem)
+        self.problem, self._arrays = ProblemTensors.of(features), PassArrays.of(features.arrays)
+        if network is None:
+            with seeded_weights(seed):
+                network = ImproverNetwork(self.config)
+        self.network = network
+        fastest = int(features.arrays.cost_s.sum(axis=0).argmin())
+        start_G = problem.nearest_groups(np.full(features.num_groups, fastest))
+        self.register_buffer("start", torch.from_numpy(start_G.astype(np.int64)))
+        self.register_buffer("keep", torch.zeros(()))
+        self.register_buffer("moves", torch.zeros(()))
+        self.set_flips(self.config.moves)
+
+    def start_from(self, group_devices: NDArray[np.integer]) -> None:
+        """Passes begin from the placement (G,) from now on, and move as many groups as before."""
+        self.start.copy_(torch.from_numpy(np.asarray(group_devices, dtype=np.int64)))
+        self.set_flips(float(self.moves))
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, all drawn in one pass; by `rng` or by the policy's own generator."""
+        generator = self.drawing(rng)
+        shape = (self.num_groups, num_samples, self.num_devices)
+        uniform_GBD = torch.rand(shape, generator=generator)
+        # Gumbel-max: the likeliest device after this noise is one drawn from the softmax
+        return self._pass(-(-uniform_GBD.log()).log())
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the placement that passes begin with: the best that is known."""
+        return self.start.numpy().astype(np.int32)
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of devices (B, G), each given those decided before it, and entropies (B, G)."""
+        devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
+        log_probs_BGD = self._log_probs(self._scores(group_devices), slice(None))
+        distribution = GroupCategorical().proba_distribution(log_probs_BGD)
+        return distribution.group_log_prob(devices_BG), distribution.group_entropy()
+
+    def set_flips(self, flips: float) -> None:
+        """Sets `keep` so that a pass moves about `flips` groups, now and whenever it starts elsewhere.
+
+        It counts what is moved of a placement that stays as it is until then, so that one look at it will do.
+        """
+        self.moves.fill_(flips)
+        with torch.no_grad():
+            scores_GD = self._scores(self.start.numpy()[None])[0].double()
+            scores_GD = scores_GD.masked_fill(~self.problem.allowed, -torch.inf)
+            stays_GD, moves = self._stays().double(), float(self._chances().sum())
+            low, high = -MOST_KEEP, MOST_KEEP
+            for _ in range(BISECTIONS):
+                middle = (low + high) / 2
+                stay_G = (torch.softmax(scores_GD + middle * stays_GD, dim=-1) * stays_GD).sum(dim=-1)
+                low, high = (middle, high) if (1 - stay_G).sum() > moves else (low, middle)
+            self.keep.fill_(high)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the network and the start to `path` (`policy.safetensors`), its options beside it (`.json`).
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        save_network(path, self.kind, self.config, self)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes over the network that a policy of this or of another problem saved, and its start where it fits.
+
+        Raises:
+            FileProblem: a file is missing, malformed, or of another policy.
+            InvalidValue: the options there are not those of this policy.
+        """
+        tensors = load_network(path, self.kind, self.config, self)
+        for name in ("keep", "moves"):
+            getattr(self, name).copy_(kept(tensors, name, getattr(self, name), path))
+        if "start" not in tensors or tensors["start"].shape != self.start.shape:
+            return
+        start = kept(tensors, "start", self.start, path)
+        fits = bool(((start >= 0) & (start < self.num_devices)).all())
+        if fits and bool(self.problem.allowed.gather(1, start[:, None]).all()):
+            self.start.copy_(start)
+
+    def _scores(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B, G, D) what the network says in each step of the passes that end at placements (B, G)."""
+        state_BGDS = torch.from_numpy(replay(self._arrays, self.start.numpy(), group_devices))
+        scores_BGD: Tensor = self.network(self.network.encode(self.problem), state_BGDS)
+        return scores_BGD
+
+    def _log_probs(self, scores_BGD: Tensor, groups: int | slice) -> Tensor:
+        """(..., D) log-probabilities of some groups, given what the network says; minus infinity where barred."""
+        allowed_GD, stays_GD = self.problem.allowed[groups], self._stays()[groups]
+        logits_BGD = (scores_BGD + self.keep * stays_GD).masked_fill(~allowed_GD, -torch.inf)
+        chance_G1, num_allowed_G1 = self._chances()[groups][..., None], allowed_GD.sum(dim=-1, keepdim=True)
+        random_GD = torch.where(stays_GD > 0, 1 - chance_G1, chance_G1 / (num_allowed_G1 - 1).clamp(min=1))
+        explore = self.config.explore
+        chosen_BGD = torch.softmax(logits_BGD, dim=-1)
+        mixed_BGD = (1 - explore) * chosen_BGD + explore * random_GD
+        # the logarithm of 0 would make gradients NaN, masked or not
+        return mixed_BGD.masked_fill(~allowed_GD, 1.0).log().masked_fill(~allowed_GD, -torch.inf)
+
+    def _chances(self) -> Tensor:
+        """(G,) float32, how likely each group is to be moved at random."""
+        has_choice_G = (self.problem.allowed.sum(dim=1) > 1).float()
+        return has_choice_G * (self.moves / has_choice_G.sum().clamp(min=1)).clamp(max=MOST_MOVED)
+
+    def _stays(self) -> Tensor:
+        """(G, D) float32, 1 where a group is at the start of a pass."""
+        return torch.nn.functional.one_hot(self.start, self.num_devices).float()
+
+    @torch.no_grad()
+    def _pass(self, noise_GBD: Tensor) -> NDArray[np.int32]:
+        """(B, G) where passes end that take the device of the largest logit with its noise (G, B, D)."""
+        state = PassState(self._arrays, self.start.numpy(), noise_GBD.shape[1])
+        pairs_GDH = self.network.encode(self.problem)
+        for group in self._arrays.order.tolist():
+            scores_BD = self.network(pairs_GDH[group], torch.from_numpy(state.look(group)))
+            devices_B = (self._log_probs(scores_BD, group) + noise_GBD[group]).argmax(dim=-1)
+            state.move(group, devices_B.numpy())
+        return state.placed_BG
+
+
+class ImproverNetwork(nn.Module):
+    """A score of a group on a device; its weights know nothing of how many there are of either.
+
+    The graph is encoded once: `encode` gives what depends on the problem alone. A step of a pass then adds what depends
+    on the placement so far, `STATE_FEATURES`, and takes one hidden layer to a score: small enough for a step of each of
+    256 groups.
+    """
+
+    def __init__(self, config: ImproverConfig) -> None:
+        super().__init__()
+        hidden = config.hidden
+        self.groups = GraphEncoder(len(NODE_FEATURES), len(EDGE_FEATURES), hidden, config.num_layers)
+        self.of_group = nn.Linear(hidden, hidden)
+        self.of_device = nn.Linear(len(DEVICE_FEATURES) + len(SUMMARY), hidden, bias=False)
+        self.of_pair = nn.Linear(len(PAIR_FEATURES), hidden, bias=False)
+        self.of_state = nn.Linear(len(STATE_FEATURES), hidden, bias=False)
+        self.score = nn.Linear(hidden, 1, bias=False)
+        nn.init.zeros_(self.score.weight)
+
+    def encode(self, problem: ProblemTensors) -> Tensor:
+        """(G, D, H): what a group and a device are to each other, wherever everything else is."""
+        h_GH = self.groups(problem.nodes, problem.edges, problem.edge_source, problem.edge_target)
+        device_DH = self.of_device(problem.devices)
+        pairs_GDH: Tensor = self.of_group(h_GH)[:, None] + device_DH[None] + self.of_pair(problem.pairs)
+        return pairs_GDH
+
+    def forward(self, pairs_GDH: Tensor, state_GDS: Tensor) -> Tensor:
+        """(..., D) scores, of `encode` for some groups (..., D, H) and their state features (..., D, S)."""
+        scores_GD: Tensor = self.score(torch.relu(pairs_GDH + self.of_state(state_GDS)))[..., 0]
+        return scores_GD
+
+
+STATE_FEATURES = ("stays", "load", "load_above", "cut", "cut_in", "cut_out", "reads", "readers", "fullness", "follows")
+"""What moving a group to a device would mean, the placement of all others being what it is just then:
+
+- `stays`: 1 where the group is now;
+- `load`: time of all that would be there, over an even share of the step;
+- `load_above`: that time above the least of any device;
+- `cut`, `cut_in`, `cut_out`: seconds that tensors would take between it and its neighbours, in all, from those that it
+  reads, and to those that read it, above the least of any device;
+- `reads`, `readers`: the shares of the bytes that it reads, and that are read of it, that are there;
+- `fullness`: bytes that would be held over room;
+- `follows`: 1 where the group decided just before is.
+
+Seconds are in mean costs of a group, as log(1 + x).
+"""
+Features = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class PassArrays:
+    """A problem as the kernels take it; times in mean costs of a group."""
+
+    order: Longs
+    cost: Floats
+    share: float
+    held: Floats
+    latency: Floats
+    per_byte: Floats
+    occupies: Bools
+    allowed: Bools
+    offsets: Longs
+    joined: Longs
+    joined_bytes: Floats
+    is_in: Bools
+
+    @classmethod
+    def of(cls, arrays: GroupArrays) -> PassArrays:
+        """Those of the groups in `arrays`."""
+        this = np.concatenate((arrays.edge_target, arrays.edge_source))
+        other = np.concatenate((arrays.edge_source, arrays.edge_target))
+        is_in = np.arange(len(this)) < len(arrays.edge_target)
+        by_group = np.lexsort((other, this))
+        return cls(
+            order=arrays.order,
+            cost=arrays.cost_s / arrays.unit_s,
+            share=arrays.share_s / arrays.unit_s,
+            held=arrays.held_bytes[:, None] / arrays.room_bytes[None, :],
+            latency=arrays.latency_s / arrays.unit_s,
+            per_byte=arrays.s_per_byte / arrays.unit_s,
+            occupies=np.ascontiguousarray(arrays.occupies),
+            allowed=np.array(arrays.allowed),
+            offsets=np.searchsorted(this[by_group], np.arange(arrays.num_groups + 1)).astype(np.int64),
+            joined=other[by_group],
+            joined_bytes=np.concatenate((arrays.edge_bytes, arrays.edge_bytes))[by_group],
+            is_in=is_in[by_group],
+        )
+
+
+class PassState:
+    """B placements in the middle of a pass: groups before the pointer are decided, the others are where they were."""
+
+    def __init__(self, arrays: PassArrays, start_G: NDArray[np.integer], batch_size: int) -> None:
+        num_devices = arrays.cost.shape[1]
+        self._arrays = arrays
+        self.placed_BG = np.repeat(np.asarray(start_G, dtype=np.int32)[None], batch_size, axis=0)
+        self._load_BD = np.zeros((batch_size, num_devices))
+        self._used_BD = np.zeros((batch_size, num_devices))
+        self._latest_B = np.full(batch_size, -1, dtype=np.int64)
+        self._features_BDS = np.zeros((batch_size, num_devices, len(STATE_FEATURES)), dtype=np.float32)
+        _fill(self.placed_BG, self._load_BD, self._used_BD, arrays.cost, arrays.held, arrays.occupies)
+
+    def look(self, group: int) -> Features:
+        """(B, D, S) float32 `STATE_FEATURES` of a group on every device; it is the pass's own array."""
+        a = self._arrays
+        _look_all(
+            group, self._features_BDS, self.placed_BG, self._load_BD, self._used_BD, self._latest_B,
+            a.cost, a.share, a.held, a.latency, a.per_byte, a.occupies, a.allowed,
+            a.offsets, a.joined, a.joined_bytes, a.is_in,
+        )  # fmt: skip
+        return self._features_BDS
+
+    def move(self, group: int, devices_B: NDArray[np.integer]) -> None:
+        """Puts the group on a device in each placement."""
+        a = self._arrays
+        _move_all(
+            group, np.asarray(devices_B, dtype=np.int32), self.placed_BG, self._load_BD, self._used_BD,
+            self._latest_B, a.cost, a.held, a.occupies,
+        )  # fmt: skip
+
+
+def replay(arrays: PassArrays, start_G: NDArray[np.integer], placed_BG: NDArray[np.integer]) -> Features:
+    """(B, G, D, S) float32: what a pass from `start_G` saw of each group before it put it where `placed_BG` has it."""
+    rows = np.ascontiguousarray(placed_BG, dtype=np.int32)
+    shape = (len(rows), *arrays.cost.shape, len(STATE_FEATURES))
+    a, features_BGDS = arrays, np.zeros(shape, dtype=np.float32)
+    _replay(
+        features_BGDS, np.asarray(start_G, dtype=np.int32), rows, a.order,
+        a.cost, a.share, a.held, a.latency, a.per_byte, a.occupies, a.allowed,
+        a.offsets, a.joined, a.joined_bytes, a.is_in,
+    )  # fmt: skip
+    return features_BGDS
+
+
+@kernel
+def _fill(placed_BG: Ints, load_BD: Floats, used_BD: Floats, cost: Floats, held: Floats, occupies: Bools) -> None:
+    for row in range(placed_BG.shape[0]):
+        for group in range(placed_BG.shape[1]):
+            _add(1.0, group, placed_BG[row, group], load_BD[row], used_BD[row], cost, held, occupies)
+
+
+@kernel
+def _look_all(
+    group: int,
+    features_BDS: Features,
+    placed_BG: Ints,
+    load_BD: Floats,
+    used_BD: Floats,
+    latest_B: Longs,
+    cost: Floats,
+    share: float,
+    held: Floats,
+    latency: Floats,
+    per_byte: Floats,
+    occupies: Bools,
+    allowed: Bools,
+    offsets: Longs,
+    joined: Longs,
+    joined_bytes: Floats,
+    is_in: Bools,
+) -> None:
+    scratch = np.empty((5, cost.shape[1]))
+    for row in range(placed_BG.shape[0]):
+        _look(
+            group, features_BDS[row], placed_BG[row], load_BD[row], used_BD[row], latest_B[row], scratch,
+            cost, share, held, latency, per_byte, occupies, allowed, offsets, joined, joined_bytes, is_in,
+        )  # fmt: skip
+
+
+@kernel
+def _move_all(
+    group: int,
+    devices_B: Ints,
+    placed_BG: Ints,
+    load_BD: Floats,
+    used_BD: Floats,
+    latest_B: Longs,
+    cost: Floats,
+    held: Floats,
+    occupies: Bools,
+) -> None:
+    for row in range(len(devices_B)):
+        _add(-1.0, group, placed_BG[row, group], load_BD[row], used_BD[row], cost, held, occupies)
+        _add(1.0, group, devices_B[row], load_BD[row], used_BD[row], cost, held, occupies)
+        placed_BG[row, group] = devices_B[row]
+        latest_B[row] = devices_B[row]
+
+
+@kernel
+def _replay(
+    features_BGDS: Features,
+    start_G: Ints,
+    placed_BG: Ints,
+    order: Longs,
+    cost: Floats,
+    share: float,
+    held: Floats,
+    latency: Floats,
+    per_byte: Floats,
+    occupies: Bools,
+    allowed: Bools,
+    offsets: Longs,
+    joined: Longs,
+    joined_bytes: Floats,
+    is_in: Bools,
+) -> None:
+    num_groups, num_devices = cost.shape
+    scratch = np.empty((5, num_devices))
+    begin_load, begin_used = np.zeros(num_devices), np.zeros(num_devices)
+    for group in range(num_groups):
+        _add(1.0, group, start_G[group], begin_load, begin_used, cost, held, occupies)
+    for row in range(len(placed_BG)):
+        now, load, used, latest = start_G.copy(), begin_load.copy(), begin_used.copy(), -1
+        for group in order:
+            _look(
+                group, features_BGDS[row, group], now, load, used, latest, scratch,
+                cost, share, held, latency, per_byte, occupies, allowed, offsets, joined, joined_bytes, is_in,
+            )  # fmt: skip
+            device = placed_BG[row, group]
+            _add(-1.0, group, now[group], load, used, cost, held, occupies)
+            _add(1.0, group, device, load, used, cost, held, occupies)
+            now[group] = device
+            latest = device
+
+
+@inlined
+def _add(
+    sign: float, group: int, device: int, load: Floats, used: Floats, cost: Floats, held: Floats, occupies: Bools
+) -> None:
+    used[device] += sign * held[group, device]
+    for other in range(len(load)):
+        if occupies[device, other]:
+            load[other] += sign * cost[group, device]
+
+
+@inlined
+def _look(
+    group: int,
+    features_DS: Features,
+    placed: Ints,
+    load: Floats,
+    used: Floats,
+    latest: int,
+    scratch: Floats,
+    cost: Floats,
+    share: float,
+    held: Floats,
+    latency: Floats,
+    per_byte: Floats,
+    occupies: Bools,
+    allowed: Bools,
+    offsets: Longs,
+    joined: Longs,
+    joined_bytes: Floats,
+    is_in: Bools,
+) -> None:
+    num_devices, here = len(load), placed[group]
+    scratch[:] = 0.0
+    cut_in, cut_out, reads, readers, busy = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    in_bytes, out_bytes = 0.0, 0.0
+    for edge in range(offsets[group], offsets[group + 1]):
+        home, size = placed[joined[edge]], joined_bytes[edge]
+        if is_in[edge]:
+            reads[home] += size
+            in_bytes += size
+        else:
+            readers[home] += size
+            out_bytes += size
+        for d in range(num_devices):
+            if d != home and is_in[edge]:
+                cut_in[d] += latency[home, d] + size * per_byte[home, d]
+            elif d != home:
+                cut_out[d] += latency[d, home] + size * per_byte[d, home]
+    least_load, least_in, least_out, least_cut = np.inf, np.inf, np.inf, np.inf
+    for d in range(num_devices):
+        there = 0.0
+        for other in range(num_devices):
+            if occupies[d, other]:
+                without = load[other] - cost[group, here] if occupies[here, other] else load[other]
+                there = max(there, without)
+        busy[d] = there + cost[group, d]
+        if allowed[group, d]:
+            least_load = min(least_load, busy[d])
+            least_in, least_out = min(least_in, cut_in[d]), min(least_out, cut_out[d])
+            least_cut = min(least_cut, cut_in[d] + cut_out[d])
+    for d in range(num_devices):
+        features_DS[d, 0] = 1.0 if d == here else 0.0
+        features_DS[d, 1] = busy[d] / share
+        features_DS[d, 2] = math.log1p(busy[d] - least_load if allowed[group, d] else 0.0)
+        features_DS[d, 3] = math.log1p(max(cut_in[d] + cut_out[d] - least_cut, 0.0))
+        features_DS[d, 4] = math.log1p(max(cut_in[d] - least_in, 0.0))
+        features_DS[d, 5] = math.log1p(max(cut_out[d] - least_out, 0.0))
+        features_DS[d, 6] = reads[d] / in_bytes if in_bytes > 0.0 else 0.0
+        features_DS[d, 7] = readers[d] / out_bytes if out_bytes > 0.0 else 0.0
+        features_DS[d, 8] = used[d] + (held[group, d] if d != here else 0.0)
+        features_DS[d, 9] = 1.0 if d == latest else 0.0

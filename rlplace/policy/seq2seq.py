@@ -1,0 +1,300 @@
+"""`Seq2SeqPolicy`: the policy of Mirhoseini et al. 2017, trained for one problem.
+
+`Seq2SeqNetwork`: a bidirectional LSTM that reads groups, and an LSTM with attention that writes devices.
+
+`Seq2SeqInputs`: what the policy `seq2seq` reads of a problem, group by group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlplace.decode import decode_record
+from rlplace.errors import FileProblem
+from rlplace.measure.problem import Problem
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
+from rlplace.policy.config import Seq2SeqConfig
+from rlplace.policy.module import PolicyModule, seeded_weights
+from rlplace.policy.placer import GroupCategorical
+
+
+@dataclass(frozen=True)
+class Seq2SeqFile:
+    """What `policy.json` says of the weights beside it."""
+
+    schema: int
+    kind: Literal["seq2seq"]
+    num_groups: int
+    num_devices: int
+    types: tuple[str, ...]
+    """Op types, in the order of their embeddings."""
+    config: Seq2SeqConfig
+
+
+class Seq2SeqPolicy(PolicyModule):
+    """Devices for G groups, each drawn given the groups before it.
+
+    The policy of Mirhoseini et al. 2017 (arXiv:1706.04972, section 3). Groups are read in their order, that of their
+    first ops, by a bidirectional LSTM: a group is the embedding of its op types, the shapes of its outputs, and which
+    groups it reads and is read by. A second LSTM with attention over what was read writes one device a step and is fed
+    the last one. The softmax is over the D named devices, so the weights serve one problem.
+
+    What differs from the paper:
+
+    - the paper embeds an op; a group has many, so its type is the mean over its ops, and its outputs are those that
+      leave it, shapes as logarithms;
+    - attention does not enter the recurrence, so that all steps of known placements are one call of the LSTM, as in the
+      program that the authors released later (TensorFlow's `hierarchical_controller.py`);
+    - each step is also fed the encoding of the group that it places: an attention alone would first have to learn to
+      count to G;
+    - the encoder is bidirectional, as in that program;
+    - a new policy finds every device as likely, whatever the seed.
+
+    Attributes:
+        kind: what its checkpoints say they are of.
+        generator: draws the samples.
+        logit_noise: spread of the noise on the logits that samples are drawn with, over the root mean square of a
+            step's logits; log-probabilities know nothing of it. A learner may set it.
+    """
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    type_shares: Tensor
+    output_shapes: Tensor
+    adjacency: Tensor
+    allowed: Tensor
+
+    def __init__(self, inputs: Seq2SeqInputs, config: Seq2SeqConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__(inputs.allowed, seed)
+        self.config, self.types = config or Seq2SeqConfig(), inputs.types
+        for name in ("type_shares", "output_shapes", "adjacency", "allowed"):
+            self.register_buffer(name, torch.from_numpy(np.array(getattr(inputs, name))))
+        with seeded_weights(seed):
+            self.network = Seq2SeqNetwork(len(inputs.types), self.num_groups, self.num_devices, self.config)
+        self.logit_noise = 0.0
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn step by step, all samples at once.
+
+        Args:
+            num_samples: placements to draw, B.
+            rng: draws them; by default the policy's own generator, which goes on.
+        """
+        generator = self.drawing(rng)
+        shape = (num_samples, self.num_groups, self.num_devices)
+        uniform_BGD = torch.rand(shape, generator=generator, dtype=torch.float64)
+        noise_BGD = None
+        if self.logit_noise:
+            noise_BGD = self.logit_noise * torch.randn(shape, generator=generator)
+        # Gumbel-max: the likeliest device after this noise is one drawn from the softmax
+        return self._write(num_samples, -(-uniform_BGD.log()).log(), noise_BGD)
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the likeliest device of each group given those before it; the lower index where two are equal."""
+        mode_1G = self._write(1, torch.zeros(1, self.num_groups, self.num_devices))
+        return mode_1G.reshape(-1)
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of the devices (B, G), each given those before it, and entropies (B, G) in nats."""
+        devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
+        encoded, state = self._begin(len(devices_BG))
+        before_BG = torch.cat((torch.full_like(devices_BG[:, :1], self.network.begin), devices_BG[:, :-1]), dim=1)
+        logits_BGD, _ = self.network.decode(encoded, before_BG, 0, state)
+        distribution = GroupCategorical().proba_distribution(logits_BGD.masked_fill(~self.allowed, -torch.inf))
+        return distribution.group_log_prob(devices_BG), distribution.group_entropy()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the weights to `path` (`policy.safetensors`), what they belong to beside it (`.json`).
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        about = Seq2SeqFile(SCHEMA, self.kind, self.num_groups, self.num_devices, self.types, self.config)
+        save_checkpoint(path, dataclasses.asdict(about), dict(self.named_parameters()))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes the weights that `save` wrote for a problem of the same groups, devices and op types.
+
+        Raises:
+            FileProblem: a file is missing, malformed, of another kind, or of another problem.
+            InvalidValue, UnknownName: a field of the description is missing or wrong.
+        """
+        about, tensors = load_checkpoint(path, self.kind)
+        about_path = Path(path).with_suffix(".json")
+        if decode_record(Seq2SeqFile, about, str(about_path)).types != self.types:
+            raise FileProblem(about_path, "weights for a graph of other op types; those of seq2seq serve one problem.")
+        set_parameters(self, tensors, path)
+
+    def _begin(self, batch_size: int) -> tuple[Encoded, LstmState]:
+        encoded = self.network.encode(self.type_shares, self.output_shapes, self.adjacency)
+        return encoded, self.network.first_state(encoded, batch_size)
+
+    @torch.no_grad()
+    def _write(self, batch_size: int, gumbel_BGD: Tensor, noise_BGD: Tensor | None = None) -> NDArray[np.int32]:
+        """(B, G) devices, step by step the one with the largest sum of logit and noise."""
+        encoded, state = self._begin(batch_size)
+        written = torch.empty(batch_size, self.num_groups, dtype=torch.int64)
+        before_B1 = torch.full((batch_size, 1), self.network.begin)
+        for group in range(self.num_groups):
+            logits_B1D, state = self.network.decode(encoded, before_B1, group, state)
+            logits_BD = logits_B1D[:, 0]
+            if noise_BGD is not None:
+                logits_BD = logits_BD + noise_BGD[:, group] * logits_BD.square().mean(dim=-1, keepdim=True).sqrt()
+            logits_BD = logits_BD.masked_fill(~self.allowed[group], -torch.inf)
+            written[:, group] = (logits_BD + gumbel_BGD[:, group]).argmax(dim=-1)
+            before_B1 = written[:, group : group + 1]
+        return written.numpy().astype(np.int32)
+
+
+LstmState = tuple[Tensor, Tensor]
+"""Hidden and cell state, each (1, B, H)."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A graph as the decoder sees it.
+
+    Attributes:
+        states: (G, H) encodings of groups, both directions of the encoder.
+        keys: (G, A) the same, ready for attention.
+        last: the decoder's first state: the encoder's last ones, (1, 1, H) each.
+    """
+
+    states: Tensor
+    keys: Tensor
+    last: LstmState
+
+
+class Seq2SeqNetwork(nn.Module):
+    """Logits of devices for G groups, one after the other, each given the device of the one before.
+
+    Its weights belong to the number of groups and devices and to the op types of one graph.
+
+    Args:
+        num_types: op types, V.
+        num_groups: groups, G.
+        num_devices: devices, D.
+        config: sizes.
+    """
+
+    def __init__(self, num_types: int, num_groups: int, num_devices: int, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        hidden, self.config = config.hidden, config
+        self.type_embedding = nn.Linear(num_types, config.type_embedding, bias=False)
+        width = config.type_embedding + SHAPE_WIDTH + 2 * num_groups
+        self.encoder = nn.LSTM(width, hidden // 2, bidirectional=True, batch_first=True)
+        self.begin = num_devices
+        """The word that the decoder is fed before the first device."""
+        self.device_embedding = nn.Embedding(num_devices + 1, config.device_embedding)
+        self.decoder = nn.LSTM(config.device_embedding + hidden, hidden, batch_first=True)
+        self.query = nn.Linear(hidden, config.attention, bias=False)
+        self.key = nn.Linear(hidden, config.attention)
+        self.score = nn.Linear(config.attention, 1, bias=False)
+        self.device_net = nn.Linear(2 * hidden, num_devices)
+        nn.init.zeros_(self.device_net.weight)
+        nn.init.zeros_(self.device_net.bias)
+
+    def encode(self, type_shares_GV: Tensor, output_shapes_GS: Tensor, adjacency_GA: Tensor) -> Encoded:
+        """The graph, encoded once for all placements of a batch."""
+        embedded_GE = torch.cat((self.type_embedding(type_shares_GV), output_shapes_GS, adjacency_GA), dim=-1)
+        states_1GH, (hidden, cell) = self.encoder(embedded_GE[None])
+        last = tuple(state.reshape(1, 1, -1) for state in (hidden, cell))  # both directions, side by side
+        return Encoded(states_1GH[0], self.key(states_1GH[0]), (last[0], last[1]))
+
+    def first_state(self, encoded: Encoded, batch_size: int) -> LstmState:
+        """The state in which the decoder begins, for a batch."""
+        hidden, cell = (state.expand(1, batch_size, -1).contiguous() for state in encoded.last)
+        return hidden, cell
+
+    def decode(self, encoded: Encoded, before_BL: Tensor, first: int, state: LstmState) -> tuple[Tensor, LstmState]:
+        """Logits (B, L, D) of the L groups from `first` on, and the state after them.
+
+        Args:
+            encoded: the graph.
+            before_BL: (B, L) int64, device of the group before each of them; `begin` before the first group of all.
+            first: index of the first of these groups.
+            state: the decoder's, after the groups before.
+        """
+        batch_size, length = before_BL.shape
+        aligned_BLH = encoded.states[first : first + length].expand(batch_size, -1, -1)
+        read_BLI = torch.cat((self.device_embedding(before_BL), aligned_BLH), dim=-1)
+        states_BLH, state = self.decoder(read_BLI, state)
+        # additive attention (Bahdanau et al. 2015, appendix A.1.2)
+        scores_BLG = self.score(torch.tanh(self.query(states_BLH)[:, :, None] + encoded.keys))[..., 0]
+        context_BLH = torch.softmax(scores_BLG, dim=-1) @ encoded.states
+        u_BLD = self.device_net(torch.cat((states_BLH, context_BLH), dim=-1))
+        # bounded logits (Bello et al. 2016, section 4 and appendix A.2)
+        return self.config.tanh_constant * torch.tanh(u_BLD / self.config.temperature), state
+
+
+MOST_OUTPUTS, MOST_DIMS = 5, 5
+"""Outputs of a group, and sizes of each, that are read."""
+SHAPE_WIDTH = MOST_OUTPUTS * MOST_DIMS
+
+
+@dataclass(frozen=True, eq=False)
+class Seq2SeqInputs:
+    """The three parts of a group's embedding in Mirhoseini et al. 2017 (section 3.2), before what is learned.
+
+    Attributes:
+        type_shares: (G, V) float32, share of each op type among the group's ops; a row sums to 1.
+        output_shapes: (G, 25) float32, shapes of up to 5 outputs, each of up to 5 sizes, padded with zeros: as
+            logarithms, the largest of the graph at 1. An output is a tensor that another group reads or that the step
+            returns; those of most bytes come first.
+        adjacency: (G, 2G) float32, 1 for each group whose tensors it reads, then for each that reads its tensors.
+        allowed: (G, D) bool, devices where each group may be.
+        types: V op types, in the order of the alphabet.
+    """
+
+    type_shares: NDArray[np.float32]
+    output_shapes: NDArray[np.float32]
+    adjacency: NDArray[np.float32]
+    allowed: NDArray[np.bool_]
+    types: tuple[str, ...]
+
+
+def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
+    """What the policy reads of `problem`; nothing here depends on a placement."""
+    graph, num_groups = problem.graph, problem.grouping.num_groups
+    op_group = problem.grouping.op_group.astype(np.int64)
+    types = sorted(set(graph.targets))
+    index = {target: place for place, target in enumerate(types)}
+    counts_GV = np.zeros((num_groups, len(types)))
+    op_type = np.array([index[target] for target in graph.targets], dtype=np.int64)
+    np.add.at(counts_GV, (op_group, op_type), 1)
+    producer_E, reader_E = op_group[graph.tensor_op[graph.input_tensors]], op_group[graph.edge_op]
+    crosses_E = producer_E != reader_E
+    reads_GG = np.zeros((num_groups, num_groups), dtype=np.float32)
+    reads_GG[reader_E[crosses_E], producer_E[crosses_E]] = 1
+    leaves_T = np.zeros(graph.num_tensors, dtype=np.bool_)
+    leaves_T[graph.input_tensors[crosses_E]] = True
+    leaves_T[graph.output_tensors] = True
+    return Seq2SeqInputs(
+        type_shares=(counts_GV / counts_GV.sum(axis=1, keepdims=True)).astype(np.float32),
+        output_shapes=_output_shapes(problem, np.flatnonzero(leaves_T)),
+        adjacency=np.concatenate((reads_GG, reads_GG.T), axis=1),
+        allowed=problem.group_allowed,
+        types=tuple(types),
+    )
+
+
+def _output_shapes(problem: Problem, leaving: NDArray[np.int64]) -> NDArray[np.float32]:
+    """(G, 25) float32 of the tensors `leaving`, ascending."""
+    graph, op_group = problem.graph, problem.grouping.op_group
+    shapes = np.zeros((problem.grouping.num_groups, MOST_OUTPUTS, MOST_DIMS))
+    num_outputs = np.zeros(len(shapes), dtype=np.int64)
+    for tensor in leaving[np.argsort(-graph.tensor_bytes[leaving], kind="stable")].tolist():
+        group, sizes = op_group[graph.tensor_op[tensor]], graph.tensor_shapes[tensor][:MOST_DIMS]
+        if num_outputs[group] < MOST_OUTPUTS:
+            shapes[group, num_outputs[group], : len(sizes)] = np.log1p(sizes)
+            num_outputs[group] += 1
+    largest = float(shapes.max(initial=0.0)) or 1.0
+    return (shapes / largest).reshape(len(shapes), SHAPE_WIDTH).astype(np.float32)
