@@ -23,20 +23,20 @@ from rlplace.errors import InvalidValue, UserError
 from rlplace.files import read_json
 from rlplace.registry import Registry
 from rlplace.workloads.configs import (
-    bert,
-    clip,
-    dlrm,
-    evoformer,
-    gpt2,
-    inception_v3,
-    llama,
-    mixtral,
-    nmt,
-    resnet50,
-    rnnlm,
-    t5,
-    vit,
-    whisper,
+    BertConfig,
+    ClipConfig,
+    DLRMConfig,
+    EvoformerConfig,
+    GPT2Config,
+    InceptionV3Config,
+    LlamaConfig,
+    MixtralConfig,
+    NMTConfig,
+    ResNet50Config,
+    RNNLMConfig,
+    T5Config,
+    ViTConfig,
+    WhisperConfig,
 )
 from rlplace.workloads.workload import SIZES, Parts, WorkloadConfig
 
@@ -55,8 +55,8 @@ class Family:
 
     config: type[WorkloadConfig]
     """The class of its options."""
-    home: str | Callable[[Any], Parts] = ""
-    """What builds it, or `module:function` of that; by default `build` of the file in `networks/` with its name."""
+    home: str | Callable[[Any], Parts]
+    """What builds it, or `module:function` of that."""
     package: str = ""
     """What it is built from; empty where torch alone does."""
     extra: str = ""
@@ -89,7 +89,7 @@ class Family:
     def _builder(self, name: str) -> Callable[[Any], object]:
         if callable(self.home):
             return self.home
-        module, _, function = (self.home or f"rlplace.workloads.networks.{name}:build").partition(":")
+        module, _, function = self.home.partition(":")
         builder: Callable[[Any], object] = getattr(importlib.import_module(module), function)
         return builder
 
@@ -99,23 +99,29 @@ class Family:
         return not self.package or find_spec(self.package) is not None
 
 
-ZOO = {"package": "transformers", "extra": "zoo"}
+NETWORKS = "rlplace.workloads.networks"
+
+
+def _zoo(config: type[WorkloadConfig]) -> Family:
+    """A family that is made of a model of `transformers`."""
+    return Family(config, f"{NETWORKS}.zoo:build_{config.NAME}", package="transformers", extra="zoo")
+
 
 _BUILT_IN: dict[str, Family] = {
-    "bert": Family(bert.BertConfig, **ZOO),
-    "clip": Family(clip.ClipConfig, **ZOO),
-    "dlrm": Family(dlrm.DLRMConfig),
-    "evoformer": Family(evoformer.EvoformerConfig),
-    "gpt2": Family(gpt2.GPT2Config, **ZOO),
-    "inception_v3": Family(inception_v3.InceptionV3Config),
-    "llama": Family(llama.LlamaConfig, **ZOO),
-    "mixtral": Family(mixtral.MixtralConfig, **ZOO),
-    "nmt": Family(nmt.NMTConfig),
-    "resnet50": Family(resnet50.ResNet50Config, **ZOO),
-    "rnnlm": Family(rnnlm.RNNLMConfig),
-    "t5": Family(t5.T5Config, **ZOO),
-    "vit": Family(vit.ViTConfig, **ZOO),
-    "whisper": Family(whisper.WhisperConfig, **ZOO),
+    "bert": _zoo(BertConfig),
+    "clip": _zoo(ClipConfig),
+    "dlrm": Family(DLRMConfig, f"{NETWORKS}.dlrm:build"),
+    "evoformer": Family(EvoformerConfig, f"{NETWORKS}.evoformer:build"),
+    "gpt2": _zoo(GPT2Config),
+    "inception_v3": Family(InceptionV3Config, f"{NETWORKS}.inception_v3:build"),
+    "llama": _zoo(LlamaConfig),
+    "mixtral": _zoo(MixtralConfig),
+    "nmt": Family(NMTConfig, f"{NETWORKS}.nmt:build"),
+    "resnet50": _zoo(ResNet50Config),
+    "rnnlm": Family(RNNLMConfig, f"{NETWORKS}.nmt:build_rnnlm"),
+    "t5": _zoo(T5Config),
+    "vit": _zoo(ViTConfig),
+    "whisper": _zoo(WhisperConfig),
 }
 
 CATALOG = Registry[Family]("workload", _BUILT_IN, group="rlplace.workloads", entry_type=Family)

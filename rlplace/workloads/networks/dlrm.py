@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlplace.workloads.configs.dlrm import DLRMConfig
+from rlplace.workloads.configs import DLRMConfig
 from rlplace.workloads.workload import Parts, loss_of
 
 

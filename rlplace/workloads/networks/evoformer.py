@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlplace.workloads.configs.evoformer import AMINO_ACIDS, DISTANCE_BINS, EvoformerConfig
+from rlplace.workloads.configs import AMINO_ACIDS, DISTANCE_BINS, EvoformerConfig
 from rlplace.workloads.workload import Parts, loss_of
 
 IGNORED = -100

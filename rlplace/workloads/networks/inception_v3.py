@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from rlplace.workloads.configs.inception_v3 import InceptionV3Config
+from rlplace.workloads.configs import InceptionV3Config
 from rlplace.workloads.workload import Parts, loss_of
 
 AUX_WEIGHT = 0.4

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlplace.workloads import build, parse_workload
-from rlplace.workloads.configs.dlrm import CRITEO_ROWS, DLRMConfig
+from rlplace.workloads.configs import CRITEO_ROWS, DLRMConfig
 from rlplace.workloads.networks.dlrm import Interaction
 
 TINY = "dlrm@tables=3,max_rows=11,width=4,dense=5,lookups=2,hidden=16,batch=6"

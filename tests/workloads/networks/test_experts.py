@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlplace.workloads import build, parse_workload
-from rlplace.workloads.networks.experts import Experts
-from rlplace.workloads.networks.zoo import transformers
+from rlplace.workloads.networks.zoo import Experts, transformers
 
 TINY = "mixtral@layers=1,width=16,heads=4,kv_heads=2,mlp=12,experts=4,chosen=2,batch=2,tokens=6,vocab=19"
 

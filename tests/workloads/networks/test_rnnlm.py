@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from rlplace.workloads.configs.rnnlm import RNNLMConfig
-from rlplace.workloads.networks.rnnlm import RNNLM
+from rlplace.workloads.configs import RNNLMConfig
+from rlplace.workloads.networks.nmt import RNNLM
 
 TINY = RNNLMConfig(layers=2, units=6, batch=3, steps=4, vocab=11)
 

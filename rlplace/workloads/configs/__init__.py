@@ -1,1 +1,0 @@
-"""The options of every named workload, one module each, with the sizes `small` and `paper`; none imports torch."""
