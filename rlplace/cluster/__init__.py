@@ -1,8 +1,7 @@
 """Many machines, on Ray (extra `cluster`): simulated work spread over their cores, placements measured on each of them.
 
-`connection` joins a Ray cluster or starts one here; `Cluster` is what others use. `evaluator` measures on the nodes:
-`machine` tells whether a node is like this machine, `measuring_node` is the actor on it, `node_pool` talks to all of
-them, and `stale_synchronous` decides who measures what, and when learning goes on. Ray schedules, transports and
+`cluster` joins a Ray cluster or starts one here. `evaluator` measures on the nodes: `measuring_node` is the actor on a
+node, and `stale_synchronous` decides who measures what, and when learning goes on. Ray schedules, transports and
 restarts; it is imported when a cluster is asked for, never before.
 """
 

@@ -1,4 +1,9 @@
-"""Gymnasium environments over a `Problem` and a `Measurer`."""
+"""Gymnasium environments over a `Problem` and a `Measurer`.
+
+`placement_env` is the base, `one_shot` places all groups in one action, `sequential` one group a step over the partial
+schedules of `schedule_batch`. `rewards` turns step times into rewards, `problem_features` and `list_schedules` are what
+policies observe.
+"""
 
 from rlplace.env.one_shot import OneShotEnv, PlacementVecEnv
 from rlplace.env.problem_features import GraphFeatures, ProblemFeatures, graph_features, problem_features

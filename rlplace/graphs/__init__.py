@@ -1,7 +1,8 @@
 """Graphs: what a step computes (`OpGraph`), how to run it (`Program`), what moves together (`Grouping`).
 
-Names are looked up when they are first used: what runs a step needs nothing of what captures one, which takes seconds
-to import.
+`capturing` makes a graph of a model, `micro` of one whose batch is cut, `formats` of a file; `grouping` says which ops
+move together. Names are looked up when they are first used: what runs a step needs nothing of what captures one, which
+takes seconds to import.
 """
 
 from __future__ import annotations

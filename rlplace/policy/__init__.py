@@ -1,7 +1,7 @@
 """Policies that place groups, and how they learn.
 
-`protocols` says what a policy and a learner are, `registry` has them by name, `recipes` what goes together. `placer/`,
-`gnn/`, `improver/` and `seq2seq/` are policies, `learn/` holds learners and what they share, `checkpoint` the files.
+`protocols` says what a policy and a learner are, `registry` has them by name, `config` their options. `placer`, `gnn`,
+`improver`, `seq2seq` and `schedule/` are policies, `learn/` holds learners and what they share, `checkpoint` the files.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -2,7 +2,7 @@
 
 A method works on a `task`, which scores placements and keeps the account; `registry` knows all methods by name. They
 stand by what they do: `rules` place by hand, `schedule` op by op where each ends first, `parallel` by layouts of
-micro-batches, `exact` proves what it finds, and `improve` searches until a budget ends. `order` moves no op but
+micro-batches, `exact` proves what it finds, and `improve` searches until a budget ends. `op_order` moves no op but
 changes when it runs.
 
 `registry.find` runs a method by name. Exported here are simple placements of ops, (N,) int32 devices (`single`,

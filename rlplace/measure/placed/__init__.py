@@ -1,6 +1,6 @@
-"""From a plan to straight-line Python, one function a device.
+"""A plan as running code: straight-line Python, one function and one thread a device.
 
-`generate` makes it, in the order of the plan, as the `StepCode` of `step_code`. `expressions` words ATen calls and
-views, `gang_signals` says where gangs and their members wait for each other, and `update_runs` which updates one fused
-call does.
+`generate` writes it, in the order of the plan. `placed_step` binds it to its tensors and runs it, `two_part_step` runs
+forward and backward apart. `residents` are the tensors that stay between steps, `channels` carry tensors between
+devices, and `workers` are the threads.
 """
