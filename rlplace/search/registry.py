@@ -176,18 +176,6 @@ _BUILT_IN = (
         "a list scheduler whose weights CMA-ES tunes, then annealing",
     ),
     Method(
-        "local-search",
-        "rlplace.search.improve.local_search:solve",
-        "search",
-        "first improvement over critical groups, restarted",
-    ),
-    Method(
-        "multilevel",
-        "rlplace.search.improve.multilevel:solve",
-        "search",
-        "annealing over ever finer groups: Walshaw 2004",
-    ),
-    Method(
         "genetic",
         "rlplace.search.improve.random_keys:solve_genetic",
         "search",

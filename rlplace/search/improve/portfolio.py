@@ -39,8 +39,8 @@ def solve(task: Task, start: NDArray[np.int32] | None = None, guide: Guide | Non
 
     Where ops do not repeat, one long annealing that starts hotter and cools more slowly found as much in 200,000
     evaluations as several short ones of which the best went on. A step that is cut into micro-batches has several
-    starts that are nothing alike, and is annealed from each of them for a while. At 500, `genetic`, `cem`,
-    `multilevel` and `local-search` found less over `core`.
+    starts that are nothing alike, and is annealed from each of them for a while. At 500, `genetic` and
+    `cem` found less over `core`.
 
     Args:
         task: scores and counts.

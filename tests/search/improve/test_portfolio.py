@@ -19,7 +19,7 @@ from rlplace.search.parallel.layouts import layouts, placement_of
 from rlplace.search.registry import find
 from rlplace.search.task import Budget, Task
 
-SEARCHES = ("anneal", "evolve", "local-search", "multilevel", "genetic", "cem", "portfolio")
+SEARCHES = ("anneal", "evolve", "genetic", "cem", "portfolio")
 
 
 def small_problem(seed: int, num_devices: int = 3) -> Problem:
