@@ -1,9 +1,9 @@
 """Measuring: hosts, costs and plans; the simulator that predicts a step, the runner that executes it.
 
 `problem` is a graph on a host with costs, `plan` what runs where and when, `measurement` what a plan took, `evaluator`
-what measures plans. `simulate` predicts a step, `placed` is a plan as running code, `run` times it, `isolate` does so in
-another process. `costs` and `hosts` are what a problem is made of, `host_model` what measurements teach about a host,
-`explain` what a step time is made of, and `bounds` what no placement can beat.
+what measures plans. `simulate` predicts a step, `placed` is a plan as running code, `run` times it, `isolate` does so
+in another process. `costs` and `hosts` are what a problem is made of, `host_model` what measurements teach about a
+host, `explain` what a step time is made of, and `bounds` what no placement can beat.
 
 Importing this imports neither torch nor numba: names are looked up when they are first used.
 """

@@ -1,8 +1,8 @@
 """What measured steps teach about a host: factors on the figures of a problem, with their uncertainty.
 
 `scales` says which factors there are and what they do, `priors` how far from 1 they are expected and from which sources
-that is known, `fit` which factors explain measured step times, `learned_host` what a run keeps of them, and `refit` fits
-priors to what runs kept. `knowledge` is what other workloads taught about one host.
+that is known, `fit` which factors explain measured step times, `learned_host` what a run keeps of them, and `refit`
+fits priors to what runs kept. `knowledge` is what other workloads taught about one host.
 """
 
 from rlplace.measure.host_model.fit import FitConfig, HostModel
