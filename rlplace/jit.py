@@ -5,18 +5,40 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-from numba import njit, types
-from numba.core import cgutils
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.errors import TypingError
-from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+
+@contextmanager
+def _without_config_file() -> Iterator[None]:
+    """Numba sees no `.numba_config.yaml` while it is imported.
+
+    It looks for one in the current folder, which may be a stranger's: the file can name a folder of kernels, which
+    numba unpickles, or modules, which numba imports. Variables `NUMBA_...` of the environment still count.
+    """
+    exists = os.path.exists
+    os.path.exists = lambda path: path != ".numba_config.yaml" and exists(path)
+    try:
+        yield
+    finally:
+        os.path.exists = exists
+
+
+with _without_config_file():
+    from numba import njit, types
+    from numba.core import cgutils, config
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache
+    from numba.core.errors import TypingError
+    from numba.extending import intrinsic
+
+config._config_fname = ""  # it looks for the file again whenever it compiles
+config.reload_config()  # type: ignore[no-untyped-call]  # another library may have imported numba before
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

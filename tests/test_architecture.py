@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_torch_cuda_is_behind_one_module() -> None:
     """The doctor aside: it looks at a `torch` that it is given, also at one that cannot be imported."""
     users = {name for name, path in MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}
     assert {name for name in users if not name.startswith("rlplace.runs.doctor.")} == {"rlplace.cuda"}
+
+
+def test_numba_is_imported_by_one_module() -> None:
+    """Which keeps it from reading a file of the current folder."""
+    assert {name for name, path in MODULES.items() if re.search(r"(import|from) numba\b", path.read_text())} == {
+        "rlplace.jit"
+    }
 
 
 def packages() -> list[Path]:

@@ -59,7 +59,7 @@ ASK = "from rlplace.caller import is_kept, moved; print(is_kept(moved), moved(10
 def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> None:
     package = tmp_path / "rlplace"
     package.mkdir()
-    for name in ("__init__.py", "openmp.py", "jit.py"):
+    for name in ("__init__.py", "faces.py", "openmp.py", "jit.py"):
         shutil.copy(PACKAGE / name, package)
     (package / "caller.py").write_text(CALLER)
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
