@@ -5,8 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -14,23 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.current_folder import unseen
 
-@contextmanager
-def _without_config_file() -> Iterator[None]:
-    """Numba sees no `.numba_config.yaml` while it is imported.
-
-    It looks for one in the current folder, which may be a stranger's: the file can name a folder of kernels, which
-    numba unpickles, or modules, which numba imports. Variables `NUMBA_...` of the environment still count.
-    """
-    exists = os.path.exists
-    os.path.exists = lambda path: path != ".numba_config.yaml" and exists(path)
-    try:
-        yield
-    finally:
-        os.path.exists = exists
-
-
-with _without_config_file():
+# The file can name a folder of kernels, which numba unpickles, or modules, which it imports. `NUMBA_...` still counts.
+with unseen(".numba_config.yaml"):
     from numba import njit, types
     from numba.core import cgutils, config
     from numba.core.caching import CompileResultCacheImpl, FunctionCache

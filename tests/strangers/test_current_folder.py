@@ -61,6 +61,12 @@ KERNEL = """from rlplace.jit import kernel
 def doubled(x):
     return 2 * x
 """
+DRAWS = """
+import rlplace.report
+rlplace.report.save_fidelity_png("a.png", [0.1], [0.1], ["a"], {})
+from matplotlib import rcParams, pyplot
+assert not rcParams["text.usetex"]
+"""
 
 
 @pytest.fixture
@@ -137,3 +143,10 @@ def test_kernels_are_kept_nowhere_that_it_names(before: str, tmp_path: Path) -> 
     assert called(before) == "42\n"
     assert not (folder / "ran").exists()
     assert index.read_bytes() == pickle.dumps(Opening())
+
+
+def test_pictures_are_drawn_without_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nbackend: module://stranger\n")
+    (tmp_path / "stranger.py").write_text(MARK)
+    assert ran_of(tmp_path, "-c", DRAWS, cwd=tmp_path) == ""
+    assert (tmp_path / "a.png").stat().st_size > 1000
