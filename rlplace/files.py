@@ -138,6 +138,25 @@ def parse_json(text: str, path: str | os.PathLike[str], *, hint: str = "") -> An
     return data
 
 
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder `rlplace` in the user's cache folder (XDG base directory rules); it need not be there yet.
+
+    Args:
+        environ: environment variables.
+
+    Raises:
+        FileProblem: nobody says where the user's folders are.
+    """
+    named = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # the rules: a path that is not absolute is to be ignored
+        return Path(named) / "rlplace"
+    try:
+        return Path.home() / ".cache" / "rlplace"
+    except RuntimeError as error:
+        hint = "no home folder is known: set XDG_CACHE_HOME."
+        raise FileProblem("~/.cache", hint) from error
+
+
 def refuse_link(path: str | os.PathLike[str]) -> None:
     """Refuses a symbolic link where a file of a run goes: a stranger's folder could lead to any file of yours.
 

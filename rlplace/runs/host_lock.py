@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlplace.errors import FileProblem, RunnerError
+from rlplace.files import cache_folder
 from rlplace.measure.hosts.host import Host
 from rlplace.runs.lock import give_free, take_file
-from rlplace.store.folders import cache_folder
 
 LOOK_EVERY_S = 0.2
 """How often it is looked whether the other has ended."""
