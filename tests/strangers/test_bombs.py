@@ -212,7 +212,7 @@ def test_a_learner_of_gigabytes_is_left_unread(tmp_path: Path) -> None:
     config = LearnConfig(policy="placer", placer=PlacerArchitecture(hidden=8, num_layers=1))
     learner = LEARNERS["ppo"](POLICIES["placer"](fork_problem(0), config, 0), config, 0)
     LearnerFile(path, is_resumed=True, say=told.append).restore(learner)
-    assert "bytes, expected at most" in told[0]
+    assert "expected at most" in told[0]
 
 
 @pytest.mark.parametrize(

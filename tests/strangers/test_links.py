@@ -20,6 +20,7 @@ from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.lock import LOCK_FILE
 from rlplace.runs.tracking import make_tracker
 from rlplace.store import MeasurementStore
+from rlplace.training.resume.journal import read_progress
 
 
 @pytest.mark.parametrize("name", [*RUN_FILES, LOCK_FILE])
@@ -36,6 +37,16 @@ def test_a_link_in_a_run_folder_is_refused_wherever_it_leads(name: str, tmp_path
         with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
             RunFolder.open(run)
     assert secret.read_text() == '{"password": 1}'
+
+
+@pytest.mark.parametrize("name", ["result.json", "progress.safetensors"])
+def test_a_link_that_is_put_in_a_run_once_it_is_open_is_not_followed(name: str, tmp_path: Path) -> None:
+    run = RunFolder.open(write_run(tmp_path / "run"))
+    run.path(name).unlink(missing_ok=True)
+    (tmp_path / "secret").write_text('{"password": 1}')
+    run.path(name).symlink_to(tmp_path / "secret")
+    with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
+        run.read_json(name) if name.endswith("json") else read_progress(run)
 
 
 def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import jsonable, parse_json, write_bytes_atomic
+from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
 from rlplace.policy.learn.elites import Elites
 from rlplace.policy.protocols import Policy
@@ -340,12 +340,8 @@ class LearnerFile:
 
     def _read(self, learner: str) -> LearnerState:
         try:
-            if (size := self._path.stat().st_size) > LARGEST_BYTES:
-                raise FileProblem(self._path, f"{size} bytes, expected at most {LARGEST_BYTES}.")
-            tensors = load(self._path.read_bytes())
+            tensors = load(read_plain(self._path, largest_bytes=LARGEST_BYTES, holds="a learner's state"))
             text = tensors.pop(RECORDS).numpy().tobytes().decode("utf-8")
-        except OSError as error:
-            raise FileProblem(self._path, f"cannot be read: {error.strerror or error}.") from error
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FileProblem(self._path, f"not the state of a learner: {error}.") from error
         about = parse_json(text, self._path)

@@ -163,7 +163,7 @@ def test_what_a_policy_knows_of_its_problem_is_not_taken_from_a_state(
     before = policy.get_buffer(buffer).clone()
     save_learner(path, learner)
     tensors = load_file(path)
-    save_file({**tensors, f"policy.module.{buffer}": torch.full_like(before, 99)}, path)
+    save_file({**tensors, f"policy.module.{buffer}": torch.zeros_like(before)}, path)
     resume_learner(path, learner)
     assert torch.equal(policy.get_buffer(buffer), before)
 
