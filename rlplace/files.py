@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
 import re
 import secrets
+import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +40,7 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         try:
             with partial.open("xb") as file:
+                _keep_mode(path, file.fileno())
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -89,31 +93,74 @@ def jsonable(data: object) -> object:
     return data
 
 
-def read_json(path: str | os.PathLike[str], *, largest_bytes: int = LARGEST_JSON_BYTES, hint: str = "") -> Any:
+def open_plain(path: str | os.PathLike[str], *, follows_links: bool = False) -> io.FileIO:
+    """A regular file for reading, looked at once it is open: nobody can put a link or a pipe in its place meanwhile.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or is a symbolic link and none is followed.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0)))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return io.FileIO(descriptor, "rb")
+
+
+def read_plain(
+    path: str | os.PathLike[str], *, largest_bytes: int, holds: str, hint: str = "", follows_links: bool = False
+) -> bytes:
+    """What a regular file holds.
+
+    Args:
+        path: of the file.
+        largest_bytes: a larger file is refused before it is read.
+        holds: what the bytes are of, for messages.
+        hint: a sentence that says which file is wanted, for messages.
+        follows_links: whether a symbolic link leads to the file; a stranger's folder could lead to any file of yours.
+
+    Raises:
+        FileProblem: the file is missing, no regular file, too large, or a link and none is followed.
+    """
+    try:
+        with open_plain(path, follows_links=follows_links) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > largest_bytes:
+                raise FileProblem(path, f"{size} bytes of {holds}, expected at most {largest_bytes}.")
+            return file.readall()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # the last: a path with a null character
+        raise FileProblem(path, f"no such file. {hint}".rstrip()) from error
+    except OSError as error:
+        if not follows_links:
+            refuse_link(path)
+        if error.errno == errno.EINVAL:
+            raise FileProblem(path, f"not a regular file, expected {holds}.") from error
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+
+
+def read_json(
+    path: str | os.PathLike[str],
+    *,
+    largest_bytes: int = LARGEST_JSON_BYTES,
+    hint: str = "",
+    follows_links: bool = True,
+) -> Any:
     """What a JSON file holds; reading runs no code.
 
     Args:
         path: of a regular file.
         largest_bytes: a larger file is refused before it is read.
         hint: a sentence that says which file is wanted, for messages.
+        follows_links: whether a symbolic link leads to the file, as in `read_plain`.
 
     Raises:
         FileProblem: the file is missing, too large, not UTF-8 or not JSON: NaN, a key given twice, nested too deeply.
     """
-    path = Path(path)
+    data = read_plain(path, largest_bytes=largest_bytes, holds="JSON", hint=hint, follows_links=follows_links)
     try:
-        if not path.exists():
-            raise FileProblem(path, f"no such file. {hint}".rstrip())
-        if not path.is_file():
-            raise FileProblem(path, "not a regular file, expected JSON.")
-        size = path.stat().st_size
-        if size > largest_bytes:
-            raise FileProblem(path, f"{size} bytes of JSON, expected at most {largest_bytes}.")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileProblem(path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected JSON.") from error
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     return parse_json(text, path, hint=hint)
 
 
@@ -138,6 +185,25 @@ def parse_json(text: str, path: str | os.PathLike[str], *, hint: str = "") -> An
     return data
 
 
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder `rlplace` in the user's cache folder (XDG base directory rules); it need not be there yet.
+
+    Args:
+        environ: environment variables.
+
+    Raises:
+        FileProblem: nobody says where the user's folders are.
+    """
+    named = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # the rules: a path that is not absolute is to be ignored
+        return Path(named) / "rlplace"
+    try:
+        return Path.home() / ".cache" / "rlplace"
+    except RuntimeError as error:
+        hint = "no home folder is known: set XDG_CACHE_HOME."
+        raise FileProblem("~/.cache", hint) from error
+
+
 def refuse_link(path: str | os.PathLike[str]) -> None:
     """Refuses a symbolic link where a file of a run goes: a stranger's folder could lead to any file of yours.
 
@@ -158,6 +224,14 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _keep_mode(path: Path, descriptor: int) -> None:
+    """Takes from a new file what the file that it is going to replace does not permit."""
+    with suppress(OSError):
+        old, new = os.lstat(path).st_mode, stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if stat.S_ISREG(old) and os.name == "posix" and new & ~old:
+            os.fchmod(descriptor, new & old)
 
 
 def _sync_folder(folder: Path) -> None:

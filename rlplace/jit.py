@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-from numba import njit, types
-from numba.core import cgutils
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.errors import TypingError
-from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from rlplace.current_folder import unseen
+
+# The file can name a folder of kernels, which numba unpickles, or modules, which it imports. `NUMBA_...` still counts.
+with unseen(".numba_config.yaml"):
+    from numba import njit, types
+    from numba.core import cgutils, config
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache
+    from numba.core.errors import TypingError
+    from numba.extending import intrinsic
+
+config._config_fname = ""  # it looks for the file again whenever it compiles
+config.reload_config()  # type: ignore[no-untyped-call]  # another library may have imported numba before
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

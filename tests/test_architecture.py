@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"}
+GROUND = {
+    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"),
+    "current_folder",
+}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},
@@ -105,6 +109,14 @@ def test_torch_cuda_is_behind_one_module() -> None:
     """The doctor aside: it looks at a `torch` that it is given, also at one that cannot be imported."""
     users = {name for name, path in MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}
     assert {name for name in users if not name.startswith("rlplace.runs.doctor.")} == {"rlplace.cuda"}
+
+
+@pytest.mark.parametrize(("library", "users"), [("numba", {"jit"}), ("matplotlib", {"report.drawing"})])
+def test_what_reads_files_of_the_current_folder_is_imported_by_one_module(library: str, users: set[str]) -> None:
+    """`placement_env` aside: it asks for `pyplot` after `report.timeline`."""
+    importing = re.compile(rf"^\s*(import|from) {library}\b", re.MULTILINE)
+    found = {name for name, path in MODULES.items() if importing.search(path.read_text(encoding="utf-8"))}
+    assert found - {"rlplace.env.placement_env"} == {f"rlplace.{user}" for user in users}
 
 
 def packages() -> list[Path]:

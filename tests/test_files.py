@@ -69,6 +69,17 @@ def test_a_new_file_has_the_permissions_that_open_would_give(tmp_path: Path) -> 
     assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+def test_what_takes_the_place_of_a_private_file_is_as_private(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_text_atomic(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o777)
+    write_text_atomic(path, "again")
+    assert not path.stat().st_mode & stat.S_IXUSR  # what `open` would not give is not kept
+
+
 def test_nan_and_infinity_become_null_at_any_depth(tmp_path: Path) -> None:
     data = {
         "a": math.nan,

@@ -59,7 +59,7 @@ ASK = "from rlplace.caller import is_kept, moved; print(is_kept(moved), moved(10
 def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> None:
     package = tmp_path / "rlplace"
     package.mkdir()
-    for name in ("__init__.py", "openmp.py", "jit.py"):
+    for name in ("__init__.py", "current_folder.py", "faces.py", "openmp.py", "jit.py"):
         shutil.copy(PACKAGE / name, package)
     (package / "caller.py").write_text(CALLER)
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
@@ -85,7 +85,7 @@ def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> No
 
 def test_all_that_kernels_are_made_of_stands_in_files_that_the_cache_looks_at() -> None:
     trees = {path: ast.parse(text) for path in PACKAGE.rglob("*.py") if "rlplace.jit" in (text := path.read_text())}
-    assert len(trees) > 40
+    assert len(trees) > 25
     for path, tree in trees.items():
         homes = {
             name.asname or name.name: PACKAGE.parent / f"{(node.module or '').replace('.', '/')}.py"

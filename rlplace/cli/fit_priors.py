@@ -17,6 +17,7 @@ def fit_priors(
     runs: tyro.conf.Positional[tuple[Path, ...]] = (),
     out: Path = Path("priors.json"),
     store: str = "off",
+    overwrite: bool = False,
     json: bool = False,
 ) -> None:
     """Fit what is expected of a new host to what runs learned about theirs.
@@ -25,6 +26,7 @@ def fit_priors(
         runs: run folders with a `host_model.json`, or such files
         out: where the priors go
         store: also what searches kept in a store: auto (the one in your cache folder), a file or a run folder
+        overwrite: replace an existing file
         json: print one JSON object on stdout
     """
     from rlplace.measure.host_model.learned_host import FILE, load_learned_host
@@ -43,6 +45,8 @@ def fit_priors(
             raise InvalidValue("RUN", str(path), "every run once", where="fit-priors")
     if out.resolve() in files:
         raise FileProblem(out, "what was learned is read from here: name another file for the priors.")
+    if os.path.lexists(out) and not overwrite:
+        raise FileProblem(out, "is there already: name another file, or give `--overwrite`.")
     learned = [load_learned_host(path) for path in runs]
     if (database := store_path(store)) is not None:
         with MeasurementStore.read(database) as kept:

@@ -128,12 +128,12 @@ class LastPlacement:
 
     def _shows(self, timeline: Timeline) -> bool:
         """Shows the chart in a window; False where matplotlib has no display for one."""
-        from matplotlib import pyplot
-
         from rlplace.report.timeline import timeline_frame
 
         if self._is_text:
             return False
+        from matplotlib import pyplot
+
         if self._window is None:
             self._window = pyplot.figure("rlplace")
         if self._window.canvas.required_interactive_framework is None:

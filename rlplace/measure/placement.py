@@ -130,11 +130,15 @@ class Placement:
 
         Raises:
             FingerprintMismatch: it was not.
+            InvalidValue: it names more or fewer devices than the host has.
         """
         host = resolve_host(host)
         self.require_graph(graph)
         if self.host_fingerprint != host.fingerprint:
             raise FingerprintMismatch("host", self.host_fingerprint, host.fingerprint)
+        if len(self.device_names) != host.num_devices:
+            names, expected = f"{len(self.device_names)} names", f"those of the host's {host.num_devices}"
+            raise InvalidValue("devices", names, expected, where="placement")
         return self
 
     def require_graph(self, graph: OpGraph) -> None:
@@ -223,19 +227,25 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     if len(plan.devices) != n:
         raise InvalidValue("op_device", f"{len(plan.devices)} entries", f"{n}, one for each op", where=where)
     if plan.devices.size and (plan.devices.min() < 0 or plan.devices.max() >= num_devices):
-        raise InvalidValue("op_device", int(plan.devices.max()), f"0..{num_devices - 1}", where=where)
+        wrong = int(plan.devices.min() if plan.devices.min() < 0 else plan.devices.max())
+        raise InvalidValue("op_device", wrong, f"0..{num_devices - 1}", where=where)
+    for values, bound, what in (
+        (plan.transfer_tensor, t, "tensors"),
+        (plan.transfer_destination, num_devices, "devices"),
+    ):
+        if values.size and (values.min() < 0 or values.max() >= bound):
+            wrong = int(values.min() if values.min() < 0 else values.max())
+            raise InvalidValue("transfers", wrong, f"{what} in 0..{bound - 1}", where=where)
     reader_device = plan.devices[graph.edge_op]
     producer_device = plan.devices[graph.tensor_op[graph.input_tensors]]
     crossing = reader_device != producer_device
     needed = np.unique(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
     keys = plan.transfer_tensor.astype(np.int64) * num_devices + plan.transfer_destination
-    if plan.transfer_tensor.size and plan.transfer_tensor.max() >= t:
-        raise InvalidValue("transfers", int(plan.transfer_tensor.max()), f"tensors in 0..{t - 1}", where=where)
     if not np.array_equal(np.sort(keys), needed):
         expected = f"the {len(needed)} that the devices call for"
         raise InvalidValue("transfers", f"{len(keys)} of them", expected, where=where)
     position = np.empty(n + plan.num_transfers, dtype=np.int64)
-    if len(plan.sequence) != len(position) or len(np.unique(plan.sequence)) != len(position):
+    if not np.array_equal(np.sort(plan.sequence), np.arange(len(position))):
         expected = f"each of {len(position)} items once"
         raise InvalidValue("sequence", f"{len(plan.sequence)} entries", expected, where=where)
     position[plan.sequence] = np.arange(len(position))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import read_json, write_bytes_atomic, write_json_atomic
+from rlplace.files import read_json, read_plain, write_bytes_atomic, write_json_atomic
 from rlplace.policy.config import WEIGHTS_ENDING
 from rlplace.policy.protocols import Loadable, Policy
 
@@ -62,12 +62,9 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     about = read_json(about_path)
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
+    data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
     try:
-        if (size := path.stat().st_size) > LARGEST_BYTES:
-            raise FileProblem(path, f"{size} bytes, expected weights of at most {LARGEST_BYTES}.")
-        return about, load(path.read_bytes())
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+        return about, load(data)
     except _MALFORMED as error:
         raise FileProblem(path, f"not the weights of {about_path.name}: {error}.") from error
 

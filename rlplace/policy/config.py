@@ -39,6 +39,7 @@ class GnnConfig:
     def __post_init__(self) -> None:
         ranges = {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS), "num_rounds": (1, MOST_LAYERS)}
         check_ranges(self, "gnn", ranges | {"marks": (0, MOST_WIDTH)})
+        _check_weights("gnn", self.hidden, self.num_layers + self.num_rounds)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ImproverConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "improver", {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS)})
+        _check_weights("improver", self.hidden, self.num_layers)
         if not 0.0 < self.explore <= 1.0:
             raise InvalidValue("explore", self.explore, "more than 0, at most 1", where="improver")
         if not self.moves > 0:
@@ -125,6 +127,7 @@ class PlacerArchitecture:
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy", {"hidden": (1, MOST_WIDTH), "num_layers": (0, MOST_LAYERS)})
+        _check_weights("policy", self.hidden, self.num_layers)
         if not self.table_scale >= 0:
             raise InvalidValue("table_scale", self.table_scale, "at least 0", where="policy")
 
@@ -321,6 +324,14 @@ class LearnConfig:
 
 MOST_WIDTH = 4096
 MOST_LAYERS = 16
+_MOST_WEIGHTS = 1 << 24
+"""Of one matrix in each layer; a layer has about six, and Adam keeps two numbers more for each."""
+
+
+def _check_weights(where: str, hidden: int, layers: int) -> None:
+    if hidden * hidden * max(layers, 1) > _MOST_WEIGHTS:
+        actual, expected = f"{hidden} in {layers} layers", f"hidden * hidden * layers at most {_MOST_WEIGHTS:,}"
+        raise InvalidValue("hidden", actual, expected, where=where)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,10 @@ class PolicyModule(nn.Module):
         num_groups: groups that it places, G.
         num_devices: devices that it places them on, D.
         generator: draws the samples.
+        problem_buffers: names of the buffers that describe the problem; a state of a learner does not change them.
     """
+
+    problem_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
         """A policy without weights yet.

@@ -107,9 +107,11 @@ class PlacerPolicy(ActorCriticPolicy):
         temperature: what logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
         generator: draws the samples.
         feature_names: names of the F features of a group.
+        problem_buffers: names of the buffers that describe the problem; a state of a learner does not change them.
     """
 
     kind = KIND
+    problem_buffers = ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed")
     temperature: Tensor
     node_features: Tensor
     edge_features: Tensor
@@ -153,7 +155,7 @@ class PlacerPolicy(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         features, architecture = self._graph_features, self.architecture
-        for name in ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed"):
+        for name in self.problem_buffers:
             self.register_buffer(name, torch.from_numpy(np.array(getattr(features, name))))
         self.register_buffer("temperature", torch.ones(()))
         num_node_features, num_edge_features = features.node_features.shape[1], features.edge_features.shape[1]

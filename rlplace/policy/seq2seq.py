@@ -67,6 +67,7 @@ class Seq2SeqPolicy(PolicyModule):
     """
 
     kind: Literal["seq2seq"] = "seq2seq"
+    problem_buffers = ("type_shares", "output_shapes", "adjacency", "allowed")
     type_shares: Tensor
     output_shapes: Tensor
     adjacency: Tensor
@@ -75,7 +76,7 @@ class Seq2SeqPolicy(PolicyModule):
     def __init__(self, inputs: Seq2SeqInputs, config: Seq2SeqConfig | None = None, *, seed: int = 0) -> None:
         super().__init__(inputs.allowed, seed)
         self.config, self.types = config or Seq2SeqConfig(), inputs.types
-        for name in ("type_shares", "output_shapes", "adjacency", "allowed"):
+        for name in self.problem_buffers:
             self.register_buffer(name, torch.from_numpy(np.array(getattr(inputs, name))))
         with seeded_weights(seed):
             self.network = Seq2SeqNetwork(len(inputs.types), self.num_groups, self.num_devices, self.config)

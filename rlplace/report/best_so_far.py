@@ -9,17 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from matplotlib.transforms import Bbox
 from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
+from rlplace.report.drawing import (
+    Axes,
+    Axis,
+    Bbox,
+    Figure,
+    FigureCanvasAgg,
+    FuncFormatter,
+    Line2D,
+    LogLocator,
+    NullFormatter,
+)
 
 COLUMNS = ("evaluations", "measured", "seconds", "step_time_s")
 """Of a history, as `--json` and `result.json` hold it; the first three are what a search spends."""

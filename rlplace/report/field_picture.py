@@ -7,12 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
+from rlplace.report.drawing import Axes, Figure, FigureCanvasAgg
 
 _INK, _FAINT_INK, _GRID = "#1F2933", "#5B6773", "#DDE2E7"
 _BEST, _OTHER, _EAGER = "#0072B2", "#9CC3DB", "#D55E00"

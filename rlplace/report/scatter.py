@@ -8,14 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
+from rlplace.report.drawing import Axes, Figure, FigureCanvasAgg, FuncFormatter, LogLocator, NullFormatter
 
 KIND_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 """Okabe and Ito's palette (2008), in order of first use."""

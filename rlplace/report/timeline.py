@@ -16,12 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
@@ -29,6 +23,7 @@ from rlplace.files import write_bytes_atomic
 from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Timeline
+from rlplace.report.drawing import Axes, Figure, FigureCanvasAgg, MaxNLocator, Patch, PolyCollection
 from rlplace.report.format import format_bytes, format_seconds
 from rlplace.say import clean
 

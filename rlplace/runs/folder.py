@@ -192,9 +192,9 @@ class RunFolder:
             InvalidValue: it holds no object.
         """
         path = self.path(name)
-        if not path.exists():
+        if not os.path.lexists(path):
             raise FileProblem(path, f"this run has no {name}: it stopped before writing it. Run it again to the end.")
-        data = read_json(path)
+        data = read_json(path, follows_links=False)
         if not isinstance(data, dict):
             raise InvalidValue("file", described(data), "a JSON object", where=str(path))
         return data

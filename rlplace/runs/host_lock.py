@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlplace.errors import FileProblem, RunnerError
+from rlplace.files import cache_folder
 from rlplace.measure.hosts.host import Host
 from rlplace.runs.lock import give_free, take_file
-from rlplace.store.folders import cache_folder
 
 LOOK_EVERY_S = 0.2
 """How often it is looked whether the other has ended."""
@@ -92,7 +92,7 @@ def _lock_file(say: Callable[[str], None]) -> Path | None:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"measuring-{machine}.lock"
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
     except (FileProblem, OSError) as error:
         say(f"warning: nothing keeps other searches from measuring at the same time: {error}")
         return None

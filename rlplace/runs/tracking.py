@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ class WandbTracker:
 
     Raises:
         UserError: wandb is not installed, or the server cannot be had.
-        FileProblem: the folder `wandb` of the run leads elsewhere, or holds settings.
+        FileProblem: the folder `wandb` of the run leads elsewhere, or it or that of the current folder holds settings.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, object], *, is_online: bool) -> None:
@@ -153,13 +154,13 @@ class WandbTracker:
             import wandb
         except ImportError as error:
             raise UserError(f"wandb cannot be imported ({error}): pip install wandb, or --track disabled.") from error
-        self._folder, self._is_online = run_dir / "wandb", is_online
-        _refuse_hostile(self._folder)
-        self._wandb = wandb
+        _refuse_hostile(run_dir)
+        self._wandb, self._is_online = wandb, is_online
         self._lock = threading.Lock()  # searches that run side by side log from threads of their own
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with _files_under(self._folder):
+            (run_dir / "wandb").mkdir(parents=True, exist_ok=True)
+            self._files = Path(tempfile.mkdtemp(prefix="files-", dir=run_dir / "wandb"))
+            with _files_under(self._files):
                 self._run: wandb.Run = wandb.init(
                     project=os.environ.get("WANDB_PROJECT", PROJECT),
                     name=run_dir.resolve().name,
@@ -207,7 +208,7 @@ class WandbTracker:
         )
 
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
-        with _files_under(self._folder):
+        with _files_under(self._files):
             if timeline_png is not None:
                 image = self._wandb.Image(str(timeline_png), caption=f"step {format_ms(step_time_s)} ms")
                 with self._lock:
@@ -230,16 +231,16 @@ class WandbTracker:
         self.log(values)
 
     def log_picture(self, name: str, path: Path) -> None:
-        with _files_under(self._folder), self._lock:
+        with _files_under(self._files), self._lock:
             self._run.log({f"place/{name}": self._wandb.Image(str(path))})
 
     def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
         cells = [[_cell(row.get(column)) for column in TABLE_COLUMNS] for row in rows]
-        with _files_under(self._folder), self._lock:
+        with _files_under(self._files), self._lock:
             self._run.log({"table": self._wandb.Table(columns=list(TABLE_COLUMNS), data=cells)})
 
     def log_files(self, name: str, paths: Sequence[Path]) -> None:
-        with _files_under(self._folder):
+        with _files_under(self._files):
             artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=name)
             for path in paths:
                 artifact.add_file(str(path), name=path.name)
@@ -252,7 +253,7 @@ class WandbTracker:
         return f"to send this run to Weights & Biases: wandb sync {shlex.quote(self._record)}"
 
     def finish(self, *, is_complete: bool = True) -> None:
-        with _files_under(self._folder):
+        with _files_under(self._files):
             self._run.finish(exit_code=0 if is_complete else 1)
 
 
@@ -266,17 +267,23 @@ def _config(config: Mapping[str, object]) -> dict[str, object]:
     return dict(plain) if isinstance(plain, dict) else {}
 
 
-def _refuse_hostile(folder: Path) -> None:
-    """Refuses what a stranger's run may hold where wandb writes: links out of it, and settings that name a server."""
-    for path in (folder, folder / "data", folder / "cache"):
-        refuse_link(path)
-    if os.path.lexists(folder / "settings"):
-        raise FileProblem(folder / "settings", "wandb may take its server from here: remove this file.")
+def _refuse_hostile(run_dir: Path) -> None:
+    """Refuses what a stranger's folder may hold for wandb: links out of it, and settings that name a server."""
+    refuse_link(run_dir / "wandb")
+    if os.path.lexists(run_dir / ".wandb"):
+        raise FileProblem(run_dir / ".wandb", "wandb would write here instead of in `wandb`: remove it.")
+    for folder in (run_dir / "wandb", Path("wandb"), Path(".wandb")):
+        if os.path.lexists(folder / "settings"):
+            raise FileProblem(
+                folder / "settings",
+                "wandb may take its server from here: remove this file, or run in another folder; the settings in "
+                "~/.config/wandb and variables such as WANDB_BASE_URL and WANDB_MODE count.",
+            )
 
 
 @contextmanager
 def _files_under(folder: Path) -> Iterator[None]:
-    """Keeps wandb's staged and cached files in the run folder, where the user has not said otherwise."""
+    """Keeps wandb's staged and cached files in `folder`, where the user has not said otherwise."""
     wanted = {"WANDB_DATA_DIR": folder / "data", "WANDB_CACHE_DIR": folder / "cache"}
     added = {name: str(path.resolve()) for name, path in wanted.items() if name not in os.environ}
     os.environ.update(added)

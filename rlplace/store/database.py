@@ -7,8 +7,6 @@ is refused before anything else is read.
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import re
 import sqlite3
@@ -22,6 +20,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlplace.errors import FileProblem
+from rlplace.files import open_plain
 from rlplace.store import schema
 
 BUSY_S = 5.0
@@ -274,23 +273,13 @@ def _refuse_super_journal(journal: Path) -> None:
 def _piece(path: Path, start: int, size: int) -> bytes:
     """`size` bytes of a file, from the end where `start` is negative; empty where there is no such file."""
     try:
-        with _open_plain(path) as file:
+        with open_plain(path) as file:
             file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
             return file.read(size)
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
-
-
-def _open_plain(path: Path) -> io.FileIO:
-    """A file for reading that is looked at once it is open, so that nobody puts a link or a pipe in its place."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = io.FileIO(os.open(path, flags), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file")
-    return file
 
 
 def _is_open_here(path: Path) -> bool:
@@ -341,7 +330,7 @@ def _moment(path: Path) -> tuple[object, ...] | None:
 def _copy_file(path: Path, copy: Path, most: int) -> int:
     """Copies a file, as long as it is now; says how long that is."""
     try:
-        file = _open_plain(path)
+        file = open_plain(path)
     except FileNotFoundError:
         copy.unlink(missing_ok=True)
         return 0

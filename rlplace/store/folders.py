@@ -6,34 +6,14 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 
-from rlplace.errors import FileProblem
+from rlplace.files import cache_folder
 
 FILE = "measurements.db"
 """Its name, in the user's cache folder and in a run folder."""
 AUTO, OFF = "auto", "off"
 """Words of `--store`: the user's own, and none."""
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder `rlplace` in the user's cache folder (XDG base directory rules); it need not be there yet.
-
-    Args:
-        environ: environment variables.
-
-    Raises:
-        FileProblem: nobody says where the user's folders are.
-    """
-    named = environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # the rules: a path that is not absolute is to be ignored
-        return Path(named) / "rlplace"
-    try:
-        return Path.home() / ".cache" / "rlplace"
-    except RuntimeError as error:
-        hint = "no home folder is known for the store: set XDG_CACHE_HOME, or name one with `--store PATH`."
-        raise FileProblem("~/.cache", hint) from error
 
 
 def store_path(word: str) -> Path | None:

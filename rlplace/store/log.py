@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
+from rlplace.files import cache_folder
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.store.folders import AUTO, FILE, OFF, cache_folder, store_path
+from rlplace.store.folders import AUTO, FILE, OFF, store_path
 from rlplace.store.records import Session, StoredMeasurement
 from rlplace.store.store import MeasurementStore
 from rlplace.store.trace import summarise

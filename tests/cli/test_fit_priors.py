@@ -61,10 +61,22 @@ def test_what_searches_kept_in_a_store_counts_once(tmp_path: Path, capsys: pytes
             store.add_learned(session, "0", learned)
     assert main(["fit-priors", run, "--store", str(tmp_path), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_runs"] == 2
-    assert main(["fit-priors", "--store", str(tmp_path / "measurements.db"), "--out", str(out)]) == 0
+    assert main(["fit-priors", "--store", str(tmp_path / "measurements.db"), "--out", str(out), "--overwrite"]) == 0
     assert load_priors(out).prior("profiled").device == pytest.approx(DEVICE, rel=1e-3)
-    assert main(["fit-priors", "--store", str(tmp_path / "none.db"), "--out", str(out)]) == 2
+    assert main(["fit-priors", "--store", str(tmp_path / "none.db"), "--out", str(out), "--overwrite"]) == 2
     assert "no such store" in capsys.readouterr().err
+
+
+def test_what_is_there_is_replaced_only_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = run_of(tmp_path / "a", 0.3), tmp_path / "mine.json"
+    out.write_text("mine")
+    assert main(["fit-priors", run, "--out", str(out)]) == 2
+    assert "is there already: name another file, or give `--overwrite`" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main(["fit-priors", run, "--out", str(out), "--overwrite"]) == 0
+    assert load_priors(out).prior("profiled").device
 
 
 def test_mistakes_exit_with_2_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,30 @@ def test_a_plan_must_be_complete_and_in_order() -> None:
         check_plan(graph, 2, Plan(np.array([0, 0]), none, none, np.array([0, 1])))
 
 
+@pytest.mark.parametrize(
+    ("tensor", "destination", "last", "expected"),
+    [
+        (0, 3, 2, r"transfers is 3, expected devices in 0\.\.1"),  # the same key as tensor 1 to device 1
+        (2, -1, 2, r"transfers is -1, expected devices in 0\.\.1"),
+        (-1, 5, 2, r"transfers is -1, expected tensors in 0\.\.2"),
+        (1, 1, -2, "expected each of 4 items once"),
+    ],
+)
+def test_numbers_of_a_plan_that_stand_for_others_are_refused(
+    tensor: int, destination: int, last: int, expected: str
+) -> None:
+    plan = Plan(np.array([0, 0, 1]), np.array([tensor]), np.array([destination]), np.array([0, 1, 3, last]))
+    with pytest.raises(InvalidValue, match=expected):
+        check_plan(chain_problem(two_devices()).graph, 2, plan)
+
+
+def test_a_placement_names_as_many_devices_as_its_host_has() -> None:
+    problem = chain_problem(two_devices())
+    placement = dataclasses.replace(Placement.of(problem, split_plan()), device_names=("d0", "d1", "d2"))
+    with pytest.raises(InvalidValue, match="devices is '3 names', expected those of the host's 2"):
+        placement.require(problem.graph, problem.host)
+
+
 def test_a_placement_must_keep_what_lives_together_together() -> None:
     graph = op_graph([[], [0], [0]], 10, targets=["parameter", "aten.a", "aten.b"], colocation=[0, -1, 0])
     problem = Problem(graph, two_devices(), Costs(np.ones((3, 2)), "estimated"), Grouping(np.array([0, 1, 0])))

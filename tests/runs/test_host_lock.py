@@ -67,6 +67,16 @@ def test_another_process_is_waited_for_and_named_once(holder: subprocess.Popen[s
     assert list(cache.iterdir()) == []
 
 
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(cache: Path, tmp_path: Path) -> None:
+    with measuring_alone(core_host(), say=print):
+        (lock,) = cache.glob("measuring-*.lock")
+    lock.symlink_to(tmp_path / "elsewhere")
+    said: list[str] = []
+    with measuring_alone(core_host(), say=said.append):
+        assert not (tmp_path / "elsewhere").exists()
+    assert "nothing keeps other searches from measuring at the same time" in said[0]
+
+
 def test_who_does_not_want_to_wait_is_told_whom_for(
     holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import FileProblem
-from rlplace.store.folders import cache_folder, machine_key, store_path
+from rlplace.files import cache_folder
+from rlplace.store.folders import machine_key, store_path
 
 
 def test_the_cache_folder_follows_the_xdg_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,19 @@ if __name__ == "__main__":
     ReplicaTeam(parse_workload("mine:make"), [core], default_size="small", seed=0).close()
 """
 
+KERNEL = """from rlplace.jit import kernel
+
+@kernel
+def doubled(x):
+    return 2 * x
+"""
+DRAWS = """
+import rlplace.report
+rlplace.report.save_fidelity_png("a.png", [0.1], [0.1], ["a"], {})
+from matplotlib import rcParams, pyplot
+assert not rcParams["text.usetex"]
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -100,3 +114,39 @@ def test_replicas_begin_without_it(folder: Path) -> None:
     script.parent.mkdir()
     script.write_text(REPLICAS)
     assert ran_of(folder, str(script), cwd=folder) == ""
+
+
+class Opening:
+    """What, unpickled, makes the file `ran` in the current folder."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, ("ran", "w")
+
+
+@pytest.mark.parametrize("before", ["", "import numba; "])
+def test_kernels_are_kept_nowhere_that_it_names(before: str, tmp_path: Path) -> None:
+    folder, package = tmp_path / "gift", tmp_path / "package"
+    folder.mkdir()
+    package.mkdir()
+    (package / "own_kernel.py").write_text(KERNEL)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment["PYTHONPATH"] = str(package)
+
+    def called(code: str, **variables: str) -> str:
+        command = [sys.executable, "-P", "-c", code + "from own_kernel import doubled; print(doubled(21))"]
+        return subprocess.check_output(command, cwd=folder, env=environment | variables, text=True)
+
+    assert called("", NUMBA_CACHE_DIR="kernels") == "42\n"
+    (index,) = folder.glob("kernels/*/*.nbi")
+    index.write_bytes(pickle.dumps(Opening()))
+    (folder / ".numba_config.yaml").write_text("cache_dir: kernels\ncache_locator_classes: nobody.Nothing\n")
+    assert called(before) == "42\n"
+    assert not (folder / "ran").exists()
+    assert index.read_bytes() == pickle.dumps(Opening())
+
+
+def test_pictures_are_drawn_without_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nbackend: module://stranger\n")
+    (tmp_path / "stranger.py").write_text(MARK)
+    assert ran_of(tmp_path, "-c", DRAWS, cwd=tmp_path) == ""
+    assert (tmp_path / "a.png").stat().st_size > 1000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.lock import LOCK_FILE
 from rlplace.runs.tracking import make_tracker
 from rlplace.store import MeasurementStore
+from rlplace.training.resume.journal import read_progress
 
 
 @pytest.mark.parametrize("name", [*RUN_FILES, LOCK_FILE])
@@ -34,6 +37,16 @@ def test_a_link_in_a_run_folder_is_refused_wherever_it_leads(name: str, tmp_path
         with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
             RunFolder.open(run)
     assert secret.read_text() == '{"password": 1}'
+
+
+@pytest.mark.parametrize("name", ["result.json", "progress.safetensors"])
+def test_a_link_that_is_put_in_a_run_once_it_is_open_is_not_followed(name: str, tmp_path: Path) -> None:
+    run = RunFolder.open(write_run(tmp_path / "run"))
+    run.path(name).unlink(missing_ok=True)
+    (tmp_path / "secret").write_text('{"password": 1}')
+    run.path(name).symlink_to(tmp_path / "secret")
+    with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
+        run.read_json(name) if name.endswith("json") else read_progress(run)
 
 
 def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path: Path) -> None:
@@ -102,7 +115,18 @@ def test_a_path_that_is_none_is_told(name: str, path: str, tmp_path: Path) -> No
     assert len(str(caught.value)) < 20_000
 
 
-@pytest.mark.parametrize("name", ["wandb", "wandb/data", "wandb/cache", "wandb/settings"])
+TRACKS = """
+import sys
+from pathlib import Path
+from rlplace.runs.tracking import make_tracker
+run = Path(sys.argv[1])
+tracker = make_tracker("offline", run, {})
+tracker.log_files("config", [run / "config.json"])
+tracker.finish()
+"""
+
+
+@pytest.mark.parametrize("name", ["wandb", "wandb/settings", ".wandb"])
 def test_tracking_leads_nowhere_out_of_the_folder(name: str, tmp_path: Path) -> None:
     run, own = write_run(tmp_path / "run"), tmp_path / "own"
     own.mkdir()
@@ -111,3 +135,25 @@ def test_tracking_leads_nowhere_out_of_the_folder(name: str, tmp_path: Path) -> 
     with pytest.raises(FileProblem, match=name):
         make_tracker("offline", run, {})
     assert not list(own.iterdir())
+
+
+def test_tracking_follows_no_link_below_its_folder(tmp_path: Path) -> None:
+    run, own = write_run(tmp_path / "run"), tmp_path / "own"
+    own.mkdir()
+    for name in ("data/artifacts", "cache/artifacts", "cache/wandb"):
+        (run / "wandb" / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / "wandb" / name).symlink_to(own)
+    subprocess.run([sys.executable, "-c", TRACKS, str(run)], cwd=tmp_path, check=True)
+    assert not list(own.iterdir())
+    assert list((run / "wandb").glob("files-*/data/artifacts/staging/*"))
+
+
+@pytest.mark.parametrize("name", ["wandb", ".wandb"])
+def test_tracking_takes_no_server_from_the_current_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileProblem, match=f"{name}/settings: wandb may take its server from here"):
+        make_tracker("online", write_run(tmp_path / "run"), {})

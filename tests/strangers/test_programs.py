@@ -46,3 +46,21 @@ def test_nothing_beside_a_program_is_imported(name: str, is_safe: bool, tmp_path
     else:  # it came as far as its placement, which is not there
         assert "placement.json" in done.stderr
         assert done.returncode == 1
+
+
+def test_the_command_that_a_pipeline_names_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    for module in ("torch", "numpy", "argparse", "re"):
+        (tmp_path / f"{module}.py").write_text(MARK)
+    (command,) = re.findall(r"^ {4}(.*) --standalone", PIPELINE, re.MULTILINE)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        f"{command} --help",
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "RAN" not in done.stderr
+    assert "--nproc-per-node" in done.stdout

@@ -30,7 +30,7 @@ COMMANDS = {
     "result.json": (["report", "RUN"],),
     "timeline.json": (["report", "RUN"],),
     "search.json": (["report", "RUN"],),
-    "host_model.json": (["report", "RUN"], ["fit-priors", "RUN", "--out", "OUT"]),
+    "host_model.json": (["report", "RUN"], ["fit-priors", "RUN", "--out", "OUT", "--overwrite"]),
     "explanation.json": (["explain", "RUN"], ["explain", "RUN", "--json"], ["report", "RUN"]),
     "placement.json": (
         ["export", "RUN"],

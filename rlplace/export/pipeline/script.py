@@ -22,7 +22,7 @@ PARTS = (WholeStep, split_step, tie, hand_on, open_regions, is_graph, name_in_mo
 
 _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
 
-    python -m torch.distributed.run --standalone --nproc-per-node {num_stages} pipeline.py --steps 10 --save trained
+    torchrun --standalone --nproc-per-node {num_stages} pipeline.py --steps 10 --save trained
 
 {expected}
 """
@@ -138,7 +138,7 @@ def pipeline_script(request: ExportRequest) -> Exported:
         say("the run's pins, exclusions and what is together are not followed by stages")
     for line in said(plan):
         say(line)
-    command = f"python -m torch.distributed.run --standalone --nproc-per-node {len(plan.stages)}"
+    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)}"
     say(f"run it with {command} {request.run.root / PIPELINE.file}")
     return Exported(text_of(run, plan), figures(plan))
 

@@ -17,6 +17,8 @@ Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
 
 _LONGEST_NAME = 1000
+_MOST_CORES, _MOST_LINKS = 4096, 64
+"""Of a machine, and of a route: every core of a device is a thread, every link of a route a wait."""
 
 
 DTYPES = frozenset(
@@ -91,6 +93,9 @@ class Device:
             raise InvalidValue("memory_granularity_bytes", self.memory_granularity_bytes, "at least 1", where=where)
         for name in ("context_bytes", "memory_bandwidth_bytes_per_s", "launch_s"):
             _check_not_negative(name, getattr(self, name), where)
+        if len(set(self.cores)) != len(self.cores) or not all(0 <= core < _MOST_CORES for core in self.cores):
+            cores = f"{len(self.cores)} of them, {min(self.cores)}..{max(self.cores)}"
+            raise InvalidValue("cores", cores, f"different cores in 0..{_MOST_CORES - 1}", where=where)
         for dtype, rate in self.peak_flops_per_s.items():
             if dtype not in DTYPES:
                 raise UnknownName("dtype", dtype, DTYPES, hint=f"Found in `peak_flops_per_s` of {where}.")
@@ -241,6 +246,8 @@ class Host:
             for end in (route.source, route.destination):
                 if end not in known:
                     raise UnknownName("device", end, names)
+            if len(route.links) > _MOST_LINKS:
+                raise InvalidValue("links", f"{len(route.links)} on one route", f"at most {_MOST_LINKS}", where=where)
             for link in route.links:
                 if link not in links:
                     raise UnknownName("link", link, links)

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -21,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import FileProblem, InvalidValue, RunnerError
+from rlplace.files import cache_folder
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
@@ -235,6 +238,8 @@ class EagerRecipe(Recipe):
         """
         if self.is_cuda_graph:
             return CudaGraphStep(graph, host)
+        if self.is_compiled:
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", _own_folder())  # its default in /tmp is anybody's to make
         step = EagerStep(
             graph, host, num_threads=self.num_threads, transform=torch.compile if self.is_compiled else None
         )
@@ -243,6 +248,16 @@ class EagerRecipe(Recipe):
         if self.is_compiled:
             step()
         return step
+
+
+def _own_folder() -> str:
+    """A folder for compiled code that only this user writes to; a new one where the user has no cache folder."""
+    try:
+        folder = cache_folder() / "torchinductor"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileProblem, OSError):
+        return tempfile.mkdtemp(prefix="torchinductor-")
+    return str(folder)
 
 
 class CudaGraphStep:

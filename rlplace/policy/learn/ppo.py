@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -105,7 +106,7 @@ class GroupPPO:
         """
         load_learner_state(state, self.policy, self._optimizer, self.elites)
         self._rng.bit_generator.state = state.facts["shuffling"]
-        self._num_updates = state.facts["n_updates"]
+        self._num_updates = operator.index(state.facts["n_updates"])
 
     def _minibatches(self, num_rows: int) -> Iterator[NDArray[np.int64]]:
         size = self.config.batch_size

@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.policy.config import ReinforceConfig
 from rlplace.policy.learn.clone import cloning_loss
 from rlplace.policy.learn.elites import Elites, settle
-from rlplace.policy.learn.state import LearnerState, learner_state, load_learner_state
+from rlplace.policy.learn.state import LearnerState, finite, learner_state, load_learner_state
 from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
 
 IMITATION_STEPS, IMITATION_RATE = 100, 1e-2
@@ -149,9 +149,10 @@ class Reinforce:
             KeyError, RuntimeError, ValueError: it is of another policy.
         """
         load_learner_state(state, self.policy, self._optimizer, self._best, elites_name="best")
-        self.baseline = state.facts["baseline"]
+        baseline = state.facts["baseline"]
+        self.baseline = None if baseline is None else finite(baseline)
         if isinstance(self.policy, Noisy):
-            self.policy.logit_noise = state.facts["logit_noise"]
+            self.policy.logit_noise = finite(state.facts["logit_noise"])
 
     def _loss(self, group_devices: NDArray[np.integer], advantages_B: Tensor) -> tuple[Tensor, dict[str, float]]:
         """-(R - b) log p, the mean over the batch, with an entropy bonus and self-imitation, and what these are."""

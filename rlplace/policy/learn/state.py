@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +22,10 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import jsonable, parse_json, write_bytes_atomic
+from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
 from rlplace.policy.learn.elites import Elites
+from rlplace.policy.protocols import Policy
 
 KIND = "learner"
 """What its files say they are of."""
@@ -98,7 +101,7 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
         raise FileProblem(about_path, f"the state of a {about.get('learner')}, expected of a {type(learner).__name__}.")
     try:
         learner.load_state(LearnerState(tensors, about["facts"]))
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except _STRANGE as error:
         raise FileProblem(path, f"not the state of this learner and its policy: {error}.") from error
 
 
@@ -134,7 +137,7 @@ def load_learner_state(
     """
     load_policy_state(policy, state.part("policy"))
     load_optimizer_state(optimizer, state.part("optimizer"))
-    load_elites_state(elites, state.part(elites_name))
+    load_elites_state(elites, state.part(elites_name), policy)
 
 
 def policy_state(policy: object) -> LearnerState:
@@ -149,13 +152,21 @@ def policy_state(policy: object) -> LearnerState:
 
 
 def load_policy_state(policy: object, state: LearnerState) -> None:
-    """Takes what `policy_state` gave.
+    """Takes what `policy_state` gave, but for the buffers that describe the problem: these stay.
 
     Raises:
-        KeyError, RuntimeError: it is of another policy.
+        KeyError, RuntimeError, ValueError: it is of another policy.
     """
     module, generator = _parts(policy)
-    module.load_state_dict(dict(state.part("module").tensors))
+    own = module.state_dict()
+    fixed = {name: own[name] for name in getattr(policy, "problem_buffers", ())}
+    for name, tensor in state.part("module").tensors.items():
+        if name not in fixed and name in own and bool(torch.isfinite(own[name]).all()):
+            _check_finite(name, tensor)
+    module.load_state_dict({**state.part("module").tensors, **fixed})
+    if isinstance(policy, Policy):
+        _check_devices("its best guess", torch.from_numpy(policy.mode()), policy)
+    _check_generator(state.tensors["generator"])
     generator.set_state(state.tensors["generator"])
 
 
@@ -177,12 +188,18 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) 
         KeyError, ValueError: it is of another optimizer.
     """
     moments: dict[int, dict[str, Tensor]] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, tensor in state.tensors.items():
         index, _, name = key.partition(".")
+        if not 0 <= int(index) < len(parameters) or tensor.shape not in (parameters[int(index)].shape, ()):
+            raise ValueError(f"the moment {key} of {tuple(tensor.shape)} is of no parameter")
+        _check_finite(key, tensor)
         moments.setdefault(int(index), {})[name] = tensor.clone()
     groups = optimizer.state_dict()["param_groups"]
     for group, learning_rate in zip(groups, state.facts["learning_rates"], strict=True):
-        group["lr"] = learning_rate
+        if not 0.0 < float(learning_rate) < math.inf:
+            raise ValueError(f"a learning rate of {learning_rate}")
+        group["lr"] = float(learning_rate)
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
@@ -192,14 +209,58 @@ def elites_state(elites: Elites) -> LearnerState:
     return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
 
 
-def load_elites_state(elites: Elites, state: LearnerState) -> None:
-    """Takes what `elites_state` gave.
+def load_elites_state(elites: Elites, state: LearnerState, policy: object) -> None:
+    """Takes what `elites_state` gave, of placements of this policy.
 
     Raises:
-        KeyError: it is no such state.
+        KeyError, ValueError: it is no such state.
     """
-    devices, rewards, counts = (state.tensors[name].numpy() for name in ("group_devices", "rewards", "counts"))
-    elites.restore(devices, rewards, counts)
+    devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
+    if len(devices):
+        _check_devices("group_devices", devices, policy)
+    if len(devices) > elites.capacity or not len(devices) == len(rewards) == len(counts):
+        raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
+    _check_finite("rewards", rewards)
+    if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
+        raise ValueError("rewards and counts that are none")
+    elites.restore(devices.numpy(), rewards.numpy(), counts.numpy())
+
+
+def finite(value: float) -> float:
+    """A number of a state's facts.
+
+    Raises:
+        TypeError, ValueError: it is none, or not finite.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"a number that is {value}")
+    return float(value)
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name} holds numbers that are not finite")
+
+
+def _check_devices(name: str, tensor: Tensor, policy: object) -> None:
+    """Refuses what is no placement, or several, of the policy's groups (..., G)."""
+    num_groups, num_devices = getattr(policy, "num_groups", None), getattr(policy, "num_devices", 0)
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if not is_whole or tensor.shape[-1:] != (num_groups,) or not bool(((tensor >= 0) & (tensor < num_devices)).all()):
+        raise ValueError(f"{name} is no placement of {num_groups} groups on {num_devices} devices")
+
+
+def _check_generator(state: Tensor) -> None:
+    """Refuses a place in the Mersenne twister's 624 numbers from which PyTorch would read behind them.
+
+    Its state begins with the seed (8 bytes), how many numbers are left and whether it was seeded (4 each), and the
+    next one's place (8).
+    """
+    if state.dtype != torch.uint8 or len(state) < _TWISTER_BYTES:
+        return  # `set_state` knows
+    _, left, _, following = struct.unpack_from("=QiiQ", state[:24].numpy().tobytes())
+    if left < 1 or left + following > 625:
+        raise ValueError(f"a generator at number {following} with {left} left")
 
 
 def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
@@ -210,6 +271,10 @@ def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
     return policy, generator
 
 
+_TWISTER_BYTES = 5000
+"""The state of a generator on the CPU is longer, that of one on a GPU shorter."""
+_STRANGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a state of something else raises."""
 EVERY_S = 5.0
 """So long at least between two writes ..."""
 SHARE = 0.05
@@ -252,7 +317,7 @@ class LearnerFile:
             learner.load_state(self._read(type(learner).__name__))
         except FileProblem as error:
             self._say(f"warning: {error} The learner begins anew.")
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except _STRANGE as error:
             learner.load_state(begun)
             self._say(f"warning: {self._path}: not the state of this learner ({error}). It begins anew.")
 
@@ -275,12 +340,8 @@ class LearnerFile:
 
     def _read(self, learner: str) -> LearnerState:
         try:
-            if (size := self._path.stat().st_size) > LARGEST_BYTES:
-                raise FileProblem(self._path, f"{size} bytes, expected at most {LARGEST_BYTES}.")
-            tensors = load(self._path.read_bytes())
+            tensors = load(read_plain(self._path, largest_bytes=LARGEST_BYTES, holds="a learner's state"))
             text = tensors.pop(RECORDS).numpy().tobytes().decode("utf-8")
-        except OSError as error:
-            raise FileProblem(self._path, f"cannot be read: {error.strerror or error}.") from error
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FileProblem(self._path, f"not the state of a learner: {error}.") from error
         about = parse_json(text, self._path)

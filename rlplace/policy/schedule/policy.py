@@ -55,6 +55,7 @@ class SchedulePolicy(PolicyModule):
         generator: draws the samples.
     """
 
+    problem_buffers = ("groups", "summary", "allowed", "network.grouping")
     groups: Tensor
     summary: Tensor
     allowed: Tensor

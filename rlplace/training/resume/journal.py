@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import FileProblem
-from rlplace.files import write_bytes_atomic
+from rlplace.files import read_plain, write_bytes_atomic
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -190,13 +190,7 @@ def read_progress(run: RunFolder) -> tuple[KeptProgress, dict[str, NDArray[np.ge
         InvalidValue, UnknownName: a record in it is malformed; names the field.
     """
     path = run.path(FILE)
-    try:
-        size = path.stat().st_size
-        if size > LARGEST_BYTES or not path.is_file():
-            raise FileProblem(path, f"{size} bytes of progress, expected a file of at most {LARGEST_BYTES}.")
-        return decode(path.read_bytes(), str(path))
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    return decode(read_plain(path, largest_bytes=LARGEST_BYTES, holds="progress"), str(path))
 
 
 def is_finished(run: RunFolder) -> bool:

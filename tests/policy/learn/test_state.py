@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from search_problems import fork_problem
 
 from rlplace.env.rewards import make_reward
@@ -46,7 +50,7 @@ SMALL = LearnConfig(
 )
 PAIRS = [
     *(("placer", "ppo"), ("placer", "clone"), ("placer", "reinforce"), ("seq2seq", "reinforce")),
-    *(("gnn", "ppo"), ("improver", "ppo"), ("improver", "reinforce")),
+    *(("gnn", "ppo"), ("improver", "ppo"), ("improver", "reinforce"), ("schedule", "ppo")),
 ]
 
 
@@ -112,6 +116,56 @@ def test_the_state_of_another_learner_or_policy_is_refused(tmp_path: Path) -> No
     assert isinstance(other, Resumable)
     with pytest.raises(FileProblem, match="not the state of this learner and its policy"):
         resume_learner(path, other)
+
+
+def twisted(state: torch.Tensor) -> torch.Tensor:
+    """A generator's state from which PyTorch would draw behind its numbers."""
+    data = bytearray(state.numpy().tobytes())
+    struct.pack_into("=QiiQ", data, 0, 1, 624, 1, 624)
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
+STRANGE: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "elites out of range": ("elites.group_devices", lambda rows: rows + 5),
+    "elites below 0": ("elites.group_devices", lambda rows: rows - 1),
+    "elites of other groups": ("elites.group_devices", lambda rows: rows[:, :-1].contiguous()),
+    "elites without rewards": ("elites.rewards", lambda rewards: rewards[:0]),
+    "a reward that is none": ("elites.rewards", lambda rewards: rewards * math.nan),
+    "a placement that came less than never": ("elites.counts", lambda counts: counts * 0 - 1),
+    "a generator behind its end": ("policy.generator", twisted),
+    "a weight that is none": ("policy.module.temperature", lambda value: value * math.nan),
+    "a start out of range": ("policy.module.start", lambda start: start + 7),
+    "a moment of another shape": ("optimizer.0.exp_avg", lambda moment: torch.zeros(3, 5, 7)),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_state_that_would_break_later_is_refused_at_once(what: str, tmp_path: Path) -> None:
+    path, (name, change) = tmp_path / "learner.safetensors", STRANGE[what]
+    policy, learner = make("improver" if name.endswith("start") else "placer", "ppo", 0)
+    run(policy, learner, first=0, last=2)
+    assert isinstance(learner, Resumable)
+    save_learner(path, learner)
+    tensors = load_file(path)
+    save_file({**tensors, name: change(tensors[name])}, path)
+    with pytest.raises(FileProblem, match="not the state of this learner and its policy"):
+        resume_learner(path, learner)
+
+
+@pytest.mark.parametrize(("policy_name", "buffer"), [("placer", "edge_source"), ("seq2seq", "allowed")])
+def test_what_a_policy_knows_of_its_problem_is_not_taken_from_a_state(
+    policy_name: str, buffer: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "learner.safetensors"
+    policy, learner = make(policy_name, "reinforce", 0)
+    assert isinstance(policy, torch.nn.Module)
+    assert isinstance(learner, Resumable)
+    before = policy.get_buffer(buffer).clone()
+    save_learner(path, learner)
+    tensors = load_file(path)
+    save_file({**tensors, f"policy.module.{buffer}": torch.zeros_like(before)}, path)
+    resume_learner(path, learner)
+    assert torch.equal(policy.get_buffer(buffer), before)
 
 
 def test_a_policy_without_a_generator_cannot_be_kept() -> None:

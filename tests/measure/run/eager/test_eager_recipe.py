@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,7 @@ from placed_steps import HOST
 from small_models import CASES
 
 from rlplace.errors import InvalidValue, RunnerError
+from rlplace.files import cache_folder
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.placed.channels import Streams
@@ -53,6 +55,21 @@ def test_a_model_is_compiled_before_the_race(graph: OpGraph, monkeypatch: pytest
     monkeypatch.setattr(EagerStep, "_step", lambda self, **options: steps.append(self) or run(self, **options))
     timer = EagerRecipe(num_threads=1, is_compiled=True).timer(graph, HOST, None)
     assert (len(compiled), steps) == (1, [timer])
+
+
+@pytest.mark.parametrize("own", [None, "/var/mine"])
+def test_what_is_compiled_is_kept_where_only_this_user_writes(
+    own: str | None, graph: OpGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str | None] = []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own or "")
+    if own is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr(
+        torch, "compile", lambda model: folders.append(os.environ.get("TORCHINDUCTOR_CACHE_DIR")) or model
+    )
+    EagerRecipe(num_threads=1, is_compiled=True).timer(graph, HOST, None)
+    assert folders == [own or str(cache_folder() / "torchinductor")]
 
 
 def test_a_cuda_graph_keeps_the_tensors_that_it_writes_into(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
