@@ -14,7 +14,7 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -79,6 +79,8 @@ class ConstantCheck(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
             return func(*args, **(kwargs or {}))
+        if _sets_data(func):
+            self._refuse_data(args[0])
         for value in _leaves((*args, *(kwargs or {}).values())):
             if isinstance(value, Tensor) and not _is_traced(value):
                 if _storage(value) not in self._lines:
@@ -147,6 +149,16 @@ class ConstantCheck(TorchFunctionMode):
         looks = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
         raise _refusal(name, looks, self._lines.get(storage, ""), "" if node is None else self._at(value, node))
 
+    def _refuse_data(self, value: Tensor) -> NoReturn:
+        """Refuses `value.data = ...`, which no op of a graph does."""
+        name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
+        raise CaptureError(
+            f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}. "
+            f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
+            f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
+            source=line,
+        )
+
     def _require_own(self, array: np.ndarray[Any, Any], line: str = "") -> None:
         """Refuses an array that the functions reach, and no module holds."""
 
@@ -191,6 +203,20 @@ def _refusal(name: str, looks: str, line: str, at: str = "") -> CaptureError:
 def _is_traced(value: Tensor) -> bool:
     """Whether a tensor was made by the trace, or stands for others inside of `torch.vmap` and `torch.func.grad`."""
     return isinstance(value, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _sets_data(func: Any) -> bool:
+    return getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
+
+
+def _attribute(model: nn.Module, value: Tensor) -> str:
+    """The dotted name of a tensor of a model; empty where it is none."""
+    for path, module in model.named_modules():
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name, each in held.items():
+                if each is value:
+                    return f"{path}.{name}".strip(".")
+    return ""
 
 
 def _is_of_an_array(value: Tensor) -> bool:

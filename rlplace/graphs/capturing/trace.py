@@ -212,7 +212,17 @@ def trace_step(
 def _replaced(
     before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """The new values of buffers that `forward` replaced (`self.mean = ...`)."""
+    """The new values of buffers that `forward` replaced (`self.mean = ...`).
+
+    Raises:
+        CaptureError: one has another shape or dtype, or `forward` replaced a parameter.
+    """
+    for name in before.keys() - {*buffers}:
+        if after[name] is not before[name]:
+            raise CaptureError(
+                f"`forward` replaces parameter {name!r} by another one, which placed steps would not take. Write the "
+                f"new values in place (`with torch.no_grad(): {name}.copy_(...)`), or make it a buffer."
+            )
     replaced = {}
     for name in buffers:
         old, new = before[name], after[name]
