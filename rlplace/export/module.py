@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def to_module(
     if require_program(graph).origin.model is not model:
         raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")
     check_plan(graph, host.num_devices, placement.plan)
-    placed: Any = copy.deepcopy(model)
+    placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
     for hooks in (placed._forward_hooks, placed._forward_pre_hooks):
         hooks.clear()  # they are in the graph
     placed.__class__ = _placed_class(type(model))
@@ -60,6 +60,12 @@ def to_module(
         vars(placed)["hf_device_map"] = hf_device_map(runs.places)
     result: PlacedModule = placed
     return result
+
+
+def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors in plain attributes of modules: what is captured and its copy have them in common."""
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
 
 def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:

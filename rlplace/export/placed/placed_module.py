@@ -141,7 +141,7 @@ class PlacedForward:
                 frozen=self._frozen,
             )
         plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
-        return ModuleGraph(captured, self._host, plan, self.crew, self._state(), seed=self._seed)
+        return ModuleGraph(captured, self._host, plan, self.crew, self._state(), module, seed=self._seed)
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers as the module has them now, by dotted name."""

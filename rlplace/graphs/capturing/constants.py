@@ -24,7 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.functional import mutates
 from rlplace.graphs.capturing.refusals import line_of_user
+from rlplace.graphs.program import Folded
 
 aten = torch.ops.aten
 
@@ -73,6 +75,8 @@ class ConstantCheck(TorchFunctionMode):
         self._changing = {*self._arguments, *map(memory, state)}
         self._trainable = {_storage(tensor): name for name, tensor in trainable.items()}
         self._lines: dict[int, str] = {}
+        self._seen: dict[int, Tensor] = {}  # by storage
+        self._read: set[int] = set()
 
     def __torch_function__(
         self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -83,10 +87,13 @@ class ConstantCheck(TorchFunctionMode):
             self._refuse_data(args[0])
         for value in _leaves((*args, *(kwargs or {}).values())):
             if isinstance(value, Tensor) and not _is_traced(value):
+                if getattr(func, "__name__", "") != "__get__":  # its device, say, is no value of it
+                    self._seen.setdefault(_storage(value), value)
                 if _storage(value) not in self._lines:
                     self._lines[_storage(value)] = line_of_user(traceback.extract_stack())
                 if func in _READERS:
                     self._require_held(value, is_read=True)
+                    self._read.add(_storage(value))
             elif isinstance(value, np.ndarray) and func in _OF_ARRAYS:
                 self._require_own(value, line_of_user(traceback.extract_stack()))
         return func(*args, **(kwargs or {}))
@@ -105,6 +112,13 @@ class ConstantCheck(TorchFunctionMode):
                 if _is_of_an_array(value):
                     self._require_own(value.numpy())
                 continue
+            if isinstance(value, nn.Parameter) and any(mutates(user) and user.args[0] is node for user in node.users):
+                raise CaptureError(
+                    f"the loss writes to parameter `{self._attribute_name(value)}` in place{self._at(value, node)}, which every placed step "
+                    f"would leave as it is. Hint: change it between steps, outside of the loss: a placed step takes "
+                    f"what it holds then.",
+                    source=self._lines.get(_storage(value), ""),
+                )
             name = self._trainable.get(_storage(value))
             if name is not None and any(_is_forward(user) for user in node.users):
                 raise CaptureError(
@@ -114,6 +128,19 @@ class ConstantCheck(TorchFunctionMode):
                     source=self._lines.get(_storage(value), ""),
                 )
             self._require_held(value, node)
+
+    def folded(self, module: torch.fx.GraphModule) -> Iterator[Folded]:
+        """Constants of modules that the graph holds as numbers (`self.scale.item()`), and not as tensors."""
+        live: set[torch.fx.Node] = set()
+        for node in reversed(module.graph.nodes):
+            if node.op == "output" or node in live or mutates(node):
+                live.update(node.all_input_nodes)
+        constants = [operator.attrgetter(str(node.target))(module) for node in live if node.op == "get_attr"]
+        kept = {_storage(value) for value in constants if isinstance(value, Tensor)}
+        for storage, value in self._seen.items():
+            is_number = storage in self._read or (storage in self._held and storage not in kept)
+            if is_number and memory(value) not in self._changing and not value.is_inference():
+                yield Folded(self._attribute_name(value), value, value._version)
 
     def check_gradients(self, loss: Tensor) -> None:
         """Judges the tensors that the gradient of the loss reaches besides the model's parameters.
@@ -153,7 +180,7 @@ class ConstantCheck(TorchFunctionMode):
         """Refuses `value.data = ...`, which no op of a graph does."""
         name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
         raise CaptureError(
-            f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}. "
+            f"cannot capture the model: `{name or 'a tensor'}.data = ...` or `set_` in `forward`{f', at {line}' if line else ''}. "
             f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
             f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
             source=line,
@@ -173,6 +200,12 @@ class ConstantCheck(TorchFunctionMode):
 
     def _name(self, is_it: Callable[[object], bool]) -> str:
         return next((name for name, value in self._reached() if is_it(value)), "")
+
+    def _attribute_name(self, value: Tensor) -> str:
+        for path, found in (("", self._model), *self._reached()):
+            if isinstance(found, nn.Module) and (name := _attribute(found, value)):
+                return f"{path}.{name}".strip(".")
+        return "a tensor of the model or the loss"
 
     def _parameter_name(self, value: Tensor) -> str:
         for path, found in (("loss_fn", self._loss_fn), *self._reached()):
@@ -206,7 +239,8 @@ def _is_traced(value: Tensor) -> bool:
 
 
 def _sets_data(func: Any) -> bool:
-    return getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
+    is_setter = getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
+    return is_setter or func is Tensor.set_
 
 
 def _attribute(model: nn.Module, value: Tensor) -> str:

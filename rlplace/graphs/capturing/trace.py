@@ -36,7 +36,7 @@ from rlplace.graphs.capturing.refusals import (
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
 from rlplace.graphs.micro.norms import Statistics, statistics_handed_out
-from rlplace.graphs.program import Autocast, loss_of
+from rlplace.graphs.program import Autocast, Folded, loss_of
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -58,6 +58,7 @@ class Trace:
         autocast: what was active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
         input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
+        folded: constants that were read as numbers.
     """
 
     module: torch.fx.GraphModule
@@ -71,6 +72,7 @@ class Trace:
     autocast: Autocast | None
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
+    folded: tuple[Folded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ def trace_step(
         autocast=autocast,
         norms=captured["norms"],
         input_gradients=differentiated,
+        folded=tuple(constants.folded(module)),
     )
 
 
