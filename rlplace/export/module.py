@@ -51,7 +51,8 @@ def to_module(
     if require_program(graph).origin.model is not model:
         raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")
     check_plan(graph, host.num_devices, placement.plan)
-    placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
+    with torch.inference_mode(False):
+        placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
     for hooks in (placed._forward_hooks, placed._forward_pre_hooks):
         hooks.clear()  # they are in the graph
     placed.__class__ = _placed_class(type(model))

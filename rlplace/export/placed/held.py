@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,14 +110,14 @@ def _slots(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator
     """Attributes of modules that hold tensors; those of a copy in the place of the model's own."""
     copies = None if copied is None else dict(copied.named_modules())
     for path, module in model.named_modules():
-        own = vars(module)
-        yield from _filled(own, vars(copies[path]) if copies is not None and path in copies else own)
+        followed = module if copies is None else copies.get(path, module)
+        yield from _filled(vars(module), followed.__dict__)
     for _, module in modules_of_loss(model, loss_fn):
-        for holder in (module._parameters, module._buffers, vars(module)):
+        for holder in (module._parameters, module._buffers, module.__dict__):
             yield from _filled(holder, holder)
 
 
-def _filled(own: dict[str, Any], followed: dict[str, Any]) -> Iterator[_Slot]:
+def _filled(own: Mapping[str, Any], followed: dict[str, Any]) -> Iterator[_Slot]:
     for key, value in own.items():
         if isinstance(value, torch.Tensor) and followed.get(key) is value:
             yield _Slot(followed, key)

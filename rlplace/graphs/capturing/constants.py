@@ -114,8 +114,8 @@ class ConstantCheck(TorchFunctionMode):
                 continue
             if isinstance(value, nn.Parameter) and any(mutates(user) and user.args[0] is node for user in node.users):
                 raise CaptureError(
-                    f"the loss writes to parameter `{self._attribute_name(value)}` in place{self._at(value, node)}, which every placed step "
-                    f"would leave as it is. Hint: change it between steps, outside of the loss: a placed step takes "
+                    f"the loss writes to parameter `{self._attribute_name(value)}` in place{self._at(value, node)}, "
+                    f"which every placed step would leave as it is. Hint: change it between steps, outside of the loss: a placed step takes "
                     f"what it holds then.",
                     source=self._lines.get(_storage(value), ""),
                 )
@@ -179,8 +179,9 @@ class ConstantCheck(TorchFunctionMode):
     def _refuse_data(self, value: Tensor) -> NoReturn:
         """Refuses `value.data = ...`, which no op of a graph does."""
         name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
+        what = f"`{name or 'a tensor'}.data = ...` or `set_` in `forward`{f', at {line}' if line else ''}"
         raise CaptureError(
-            f"cannot capture the model: `{name or 'a tensor'}.data = ...` or `set_` in `forward`{f', at {line}' if line else ''}. "
+            f"cannot capture the model: {what}. "
             f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
             f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
             source=line,

@@ -279,11 +279,13 @@ def _is_fake(value: torch.Tensor) -> bool:
 
 
 def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    if not isinstance(value, FakeTensor):
+    if not isinstance(value, FakeTensor) and not value.is_inference():
         return mode.from_tensor(value.detach(), static_shapes=True)
-    if value.fake_mode is mode:
+    if isinstance(value, FakeTensor) and value.fake_mode is mode:
         return value.detach()
-    with mode:  # `copy.deepcopy` of a fake tensor copies its mode too, as `nn.TransformerEncoder` does with its layers
+    # an inference tensor could not be saved for the backward; and `copy.deepcopy` of a fake tensor copies its mode too,
+    # as `nn.TransformerEncoder` does with its layers
+    with mode:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 
