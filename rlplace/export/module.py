@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.placed.placed_module import PlacedForward, PlacedModule
@@ -64,9 +65,14 @@ def to_module(
 
 
 def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors in plain attributes of modules: what is captured and its copy have them in common."""
+    """Tensors in plain attributes of modules, and in lists there: what is captured and its copy have them in common."""
+    registries = ("_parameters", "_buffers", "_modules")
     for module in model.modules():
-        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+        for name, value in vars(module).items():
+            leaves = () if name in registries else pytree.tree_leaves(value)
+            yield from (
+                leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter)
+            )
 
 
 def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:

@@ -85,6 +85,8 @@ class ConstantCheck(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if _sets_data(func):
             self._refuse_data(args[0])
+        if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
+            self._refuse_write(args[0])
         for value in _leaves((*args, *(kwargs or {}).values())):
             if isinstance(value, Tensor) and not _is_traced(value):
                 if getattr(func, "__name__", "") != "__get__":  # its device, say, is no value of it
@@ -112,13 +114,6 @@ class ConstantCheck(TorchFunctionMode):
                 if _is_of_an_array(value):
                     self._require_own(value.numpy())
                 continue
-            if isinstance(value, nn.Parameter) and any(mutates(user) and user.args[0] is node for user in node.users):
-                raise CaptureError(
-                    f"the loss writes to parameter `{self._attribute_name(value)}` in place{self._at(value, node)}, "
-                    f"which every placed step would leave as it is. Hint: change it between steps, outside of the loss: a placed step takes "
-                    f"what it holds then.",
-                    source=self._lines.get(_storage(value), ""),
-                )
             name = self._trainable.get(_storage(value))
             if name is not None and any(_is_forward(user) for user in node.users):
                 raise CaptureError(
@@ -179,11 +174,21 @@ class ConstantCheck(TorchFunctionMode):
     def _refuse_data(self, value: Tensor) -> NoReturn:
         """Refuses `value.data = ...`, which no op of a graph does."""
         name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
-        what = f"`{name or 'a tensor'}.data = ...` or `set_` in `forward`{f', at {line}' if line else ''}"
+        what = f"`{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}"
         raise CaptureError(
             f"cannot capture the model: {what}. "
             f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
             f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
+            source=line,
+        )
+
+    def _refuse_write(self, value: Tensor) -> NoReturn:
+        """Refuses a write to a parameter that is none of the model's, before it happens."""
+        line = line_of_user(traceback.extract_stack())
+        raise CaptureError(
+            f"cannot capture the model: the loss writes to parameter `{self._attribute_name(value)}` in place"
+            f"{f', at {line}' if line else ''}, which every placed step would leave as it is. Hint: change it between "
+            f"steps, outside of the loss: a placed step takes what it holds then.",
             source=line,
         )
 
@@ -240,8 +245,14 @@ def _is_traced(value: Tensor) -> bool:
 
 
 def _sets_data(func: Any) -> bool:
-    is_setter = getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
-    return is_setter or func is Tensor.set_
+    return getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
+
+
+def _is_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name.endswith("__"):
+        return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+    return bool(name.endswith("_")) and name != "requires_grad_"
 
 
 def _attribute(model: nn.Module, value: Tensor) -> str:
