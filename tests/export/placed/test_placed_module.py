@@ -349,6 +349,7 @@ def test_an_input_without_data_is_told(pair: tuple[Any, Any]) -> None:
             step.backward(x, targets=labels.to("meta"))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_transforms_and_forward_mode_are_refused(pair: tuple[Any, Any]) -> None:
     module, _ = pair
     ((x, _),) = batches(1)

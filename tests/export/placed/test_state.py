@@ -194,7 +194,7 @@ def test_parameters_that_forward_writes_in_place_are_part_of_the_step(is_foreach
     eager = twin(model)
     optimizer = torch.optim.SGD(eager.parameters(), lr=1e-3)
     with placed(captured(model, "sgd")) as step:
-        for x, labels in batches(3):
+        for x, labels in [*batches(3), *batches(2, size=4)]:
             step(x, targets=labels)
             eager_step(eager, optimizer, x, labels)
         assert_same_state(step.state_dict(), eager.state_dict())
