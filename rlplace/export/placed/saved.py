@@ -102,7 +102,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     except SafetensorError as error:
         raise FileProblem(
             path,
-            f"no file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
+            f"cannot be read as a file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
             f"`step.load_state_dict(torch.load(path))`.",
         ) from error
     except (OSError, ValueError) as error:
