@@ -30,7 +30,8 @@ def naive_plan(graph: OpGraph, devices: NDArray[np.int32], generator: np.random.
         before.add((transfer_of.get((tensor, int(devices[op])), int(graph.tensor_op[tensor])), op))
     for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
         readers = graph.edge_op[graph.input_tensors == tensor].tolist()
-        before |= {(reader, op) for reader in readers if reader != op}
+        updaters = set(graph.mutation_op[graph.mutation_tensor == tensor].tolist())
+        before |= {(reader, op) for reader in readers if reader != op and (reader not in updaters or reader < op)}
         before |= {(item, op) for (moved, _), item in transfer_of.items() if moved == tensor}
     total = n + len(needed)
     keys = [float(op) for op in range(n)] + [float(graph.tensor_op[tensor]) + 0.5 for tensor, _ in needed]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.placed.placed_module import PlacedForward, PlacedModule
@@ -51,7 +52,8 @@ def to_module(
     if require_program(graph).origin.model is not model:
         raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")
     check_plan(graph, host.num_devices, placement.plan)
-    placed: Any = copy.deepcopy(model)
+    with torch.inference_mode(False):
+        placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
     for hooks in (placed._forward_hooks, placed._forward_pre_hooks):
         hooks.clear()  # they are in the graph
     placed.__class__ = _placed_class(type(model))
@@ -60,6 +62,17 @@ def to_module(
         vars(placed)["hf_device_map"] = hf_device_map(runs.places)
     result: PlacedModule = placed
     return result
+
+
+def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors in plain attributes of modules, and in lists there: what is captured and its copy have them in common."""
+    registries = ("_parameters", "_buffers", "_modules")
+    for module in model.modules():
+        for name, value in vars(module).items():
+            leaves = () if name in registries else pytree.tree_leaves(value)
+            yield from (
+                leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter)
+            )
 
 
 def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:

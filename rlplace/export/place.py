@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 
 from rlplace.errors import FileProblem, FingerprintMismatch
@@ -39,6 +40,7 @@ from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 
 
+@torch.inference_mode(False)  # the search trains a policy, and the step its model
 def place(
     model: nn.Module,
     inputs: Any,

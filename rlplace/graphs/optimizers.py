@@ -33,6 +33,12 @@ def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
         return None
     if not isinstance(optimizer, str | OptimizerSpec):
         expected = f"one of {', '.join(OPTIMIZERS)}, or an OptimizerSpec"
+        if isinstance(optimizer, type):
+            found = f"the class {optimizer.__name__}"
+            known = optimizer.__name__.lower() if optimizer.__name__.lower() in OPTIMIZERS else "adam"
+            hint = f'Name one (`"{known}"`, or `rlplace.OptimizerSpec("{known}", lr=...)`); for others, make it over '
+            hint += "`step.parameters()` and fill `grad` by `step.backward(...)`."
+            raise InvalidValue("optimizer", found, expected, where="capture", hint=hint)
         kind = type(optimizer)
         raise InvalidValue("optimizer", f"{kind.__module__}.{kind.__qualname__}", expected, where="capture")
     name = optimizer if isinstance(optimizer, str) else optimizer.name
@@ -84,8 +90,8 @@ def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -
 
 def _adam(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
     fused = torch._fused_adamw_ if states[0].spec.name == "adamw" else torch._fused_adam_
-    parameters, steps = list(parameters), [state.step for state in states if state.step is not None]
-    firsts, seconds = ([state.moments[k] for state in states] for k in (0, 1))
+    parameters, steps = _reals(parameters), [state.step for state in states if state.step is not None]
+    firsts, seconds = (_reals([state.moments[k] for state in states]) for k in (0, 1))
     laid_out = _layouts(parameters)
 
     def adam(*gradients: torch.Tensor) -> None:
@@ -112,7 +118,7 @@ def _adam(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> 
 
 
 def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
-    parameters, momenta = list(parameters), [moment for state in states for moment in state.moments]
+    parameters, momenta = _reals(parameters), _reals([moment for state in states for moment in state.moments])
     laid_out = _layouts(parameters)
 
     def sgd(*gradients: torch.Tensor) -> None:
@@ -151,6 +157,11 @@ def _sgd_op_by_op(states: Sequence[UpdateState], parameters: Sequence[torch.Tens
     return sgd
 
 
+def _reals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Complex tensors as real ones of one more dimension, as PyTorch's optimizers see them: fused kernels are real."""
+    return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
+
+
 def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """Gradients in their parameters' layouts: fused kernels walk raw memory, whatever the strides."""
     strides = [parameter.stride() for parameter in parameters]
@@ -158,7 +169,7 @@ def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Ten
     def laid_out(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
             gradient if gradient.stride() == stride else torch.empty_like(parameter).copy_(gradient)
-            for gradient, stride, parameter in zip(gradients, strides, parameters, strict=True)
+            for gradient, stride, parameter in zip(_reals(gradients), strides, parameters, strict=True)
         ]
 
     return laid_out
@@ -174,6 +185,7 @@ def torch_optimizer(
         parameters: what it updates.
         is_capturable: whether its step counts must live on the GPU, as a CUDA graph needs them.
     """
+    is_real = not any(parameter.is_complex() for parameter in parameters)  # fused kernels take no others
     if spec.name in ("adam", "adamw"):
         cls = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
         return cls(
@@ -182,10 +194,10 @@ def torch_optimizer(
             betas=spec.betas,
             eps=spec.eps,
             weight_decay=spec.weight_decay,
-            fused=True,
+            fused=is_real,
             capturable=is_capturable,
         )
-    is_fused = not any(map(_is_fused_sgd_wrong, parameters))
+    is_fused = is_real and not any(map(_is_fused_sgd_wrong, parameters))
     return torch.optim.SGD(
         parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=is_fused
     )

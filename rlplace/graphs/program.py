@@ -53,12 +53,29 @@ class Source:
             target among the targets, or "" .
         value: the tensor at capture time (fake tensors where the model was built from them).
         cut: of an input or a target that is cut into micro-batches: which part of the whole this is.
+        held: of a constant: the tensor itself, which its owner may change; `value` shows the memory of the capture.
     """
 
     kind: SourceKind
     key: str
     value: torch.Tensor
     cut: Cut | None = None
+    held: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A constant tensor whose values are in the graph as numbers, so that it must not change.
+
+    Attributes:
+        name: as the user writes it.
+        tensor: the user's own.
+        version: of its values, as PyTorch counts.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +270,7 @@ class Program:
         gradients: of every parameter that the backward reaches, by dotted name.
         input_gradients: of the inputs that have one, by position among the input tensors; of a module's step alone.
         seeds: ops that make the gradient of the loss, where the backward begins: a scale of the loss multiplies it.
+        folded: constants that were read as numbers.
     """
 
     sources: dict[int, Source]
@@ -266,6 +284,7 @@ class Program:
     gradients: Mapping[str, Ref] = field(default_factory=dict)
     input_gradients: Mapping[int, Ref] = field(default_factory=dict)
     seeds: frozenset[int] = frozenset()
+    folded: tuple[Folded, ...] = ()
 
     @property
     def result_refs(self) -> tuple[Ref, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UserError
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
@@ -34,6 +36,7 @@ class Arguments:
         self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
         self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
         self._target_names = origin.target_names
+        self._forward = origin.model.forward
         self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in self._leaves]
 
@@ -64,6 +67,9 @@ class Arguments:
         args, kwargs = _in_order((args, kwargs), self._call)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._spec:
+            args, kwargs = _in_order(self._as_captured(args, kwargs), self._call)
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._spec:
             expected = _shown(self._call)
             more = self._num_targets and targets is None and len(args) > self._num_positional
             hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
@@ -92,6 +98,26 @@ class Arguments:
         check_data(found, "placed step")
         return found
 
+    def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call as it was captured: by position or by name, and without defaults; as given where none is."""
+        try:
+            signature = inspect.signature(self._forward)
+            given, captured = (signature.bind(*call[0], **call[1]).arguments for call in ((args, kwargs), self._call))
+        except (TypeError, ValueError):  # it takes other arguments, or cannot tell which
+            return args, kwargs
+        kinds = {each.kind for each in signature.parameters.values()}
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            return args, kwargs
+        default = {name: each.default for name, each in signature.parameters.items()}
+        if not all(name in captured or _agree(value, default[name]) for name, value in given.items()):
+            return args, kwargs
+        if not all(name in given or _agree(value, default[name]) for name, value in captured.items()):
+            return args, kwargs
+        values = {name: given.get(name, value) for name, value in captured.items()}
+        by_position = list(values)[: self._num_positional]
+        named = {name: value for name, value in values.items() if name not in by_position}
+        return tuple(values[name] for name in by_position), named
+
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
         names = self._target_names
         is_dict = isinstance(targets, Mapping)
@@ -114,7 +140,7 @@ class Arguments:
 
 
 def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
-    """Checks that what a call is given has data.
+    """Checks that what a call is given has data, and is transformed by nothing.
 
     Args:
         tensors: inputs, then targets.
@@ -122,11 +148,22 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
 
     Raises:
         InvalidValue: one is on `meta`.
+        UserError: the call is in a transform of `torch.func`, or one carries a tangent of forward-mode AD.
     """
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if is_transformed or any(map(_has_tangent, tensors if forward_ad._current_level >= 0 else ())):
+        raise UserError(
+            f"a {where} runs what was captured, which `torch.func` (`jvp`, `vmap`, `grad`) and forward-mode AD cannot "
+            "transform: call the model itself there"
+        )
     for position, tensor in enumerate(tensors):
         if tensor.is_meta:
             field = f"device of tensor {position} of the call"
             raise InvalidValue(field, _Word("meta"), "one whose tensors have data", where=where)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class InputCutter:

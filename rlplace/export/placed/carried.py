@@ -115,8 +115,10 @@ def _planned(graph: OpGraph, devices: list[int], keys: list[float], last: Collec
     for tensor, op in edges:
         before.add((transfers.get((tensor, devices[op]), producers[tensor]), op))
         readers[tensor].append(op)
-    for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
-        before |= {(item, op) for item in (*readers[tensor], *sent[tensor]) if item != op}
+    updates = set(zip(graph.mutation_tensor.tolist(), graph.mutation_op.tolist(), strict=True))
+    for tensor, op in updates:  # two of one tensor (a parameter that `forward` writes) go in the order of the graph
+        waited = (item for item in (*readers[tensor], *sent[tensor]) if (tensor, item) not in updates or item < op)
+        before |= {(item, op) for item in waited if item != op}
     ranks = [(op in last, keys[op]) for op in range(n)]
     ranks += [(producers[tensor] in last, keys[producers[tensor]]) for tensor, _ in needed]
     return Plan(

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.export.placed.arguments import InputCutter
+from rlplace.export.placed.held import HeldConstants
 from rlplace.graphs.capturing.capture import CapturedModule
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
@@ -38,6 +40,7 @@ class ModuleGraph:
         plan: what runs, the backward at the end.
         crew: the threads of the host.
         state: parameters and buffers by dotted name, where the plan keeps them.
+        model: the placed copy of what was captured: its attributes hold the constants.
         seed: of random ops.
     """
 
@@ -48,6 +51,7 @@ class ModuleGraph:
         plan: Plan,
         crew: Crew,
         state: Mapping[str, torch.Tensor],
+        model: nn.Module,
         *,
         seed: int,
     ) -> None:
@@ -72,6 +76,8 @@ class ModuleGraph:
         }
         self._kept_inputs = [k for op, k in self._inputs.items() if int(graph.output_offsets[op]) in read_late]
         gradients = (*self._program.gradients.values(), *self._program.input_gradients.values())
+        self._constants = HeldConstants(graph, plan, self._residents, model)
+        self._late_sources = {int(graph.tensor_op[tensor]) for tensor in read_late}
         self._output_is_shared = self._shared(graph, self._program.result_refs, read_late)
         self._gradient_is_shared = self._shared(graph, gradients, set())
         self.adopt(state)
@@ -106,6 +112,8 @@ class ModuleGraph:
     def forward(self, tensors: Sequence[torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
         """Output tensors, which share no memory with anything else, and what `backward` needs."""
         given = self._placed({op: tensors[position] for op, position in self._inputs.items()})
+        if self._constants.follow():
+            self._step.load()
         outputs, kept = self._step.run_first(given, number)
         return self._apart(outputs, self._output_is_shared), kept
 
@@ -121,8 +129,8 @@ class ModuleGraph:
         return [output for position, output in enumerate(outputs) if position not in self._with_gradient]
 
     def kept_inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs that the backward reads."""
-        return [tensors[position] for position in self._kept_inputs]
+        """The inputs that the backward reads, and the constants."""
+        return [*(tensors[position] for position in self._kept_inputs), *self._constants.tensors(self._late_sources)]
 
     def _placed(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Each tensor on the device of its op and laid out as captured; the caller's own where it is so already."""

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rlplace.export.placed.arguments import InputCutter
+from rlplace.export.placed.held import HeldConstants
 from rlplace.export.placed.state import PlacedState
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
@@ -47,6 +48,7 @@ class PlacedGraph:
         self.state = state
         self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=state.gradients)
         self._step.load()
+        self._constants = HeldConstants(graph, plan, self._residents)
         self._inputs = InputCutter(graph)
         written = set(graph.tensor_op[graph.mutation_tensor].tolist())
         self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
@@ -59,10 +61,12 @@ class PlacedGraph:
             number: of the step: random ops draw by it.
 
         Raises:
-            InvalidValue: another shape or dtype.
+            InvalidValue: another shape or dtype; or a constant was changed that the capture read as a number.
             RunnerError: an op failed.
         """
         with self._residents.settled():  # and so is what was done with parameters and gradients since the last step
+            if self._constants.follow():
+                self._step.load()
             for op, tensor in self._inputs.by_op(tensors):
                 self._residents.set_tensor(op, self._device(op), tensor.detach())
         self._step.run(number)

@@ -87,9 +87,10 @@ class PlacedModel:
         check_plan(graph, host.num_devices, plan)
         self._crew = Crew(host.devices)
         self._arguments = Arguments(self._program.origin)
-        self._graphs = GraphsByShape(
-            graph, host, plan, self._crew, self._arguments, seed=seed, other_shapes=other_shapes
-        )
+        with torch.inference_mode(False):  # what is made here is updated elsewhere
+            self._graphs = GraphsByShape(
+                graph, host, plan, self._crew, self._arguments, seed=seed, other_shapes=other_shapes
+            )
         self._state = self._graphs.first.state
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
@@ -281,7 +282,7 @@ class PlacedModel:
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of all parameters and buffers, by dotted name: what the model itself loads. `save` keeps all else."""
+        """Copies of what the `state_dict` of the model has, under the same names. `save` keeps all else."""
         with self._turn(runs=False):
             return self._state.copies()
 
@@ -354,7 +355,7 @@ class PlacedModel:
 
         The next caller may launch on other streams.
         """
-        with self._crew.turn(runs=runs), self._state.settled():
+        with self._crew.turn(runs=runs), torch.inference_mode(False), self._state.settled():
             yield
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:

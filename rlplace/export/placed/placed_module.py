@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UnknownName
@@ -105,9 +106,9 @@ class PlacedForward:
         kwargs = {name: kwargs[name] for name in sorted(kwargs)}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        check_data(tensors, "placed module")
         self._check_structure()
         state = self._state()
+        check_data([*tensors, *state.values()] if forward_ad._current_level >= 0 else tensors, "placed module")
         is_trained = bytes(state[name].requires_grad for name, _, _ in self._parameters)
         differentiated = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
@@ -132,7 +133,7 @@ class PlacedForward:
         differentiated: tuple[int, ...],
         has_backward: bool,
     ) -> ModuleGraph:
-        with with_flags(self._model, flags_of(module)):
+        with torch.inference_mode(False), with_flags(self._model, flags_of(module)):
             captured = capture_module(
                 self._model,
                 *_on_one_device(self._model, args, kwargs),
@@ -141,7 +142,7 @@ class PlacedForward:
                 frozen=self._frozen,
             )
         plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
-        return ModuleGraph(captured, self._host, plan, self.crew, self._state(), seed=self._seed)
+        return ModuleGraph(captured, self._host, plan, self.crew, self._state(), module, seed=self._seed)
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers as the module has them now, by dotted name."""

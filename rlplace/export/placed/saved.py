@@ -99,7 +99,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         with safe_open(path, framework="pt") as file:
             told = parse_json((file.metadata() or {}).get("rlplace", "{}"), path)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError, ValueError) as error:
+    except SafetensorError as error:
+        raise FileProblem(
+            path,
+            f"cannot be read as a file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
+            f"`step.load_state_dict(torch.load(path))`.",
+        ) from error
+    except (OSError, ValueError) as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
     is_ours = isinstance(told, dict) and told.get("schema") == SCHEMA
     if is_ours:

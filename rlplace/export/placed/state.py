@@ -42,7 +42,7 @@ class PlacedState:
         devices = plan.devices.tolist()
         ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
         tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items()}
-        model = program.origin.model
+        model = self._model = program.origin.model
         self.parameters = {
             name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
             for name, parameter in model.named_parameters()
@@ -54,6 +54,7 @@ class PlacedState:
             for op, call in program.calls.items()
             if isinstance(call, Update)
         }
+        self._tied = _tied_names(model)
         self.updates: dict[str, UpdateState] = {name: updates[name] for name in self.parameters if name in updates}
         self.reached = tuple(name for name in self.parameters if name in program.gradients)
         self.gradients = GradientsOut()
@@ -158,8 +159,12 @@ class PlacedState:
                 _accumulate(wanted[name], gradient)
 
     def copies(self) -> dict[str, torch.Tensor]:
-        """Copies of all parameters and buffers, by dotted name."""
-        return {name: self.tensor(name).clone() for name in (*self.parameters, *self.buffers)}
+        """Copies of what the model's own `state_dict` has: every name of a tied tensor, and no buffer that it skips."""
+        first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
+        own = self._model.state_dict(keep_vars=True)
+        return {
+            name: self.tensor(first[id(value)]).clone() if id(value) in first else value for name, value in own.items()
+        }
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
@@ -186,6 +191,7 @@ class PlacedState:
             UnknownName: no parameter or buffer has that name.
             InvalidValue: another shape or dtype. Nothing is overwritten then.
         """
+        tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
         for name, value in tensors.items():
             own = self.tensor(name)
             if value.shape != own.shape or value.dtype != own.dtype:
@@ -197,6 +203,16 @@ class PlacedState:
 
     def _addresses(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
         return [(each.data_ptr(), each.shape, each.stride()) for each in self.parameters.values()]
+
+
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of parameters and buffers with several, by which each has its first."""
+    tied, first = {}, dict[int, str]()
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if first.setdefault(id(tensor), name) != name:
+                tied[name] = first[id(tensor)]
+    return tied
 
 
 def has_hooks(parameter: nn.Parameter) -> bool:

@@ -110,22 +110,23 @@ def capture(
         raise InvalidValue("loss", loss, f"one of {', '.join(ASKED)}", where="capture")
     if isinstance(loss, str) and loss not in ASKED:
         raise UnknownName("loss", loss, ASKED)
-    micro = None
-    if micro_batches != 1:
-        slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
-        verdict = loss
-        if isinstance(verdict, str):
-            verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=verdict)
-        weights = slicing.weights(verdict.weights)
-        micro = MicroBatches(
-            slicing,
-            verdict.kind,
-            weights,
-            has_own_statistics=verdict.normalises_batch,
-            is_checked=verdict.is_checked,
-            why=verdict.why,
-        )
-    return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
+    with torch.inference_mode(False):  # the step makes gradients of its own, under whatever mode it is captured
+        micro = None
+        if micro_batches != 1:
+            slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
+            verdict = loss
+            if isinstance(verdict, str):
+                verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=verdict)
+            weights = slicing.weights(verdict.weights)
+            micro = MicroBatches(
+                slicing,
+                verdict.kind,
+                weights,
+                has_own_statistics=verdict.normalises_batch,
+                is_checked=verdict.is_checked,
+                why=verdict.why,
+            )
+        return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
 
 
 def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
@@ -139,7 +140,7 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
         CaptureError: the model cannot be captured.
     """
     is_training = origin.loss_fn is not None
-    with _uncollected():
+    with torch.inference_mode(False), _uncollected():
         if origin.micro is not None:
             return capture_micro_batches(origin, optimizer)
         whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)

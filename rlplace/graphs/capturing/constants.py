@@ -14,7 +14,7 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.functional import mutates
 from rlplace.graphs.capturing.refusals import line_of_user
+from rlplace.graphs.program import Folded
 
 aten = torch.ops.aten
 
@@ -73,18 +75,27 @@ class ConstantCheck(TorchFunctionMode):
         self._changing = {*self._arguments, *map(memory, state)}
         self._trainable = {_storage(tensor): name for name, tensor in trainable.items()}
         self._lines: dict[int, str] = {}
+        self._seen: dict[int, Tensor] = {}  # by storage
+        self._read: set[int] = set()
 
     def __torch_function__(
         self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
             return func(*args, **(kwargs or {}))
+        if _sets_data(func):
+            self._refuse_data(args[0])
+        if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
+            self._refuse_write(args[0])
         for value in _leaves((*args, *(kwargs or {}).values())):
             if isinstance(value, Tensor) and not _is_traced(value):
+                if getattr(func, "__name__", "") != "__get__":  # its device, say, is no value of it
+                    self._seen.setdefault(_storage(value), value)
                 if _storage(value) not in self._lines:
                     self._lines[_storage(value)] = line_of_user(traceback.extract_stack())
                 if func in _READERS:
                     self._require_held(value, is_read=True)
+                    self._read.add(_storage(value))
             elif isinstance(value, np.ndarray) and func in _OF_ARRAYS:
                 self._require_own(value, line_of_user(traceback.extract_stack()))
         return func(*args, **(kwargs or {}))
@@ -112,6 +123,19 @@ class ConstantCheck(TorchFunctionMode):
                     source=self._lines.get(_storage(value), ""),
                 )
             self._require_held(value, node)
+
+    def folded(self, module: torch.fx.GraphModule) -> Iterator[Folded]:
+        """Constants of modules that the graph holds as numbers (`self.scale.item()`), and not as tensors."""
+        live: set[torch.fx.Node] = set()
+        for node in reversed(module.graph.nodes):
+            if node.op == "output" or node in live or mutates(node):
+                live.update(node.all_input_nodes)
+        constants = [operator.attrgetter(str(node.target))(module) for node in live if node.op == "get_attr"]
+        kept = {_storage(value) for value in constants if isinstance(value, Tensor)}
+        for storage, value in self._seen.items():
+            is_number = storage in self._read or (storage in self._held and storage not in kept)
+            if is_number and memory(value) not in self._changing and not value.is_inference():
+                yield Folded(self._attribute_name(value), value, value._version)
 
     def check_gradients(self, loss: Tensor) -> None:
         """Judges the tensors that the gradient of the loss reaches besides the model's parameters.
@@ -147,6 +171,27 @@ class ConstantCheck(TorchFunctionMode):
         looks = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
         raise _refusal(name, looks, self._lines.get(storage, ""), "" if node is None else self._at(value, node))
 
+    def _refuse_data(self, value: Tensor) -> NoReturn:
+        """Refuses `value.data = ...`, which no op of a graph does."""
+        name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
+        what = f"`{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}"
+        raise CaptureError(
+            f"cannot capture the model: {what}. "
+            f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
+            f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
+            source=line,
+        )
+
+    def _refuse_write(self, value: Tensor) -> NoReturn:
+        """Refuses a write to a parameter that is none of the model's, before it happens."""
+        line = line_of_user(traceback.extract_stack())
+        raise CaptureError(
+            f"cannot capture the model: the loss writes to parameter `{self._attribute_name(value)}` in place"
+            f"{f', at {line}' if line else ''}, which every placed step would leave as it is. Hint: change it between "
+            f"steps, outside of the loss: a placed step takes what it holds then.",
+            source=line,
+        )
+
     def _require_own(self, array: np.ndarray[Any, Any], line: str = "") -> None:
         """Refuses an array that the functions reach, and no module holds."""
 
@@ -161,6 +206,12 @@ class ConstantCheck(TorchFunctionMode):
 
     def _name(self, is_it: Callable[[object], bool]) -> str:
         return next((name for name, value in self._reached() if is_it(value)), "")
+
+    def _attribute_name(self, value: Tensor) -> str:
+        for path, found in (("", self._model), *self._reached()):
+            if isinstance(found, nn.Module) and (name := _attribute(found, value)):
+                return f"{path}.{name}".strip(".")
+        return "a tensor of the model or the loss"
 
     def _parameter_name(self, value: Tensor) -> str:
         for path, found in (("loss_fn", self._loss_fn), *self._reached()):
@@ -191,6 +242,27 @@ def _refusal(name: str, looks: str, line: str, at: str = "") -> CaptureError:
 def _is_traced(value: Tensor) -> bool:
     """Whether a tensor was made by the trace, or stands for others inside of `torch.vmap` and `torch.func.grad`."""
     return isinstance(value, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _sets_data(func: Any) -> bool:
+    return getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
+
+
+def _is_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name.endswith("__"):
+        return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+    return bool(name.endswith("_")) and name != "requires_grad_"
+
+
+def _attribute(model: nn.Module, value: Tensor) -> str:
+    """The dotted name of a tensor of a model; empty where it is none."""
+    for path, module in model.named_modules():
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name, each in held.items():
+                if each is value:
+                    return f"{path}.{name}".strip(".")
+    return ""
 
 
 def _is_of_an_array(value: Tensor) -> bool:

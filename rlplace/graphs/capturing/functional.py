@@ -186,7 +186,8 @@ class Versions:
 
     def _add_write(self, node: Node) -> None:
         target, written = _functional_twin(node), node.args[0]
-        assert isinstance(written, Node)
+        if not isinstance(written, Node):  # several tensors at once, as `torch._foreach_mul_` takes them
+            raise Uncovered
         self.result_of[node] = self.result_of.get(written, written)
         before: torch.Tensor = written.meta["val"]
         source = node.args[1] if target is aten.copy.default else None

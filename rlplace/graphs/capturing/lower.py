@@ -28,6 +28,7 @@ from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.optimizers import state_bytes
 from rlplace.graphs.program import (
     Call,
+    Folded,
     OptimizerSpec,
     Origin,
     Program,
@@ -112,6 +113,7 @@ class _Lowering:
         self.ops = Lowered()
         self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
         self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
+        self.ops.folded.update({id(each.tensor): each for each in trace.folded})
         self.refs: dict[torch.fx.Node, Any] = {}  # a Ref, or for an op with several outputs a list of Ref | None
 
     def run(self) -> LoweredStep:
@@ -171,6 +173,12 @@ class _Lowering:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         if not isinstance(value, torch.Tensor):
             reader = next(iter(node.users))
+            if isinstance(value, torch.Generator):
+                raise CaptureError(
+                    f"op {reader.target} in module {module_of(reader) or 'the root'} draws from a `torch.Generator`, "
+                    f"whose state no graph holds. Leave `generator=` out: draws are seeded by the step.",
+                    op=str(reader.target),
+                )
             raise CaptureError(
                 f"op {reader.target} in module {module_of(reader) or 'the root'} takes a {type(value).__name__}, "
                 f"expected tensors and plain arguments: ops that run a graph of their own (`torch.cond`, flex "
@@ -180,7 +188,7 @@ class _Lowering:
         shown = memory(value)
         if shown not in self.constants:  # tracing names a tensor anew wherever it is read
             op = self.built.add_op(node.name, "constant", module_of(node), FORWARD, "constant", facts.NOTHING)
-            self.sources[op] = Source("constant", "", value.detach())
+            self.sources[op] = Source("constant", "", value.detach(), held=value)
             self.constants[shown] = Ref(self.built.add_tensor(op, 0, value))
         self.refs[node] = self.constants[shown]
 
@@ -438,6 +446,7 @@ class Lowered:
         views: in topological order.
         view_values: what each view is, as a fake tensor (or several).
         seeds: ops that make the gradient of the loss.
+        folded: constants that were read as numbers, by id of their tensors.
     """
 
     built: GraphBuilder = field(default_factory=GraphBuilder)
@@ -446,6 +455,7 @@ class Lowered:
     views: list[View] = field(default_factory=list)
     view_values: list[Any] = field(default_factory=list)
     seeds: set[int] = field(default_factory=set)
+    folded: dict[int, Folded] = field(default_factory=dict)
 
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
@@ -544,6 +554,7 @@ class Lowered:
             gradients={name: final(gradient) for name, gradient in gradients.items()},
             input_gradients={position: final(gradient) for position, gradient in (input_gradients or {}).items()},
             seeds=frozenset(self.seeds),
+            folded=tuple(self.folded.values()),
         )
         return self.built.graph(program, sorted({self.base(ref) for ref in results}))
 

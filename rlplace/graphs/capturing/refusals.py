@@ -261,8 +261,8 @@ _ADVICE = (
     ),
     (
         r"leaf Variable|leaf variable",
-        "parameters change in the optimizer's update only; keep what `forward` changes in a buffer "
-        "(`register_buffer`), or compute a new tensor",
+        "write to a parameter under `torch.no_grad()`, keep what `forward` changes in a buffer (`register_buffer`), or "
+        "compute a new tensor",
     ),
     (
         r"modified by an inplace operation",

@@ -36,7 +36,7 @@ from rlplace.graphs.capturing.refusals import (
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
 from rlplace.graphs.micro.norms import Statistics, statistics_handed_out
-from rlplace.graphs.program import Autocast, loss_of
+from rlplace.graphs.program import Autocast, Folded, loss_of
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -58,6 +58,7 @@ class Trace:
         autocast: what was active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
         input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
+        folded: constants that were read as numbers.
     """
 
     module: torch.fx.GraphModule
@@ -71,6 +72,7 @@ class Trace:
     autocast: Autocast | None
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
+    folded: tuple[Folded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,13 +208,24 @@ def trace_step(
         autocast=autocast,
         norms=captured["norms"],
         input_gradients=differentiated,
+        folded=tuple(constants.folded(module)),
     )
 
 
 def _replaced(
     before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """The new values of buffers that `forward` replaced (`self.mean = ...`)."""
+    """The new values of buffers that `forward` replaced (`self.mean = ...`).
+
+    Raises:
+        CaptureError: one has another shape or dtype, or `forward` replaced a parameter.
+    """
+    for name in before.keys() - {*buffers}:
+        if after[name] is not before[name]:
+            raise CaptureError(
+                f"`forward` replaces parameter {name!r} by another one, which placed steps would not take. Write the "
+                f"new values in place (`with torch.no_grad(): {name}.copy_(...)`), or make it a buffer."
+            )
     replaced = {}
     for name in buffers:
         old, new = before[name], after[name]
@@ -266,11 +279,13 @@ def _is_fake(value: torch.Tensor) -> bool:
 
 
 def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    if not isinstance(value, FakeTensor):
+    if not isinstance(value, FakeTensor) and not value.is_inference():
         return mode.from_tensor(value.detach(), static_shapes=True)
-    if value.fake_mode is mode:
+    if isinstance(value, FakeTensor) and value.fake_mode is mode:
         return value.detach()
-    with mode:  # `copy.deepcopy` of a fake tensor copies its mode too, as `nn.TransformerEncoder` does with its layers
+    # an inference tensor could not be saved for the backward; and `copy.deepcopy` of a fake tensor copies its mode too,
+    # as `nn.TransformerEncoder` does with its layers
+    with mode:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 

@@ -8,16 +8,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import functools
 import logging
+import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, GeneratorType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -319,8 +322,73 @@ class _Kept:
         return self.name if key in _REGISTRIES else f"{self.name}.{key}".strip(".")
 
 
+class _Stream:
+    """A generator of numbers, or an iterator, as it is now: it gives something else after each draw.
+
+    Attributes:
+        name: as the user writes it.
+        holder: what holds it, and `key` under which.
+    """
+
+    def __init__(self, name: str, holder: Any, key: Any, value: Any) -> None:
+        self.name, self.holder, self.key, self._value = name, holder, key, value
+        self._before = _progress(value)
+        self._twin = None
+        if self._before is not None and isinstance(value, Iterator) and not isinstance(value, GeneratorType):
+            with contextlib.suppress(Exception):  # of the objects in it
+                self._twin = copy.deepcopy(value)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was drawn from."""
+        return not _alike(self._before, _progress(self._value))
+
+    def restore(self) -> None:
+        """Makes it give what it would have given; a generator function cannot be wound back."""
+        if not self.is_changed:
+            return
+        value = self._value
+        if isinstance(value, random.Random):
+            value.setstate(self._before)
+        elif isinstance(value, np.random.Generator):
+            value.bit_generator.state = self._before
+        elif isinstance(value, np.random.RandomState):
+            value.set_state(self._before)
+        elif self._twin is not None and isinstance(self.holder, (dict, list)):
+            self.holder[self.key] = self._twin
+
+
+def _progress(value: object) -> Any:
+    """Where a generator of numbers or an iterator is; None where nothing tells."""
+    try:
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if isinstance(value, np.random.Generator):
+            return copy.deepcopy(value.bit_generator.state)
+        if isinstance(value, np.random.RandomState):
+            name, keys, *rest = value.get_state(legacy=True)
+            return (name, np.array(keys).tolist(), *rest)
+        if isinstance(value, GeneratorType):
+            frame = value.gi_frame
+            return None if frame is None else (frame.f_lasti, dict(frame.f_locals))
+        if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+            made: Any = value.__reduce__()
+            return tuple(_listed(each) for each in made[1:])
+    except Exception:  # it has no state, or none that can be told
+        return None
+    return None
+
+
+def _listed(value: object) -> Any:
+    """The parts of the state of an iterator, with iterators in it as theirs, and a list as it is now."""
+    if isinstance(value, (tuple, list)):
+        return [_listed(each) for each in value[:MOST_VALUES]]
+    inner = _progress(value)
+    return value if inner is None else inner
+
+
 class PythonState:
-    """Attributes of modules, and the lists, dicts, sets and plain objects in them, as they are now.
+    """Attributes of modules and of their classes, and what is in them: lists, dicts, sets, plain objects, streams.
 
     Args:
         modules: with their paths.
@@ -329,7 +397,12 @@ class PythonState:
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True) -> None:
         self._kept: dict[int, _Kept] = {}
+        self._streams: dict[int, _Stream] = {}
+        modules = list(modules)
         left: deque[tuple[str, object, bool]] = deque((path, module, False) for path, module in modules)
+        self._classes = [(kind, _attributes(kind)) for kind in _own_classes(module for _, module in modules)]
+        for kind, before in self._classes:
+            left.extend((f"{kind.__name__}.{key}", value, False) for key, value in before.items())
         while left and len(self._kept) < MOST_VALUES:
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
@@ -343,15 +416,24 @@ class PythonState:
             if isinstance(now, dict):
                 is_module = isinstance(value, nn.Module)
                 for key, each in now.items():
+                    self._watch(kept.below(key), now, key, each)
                     if has_hooks or not is_module or "_hooks" not in key:
                         left.append((kept.below(key), each, is_module and key in _REGISTRIES))
             elif not isinstance(now, set):
-                left.extend((kept.below(index), each, False) for index, each in enumerate(now))
+                for index, each in enumerate(now):
+                    self._watch(kept.below(index), now, index, each)
+                    left.append((kept.below(index), each, False))
+
+    def _watch(self, name: str, holder: Any, key: Any, value: object) -> None:
+        is_stream = isinstance(value, (random.Random, np.random.Generator, np.random.RandomState, Iterator))
+        if is_stream and id(value) not in self._streams:
+            self._streams[id(value)] = _Stream(name, holder, key, value)
 
     @property
     def names(self) -> set[str]:
         """Of all that it looks into, as a `Change` has them."""
-        found = {kept.name for kept in self._kept.values()}
+        found = {kept.name for kept in self._kept.values()} | {each.name for each in self._streams.values()}
+        found |= {f"{kind.__name__}.{key}" for kind, before in self._classes for key in before}
         for kept in self._kept.values():
             if not isinstance(kept.now, set):
                 found.update(map(kept.below, kept.now if isinstance(kept.now, dict) else range(len(kept.now))))
@@ -371,10 +453,26 @@ class PythonState:
                 found.setdefault(kept.name, Change(kept.name, list(now), True))
             elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
                 found.setdefault(kept.name, Change(kept.name, list(now)))
+        for each in self._streams.values():
+            if each.is_changed:
+                found.setdefault(each.name, Change(each.name, None))
+        for kind, before in self._classes:
+            after = _attributes(kind)
+            for key in {**before, **after}:
+                name, is_growth = f"{kind.__name__}.{key}", key not in before or key not in after
+                if is_growth or not _alike(before[key], after[key]):
+                    found.setdefault(name, Change(name, after.get(key), is_growth))
         return list(found.values())
 
     def restore(self) -> None:
         """Makes all of it what it was."""
+        for kind, before in self._classes:
+            after = _attributes(kind)
+            for key in after.keys() - before.keys():
+                delattr(kind, key)
+            for key, value in before.items():
+                if key not in after or after[key] is not value:
+                    setattr(kind, key, value)
         for kept in self._kept.values():
             if isinstance(kept.before, dict):
                 plain: Any = OrderedDict if isinstance(kept.now, OrderedDict) else dict  # whatever its own class allows
@@ -389,6 +487,23 @@ class PythonState:
             elif len(kept.now) != len(kept.before) or any(a is not b for a, b in zip(kept.now, kept.before)):
                 kept.now.clear()
                 kept.now.extend(kept.before)
+        for each in self._streams.values():
+            each.restore()
+
+
+def _own_classes(modules: Iterable[nn.Module]) -> list[type]:
+    """The classes of modules that are the user's own."""
+    kinds = {kind: None for module in modules for kind in type(module).__mro__}
+    return [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")]
+
+
+def _attributes(kind: type) -> dict[str, Any]:
+    """What a class holds besides methods, descriptors and what Python puts there."""
+    return {
+        key: value
+        for key, value in vars(kind).items()
+        if not key.startswith(("__", "_abc")) and not callable(value) and not hasattr(type(value), "__get__")
+    }
 
 
 def _collection(value: object) -> tuple[Any, bool]:

@@ -77,6 +77,7 @@ class Assembly:
             found = refs.get(ref.id)
             return found if found is not None else self._add_view(part, ref, refs, here)
 
+        ops.folded.update(part.folded)
         empty: dict[tuple[str, str], Ref] = {}  # by module and signature
         for op in chosen:
             call = part.calls[op]

@@ -135,6 +135,7 @@ class _Generator:
     ) -> tuple[str, tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
         n, graph, program = self.graph.num_ops, self.graph, self.program
         last_use = self._last_uses(device, items)
+        copied: set[int] = set()
         dying: dict[int, list[int]] = defaultdict(list)
         for tensor, item in last_use.items():
             dying[self.last_of_run.get(item, item)].append(tensor)
@@ -180,7 +181,9 @@ class _Generator:
                 lines += [f"k{on_the_way.pop(t)}_arrived()" for t in read]
                 call = program.calls[item]
                 body, produced = self._op_lines(item, call, words)
-                lines += [f"k{k}_copied()" for tensor in self.mutated[item] for k in self.outgoing[tensor]]
+                copies = (k for tensor in self.mutated[item] for k in self.outgoing[tensor] if k not in copied)
+                lines += [f"k{k}_copied()" for k in copies]
+                copied.update(k for tensor in self.mutated[item] for k in self.outgoing[tensor])  # told once a step
             lines += self._timed(item, body) if self.is_traced else body
             lines += [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
             allocations += [(item, tensor) for tensor in produced]

@@ -33,8 +33,9 @@ Resident = tuple[int, str]
 class Residents:
     """Tensors of source ops and states of updates, each made where it is first asked for and there until `keep_only`.
 
-    Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched. What
-    was dropped and is asked for again is as it was at capture: good enough to measure with, not to train with.
+    Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched.
+    Constants in the memory of the CPU, which no step writes, are the user's own: steps see what they hold now. What was
+    dropped and is asked for again is as it was at capture: good enough to measure with, not to train with.
     """
 
     def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
@@ -52,8 +53,9 @@ class Residents:
         key = self.at(op, device)
         if key not in self._tensors:
             place = self._places[key[1]]
-            with cuda.settled(place):
-                self._tensors[key] = self._original(op).to(place, copy=True)
+            with torch.inference_mode(False), cuda.settled(place):
+                original = self._original(op)
+                self._tensors[key] = original if self.is_own(op, device) else original.to(place, copy=True)
         return self._tensors[key]
 
     def updater(self, ops: Sequence[int], device: int) -> Updater:
@@ -73,7 +75,7 @@ class Residents:
         if key not in self._states:
             assert self._program.optimizer is not None
             parameter = self.tensor(self.updated(op), device)
-            with cuda.settled(self._places[key[1]]):
+            with torch.inference_mode(False), cuda.settled(self._places[key[1]]):
                 self._states[key] = UpdateState(self._program.optimizer, parameter)
         return self._states[key]
 
@@ -83,6 +85,12 @@ class Residents:
             self._states[self.at(op, device)] = value
         else:
             self._tensors[self.at(op, device)] = value
+
+    def is_own(self, op: int, device: int) -> bool:
+        """Whether source op `op` has on `device` the tensor of the user, and no copy of it."""
+        source = self._program.sources[op]
+        is_near = self.place(device).type == source.value.device.type == "cpu"
+        return is_near and source.kind == "constant" and not isinstance(source.value, FakeTensor)
 
     def place(self, device: int) -> torch.device:
         """Where the tensors of `device` are."""

@@ -13,6 +13,7 @@ import torch
 from loops import assert_same_state, batches, captured, classifier, module_of, placed, twin
 from small_models import CASES, Case
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -346,3 +347,39 @@ def test_an_input_without_data_is_told(pair: tuple[Any, Any]) -> None:
             step.backward(x.to("meta"), targets=labels)
         with pytest.raises(InvalidValue, match="tensor 1 of the call is meta"):
             step.backward(x, targets=labels.to("meta"))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_transforms_and_forward_mode_are_refused(pair: tuple[Any, Any]) -> None:
+    module, _ = pair
+    ((x, _),) = batches(1)
+
+    def tangent() -> Tensor | None:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(module(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    calls: list[Callable[[], object]] = [
+        tangent,
+        lambda: torch.func.jvp(module, (x,), (x,)),
+        lambda: torch.func.vmap(module)(x[:, None]),
+        lambda: torch.func.grad(lambda x: module(x).sum())(x),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match="forward-mode AD cannot transform: call the model itself"):
+            call()
+    with forward_ad.dual_level():
+        module(x)
+
+
+def test_a_module_made_and_first_called_under_inference_mode_trains_afterwards() -> None:
+    model = classifier()
+    ((x, labels),) = batches(1)
+    with torch.inference_mode():
+        module = module_of(model)
+        module(x)
+    eager = twin(model)
+    eager(x)
+    for each in (module, eager):
+        functional.cross_entropy(each(x), labels).backward()
+    torch.testing.assert_close(module.first.weight.grad, eager.first.weight.grad)
+    module.close()

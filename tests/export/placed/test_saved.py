@@ -141,3 +141,9 @@ def test_no_file_and_another_file_are_told(tmp_path: Path) -> None:
         save_file({"a": torch.zeros(1)}, tmp_path / "other")
         with pytest.raises(FileProblem, match=r"no state of a placed step of schema 1: `step\.save"):
             step.load(tmp_path / "other")
+
+
+def test_a_file_of_torch_save_is_refused_with_what_it_is_for(tmp_path: Path) -> None:
+    torch.save(classifier().state_dict(), tmp_path / "eager.pt")
+    with placed(captured(classifier())) as step, pytest.raises(FileProblem, match=r"load_state_dict\(torch\.load"):
+        step.load(tmp_path / "eager.pt")

@@ -160,8 +160,80 @@ def test_a_parameter_changed_in_forward_is_refused() -> None:
             self.weight.add_(1)
             return x * self.weight
 
-    with pytest.raises(CaptureError, match=r"leaf Variable.*self.weight.add_\(1\).*register_buffer"):
+    with pytest.raises(CaptureError, match=r"leaf Variable.*self.weight.add_\(1\).*no_grad.*register_buffer"):
         capture(Counts(), torch.ones(3, 4), mean_square)
+
+
+class Changes(nn.Module):
+    """A layer and a buffer, and a `forward` that changes them."""
+
+    def __init__(self, change: Callable[[Changes], object]) -> None:
+        super().__init__()
+        self.linear, self.change = nn.Linear(4, 3), change
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(self)
+        out: Tensor = self.linear(x) * self.scale
+        return out
+
+
+def assigns_data(model: Changes) -> None:
+    model.linear.weight.data = model.linear.weight.data * 0.9
+
+
+def assigns_data_of_a_buffer(model: Changes) -> None:
+    model.scale.data = model.scale * 0.9
+
+
+def replaces_a_parameter(model: Changes) -> None:
+    model.linear.weight = nn.Parameter(model.linear.weight.detach() * 0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (assigns_data, r"`linear\.weight\.data = \.\.\.`.*no_grad\(\): linear\.weight\.copy_"),
+        (assigns_data_of_a_buffer, r"`scale\.data = \.\.\.`.*no_grad\(\): scale\.copy_"),
+        (replaces_a_parameter, r"replaces parameter 'linear\.weight'.*linear\.weight\.copy_"),
+    ],
+)
+def test_tensors_that_are_given_other_memory_in_forward_are_refused(
+    change: Callable[[Changes], object], message: str
+) -> None:
+    model = Changes(change)
+    before = model.linear.weight
+    with pytest.raises(CaptureError, match=message):
+        capture(model, torch.randn(5, 4), mean_square, "sgd")
+    assert model.linear.weight is before
+
+
+def test_a_generator_of_draws_is_refused_with_what_to_do() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.generator = nn.Linear(4, 3), torch.Generator()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(x) * torch.rand(3, generator=self.generator)
+            return out
+
+    with pytest.raises(CaptureError, match=r"Leave `generator=` out: draws are seeded by the step"):
+        capture(Draws(), torch.randn(5, 4), mean_square, "sgd")
+
+
+def test_a_loss_that_writes_to_its_own_parameters_is_refused() -> None:
+    teacher = nn.Linear(4, 3).requires_grad_(False)
+
+    def loss_fn(y: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher.weight.mul_(0.9)
+        return nn.functional.mse_loss(y, teacher(x))
+
+    x, before = torch.randn(5, 4), teacher.weight.clone()
+    with pytest.raises(CaptureError, match=r"writes to parameter `teacher\.weight` in place"):
+        capture(nn.Linear(4, 3), x, loss_fn, "sgd", targets=x)
+    assert torch.equal(teacher.weight, before)
 
 
 def test_a_value_that_is_overwritten_before_the_backward_reads_it_is_refused() -> None:

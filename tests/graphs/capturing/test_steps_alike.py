@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -126,6 +129,61 @@ def test_state_that_changes_is_refused_by_its_name_and_taken_back(run: Forward, 
     assert f"`{name}" in str(refused.value)
     assert (layer.n, layer.last, layer.ready, layer.history, layer.stats) == (0, None, False, [], {"n": 0})
     assert (layer.meter.n, layer.meter.names, hasattr(layer.linear, "n")) == (0, set(), False)
+
+
+class Streams(nn.Module):
+    """Has what gives something else each time it is asked, and a class that counts."""
+
+    calls = 0
+
+    def __init__(self, draw: Callable[[Streams], float]) -> None:
+        super().__init__()
+        self.linear, self.draw = nn.Linear(4, 4), draw
+        self.python, self.numpy = random.Random(0), np.random.default_rng(0)
+        self.old = np.random.RandomState(0)
+        self.cycle, self.count = itertools.cycle([1.0, 2.0, 3.0]), itertools.count(1)
+        self.rates = [iter([1.0, 2.0, 3.0, 4.0])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * self.draw(self)
+        return out
+
+
+def counts_in_its_class(model: Streams) -> float:
+    type(model).calls += 1
+    return float(type(model).calls)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda model: model.python.random(), "python"),
+        (lambda model: float(model.numpy.random()), "numpy"),
+        (lambda model: float(model.old.rand()), "old"),
+        (lambda model: next(model.cycle), "cycle"),
+        (lambda model: float(next(model.count)), "count"),
+        (lambda model: next(model.rates[0]), "rates[0]"),
+        (counts_in_its_class, "Streams.calls"),
+    ],
+)
+def test_streams_and_attributes_of_classes_are_state_as_well(draw: Callable[[Streams], float], name: str) -> None:
+    model, same = Streams(draw), Streams(draw)
+    with pytest.raises(CaptureError) as refused:
+        capture(model, torch.randn(8, 4), mean_square, "sgd")
+    assert f"changes `{name}` in every step" in str(refused.value)
+    assert Streams.calls == 0
+    expected = [draw(same) for _ in range(4)]
+    Streams.calls = 0
+    assert [draw(model) for _ in range(4)] == expected
+    Streams.calls = 0
+
+
+def test_streams_that_no_step_asks_are_let_be() -> None:
+    model = Streams(lambda model: 2.0)
+    x = torch.randn(8, 4)
+    graph = capture(model, x)
+    assert torch.allclose(run_graph(graph).result, model(x))
+    assert next(model.cycle) == 1.0
 
 
 def test_what_is_frozen_may_change_and_other_state_may_not() -> None:
