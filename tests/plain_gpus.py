@@ -14,10 +14,7 @@ import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.placed import channels as streams
-from rlplace.measure.placed import placed_step, residents
-from rlplace.measure.placed import placed_step as binding
-from rlplace.measure.placed import placed_step as step_timeline
+from rlplace.measure.placed import channels, placed_step, residents
 
 
 @dataclass
@@ -57,7 +54,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def give_back() -> None:
         calls.num_given_back += 1
 
-    for module in (binding, placed_step, residents, step_timeline, streams):
+    for module in (channels, placed_step, residents):
         monkeypatch.setattr(module, "torch_device", lambda device: torch.device("cpu"))
     monkeypatch.setattr(cuda, "num_gpus", lambda: 8)
     monkeypatch.setattr(cuda, "stream", lambda place, **_: object())

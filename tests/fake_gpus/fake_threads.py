@@ -30,6 +30,7 @@ class FakeThreading:
         """Stands in for `time.monotonic`: a wait that is given up has taken as long as it was to take."""
         return time.monotonic() + self.skipped_s
 
+    perf_counter = staticmethod(time.perf_counter)
     get_ident = staticmethod(threading.get_ident)
 
     def Lock(self) -> FakeLock:

@@ -17,15 +17,11 @@ from typing import Any
 
 from rlplace.export.placed import module_graph, placed_graph, placed_model
 from rlplace.measure.placed import channels, generate, placed_step, residents, workers
-from rlplace.measure.placed import channels as streams
-from rlplace.measure.placed import workers as clocks
 
 MODULES: tuple[ModuleType, ...] = (
     channels,
-    clocks,
     placed_step,
     residents,
-    streams,
     workers,
     placed_graph,
     module_graph,

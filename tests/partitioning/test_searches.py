@@ -14,18 +14,20 @@ from random_published import random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.partitioning import solve as starts
 from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, fill, move
 from rlplace.partitioning.milp import solve_milp
 from rlplace.partitioning.objectives import MaxLoad
 from rlplace.partitioning.problem import unit_graph
 from rlplace.partitioning.searches import MaxLoadSearch, PieceLatencySearch, make_search
 from rlplace.partitioning.solve import (
+    blocks,
     forced_work_ms,
+    greedy,
     largest_unit_ms,
     longest_path_ms,
     lower_bound_ms,
     shared_work_ms,
+    single,
 )
 
 CASES = {"max-load": slow_max_load, "piece-latency": slow_piece_latency}
@@ -71,7 +73,7 @@ def test_loads_follow_moves(seed: int, devices: int, num_nodes: int, training: b
 def feasible_start(record: DnnPartitioning, objective: str) -> tuple[MaxLoadSearch | PieceLatencySearch, np.ndarray]:
     search = make_search(record, objective)
     assert isinstance(search, MaxLoadSearch | PieceLatencySearch)
-    rows = np.concatenate((starts.single(search), starts.blocks(search), starts.greedy(search)))
+    rows = np.concatenate((single(search), blocks(search), greedy(search)))
     values = search.values_ms(rows)
     return search, rows[int(np.argmin(values))]
 

@@ -73,8 +73,8 @@ def backward(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_is_fed_what_it_wants(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_forward", forward)
-    monkeypatch.setattr(cuda, "_backward", backward)
+    monkeypatch.setattr(cuda, "_cuda_forward", forward)
+    monkeypatch.setattr(cuda, "_cuda_backward", backward)
     case = in_dtype(CASES[name], dtype)
     args: Any = (case.query, case.key, case.value, case.mask, case.is_causal, case.scale)
     out, logsumexp = cuda.attention_cuda(*args)
