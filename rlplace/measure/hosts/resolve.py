@@ -72,6 +72,9 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
             "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
             hint=hint,
         )
+    if text == "cpu":
+        hint = "`cores` is every core of this machine as a device, `cores:2` two of them."
+        raise InvalidValue("host", text, "`cores`", hint=hint)
     raise UnknownName("host", text, (*HOST_WORDS, *list_presets()))
 
 

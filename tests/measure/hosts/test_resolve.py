@@ -99,6 +99,11 @@ def test_preset_and_file(tmp_path: Path) -> None:
     assert resolve_host(str(tmp_path / "mine.yaml")) == HERE
 
 
+def test_the_cpu_is_asked_for_as_cores() -> None:
+    with pytest.raises(InvalidValue, match="host is 'cpu', expected `cores`"):
+        resolve_host("cpu")
+
+
 @pytest.mark.parametrize(
     ("word", "nearest"),
     [
