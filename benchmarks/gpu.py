@@ -27,7 +27,7 @@ from record import RESULTS, as_markdown, record
 
 from rlplace import cuda
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.runs.doctor.gpus import driver_version
+from rlplace.runs.doctor.checks import driver_version
 from rlplace.runs.doctor.system import System
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,7 +22,7 @@ from record import RESULTS, as_markdown, record
 from suites import CORE, CORE_DEV, WORKLOADS, key_of, problem_of
 
 from rlplace.compare.ratios import mean_ratio
-from rlplace.env.list_schedules import GROUPINGS, ListSchedules, Pair
+from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure import Problem, Simulator, resolve_host
@@ -33,7 +33,7 @@ from rlplace.search.improve.greedy_starts import CROSSED, FIRST_WEIGHTS, START_W
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE
-from rlplace.training.pretrain.components import draw
+from rlplace.training.pretrain.run import draw
 
 COUNTS = (1, 16, 64)
 DRAWS = 9

@@ -34,8 +34,7 @@ def test_its_figures_are_those_of_the_code() -> None:
 
 def test_every_command_that_measures_has_the_option() -> None:
     from rlplace.cli.compare import compare
-    from rlplace.cli.fidelity import fidelity
-    from rlplace.cli.measure import measure
+    from rlplace.cli.simulate import fidelity, measure
     from rlplace.cli.train import train
 
     for command in (compare, fidelity, measure, train):

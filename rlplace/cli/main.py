@@ -20,24 +20,18 @@ from tyro.extras import SubcommandApp
 from rlplace import __version__
 from rlplace.cli.advise import advise
 from rlplace.cli.arguments import only_json_on_stdout, options_given
-from rlplace.cli.bench import bench
 from rlplace.cli.compare import compare
-from rlplace.cli.doctor import doctor
 from rlplace.cli.explain import explain
 from rlplace.cli.export import export
-from rlplace.cli.fidelity import fidelity
-from rlplace.cli.fit_priors import fit_priors
 from rlplace.cli.graph import graph
-from rlplace.cli.hosts import hosts
-from rlplace.cli.measure import measure
+from rlplace.cli.machine import bench, doctor, hosts, workloads
 from rlplace.cli.measurements import measurements
 from rlplace.cli.place import place
-from rlplace.cli.pretrain import pretrain
+from rlplace.cli.pretrain import fit_priors, pretrain
 from rlplace.cli.report import report
 from rlplace.cli.short_help import shortened
-from rlplace.cli.simulate import simulate
+from rlplace.cli.simulate import fidelity, measure, simulate
 from rlplace.cli.train import train
-from rlplace.cli.workloads import workloads
 from rlplace.errors import RlplaceError, UserError
 from rlplace.say import say
 

@@ -1,6 +1,8 @@
 """`ClusterEvaluator`: an `Evaluator` whose searches measure on every node of a cluster that is like this machine.
 
 `NodePool`: the nodes of a cluster as workers that measure, and this machine as the last of them.
+
+`StaleSynchronous`: plans measured by many workers, of which learning waits for enough, and never for the slowest.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster.cluster import Cluster, Node
 from rlplace.cluster.measuring_node import FOREVER_S, Believed, Machine, MeasuringNode, pack
-from rlplace.cluster.stale_synchronous import Ended, Job, Staleness, StaleSynchronous
+from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.isolate.choice import is_isolated
 from rlplace.measure.isolate.packing import Section
@@ -285,3 +287,286 @@ def _words(error: Exception) -> str:
     cause = getattr(error, "cause", None)
     lines = str(cause if isinstance(cause, Exception) else error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+MOST_LOST = 2
+"""Workers that may be lost with a plan before it is the plan's fault."""
+LOOKS_EVERY_S = 1.0
+"""Longest wait between two looks at who is late."""
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """When a batch returns, and when a worker is taken to stand still.
+
+    The bound is that of stale synchronous parallel learning (Ho et al. 2013, NeurIPS, section 2), with batches for its
+    clocks: nothing is proposed while a plan of more than `bound` batches ago is still being measured.
+    """
+
+    bound: int = 1
+    """Batches that may be begun while a plan is measured; 0 waits for every plan of a batch."""
+    enough: float = 0.5
+    """Share of a batch's plans whose results are enough to go on."""
+    grace: float = 0.5
+    """Once there are enough, the others get this share of the time that those took."""
+    slow_factor: float = 4.0
+    """A plan that takes so many times as long as the longest one before it is given to another worker too."""
+    slow_least_s: float = 30.0
+    """And at least so many seconds."""
+    slow_first_s: float = 600.0
+    """The same, before any plan has been measured."""
+
+
+@dataclass(eq=False)
+class Job:
+    """Plans that one worker measures in one race.
+
+    Attributes:
+        places: of the plans among all that were ever asked for.
+        plans: what is to be measured.
+        protocol: of the race.
+        deadline_s: on `time.monotonic` of this process; the race ends after the round in which it passes.
+        begin_s: when a worker began with it.
+    """
+
+    places: tuple[int, ...]
+    plans: tuple[Plan, ...]
+    protocol: RaceProtocol
+    deadline_s: float
+    begin_s: float = math.nan
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a worker came to.
+
+    Attributes:
+        job: which it had.
+        outcomes: a measurement for each plan; empty where the worker was lost.
+        why: how it was lost.
+    """
+
+    job: Job
+    outcomes: Sequence[Measurement] = ()
+    why: str = ""
+
+
+class Workers(Protocol):
+    """Those that measure, each one job at a time; which of them there are may change at any time."""
+
+    @property
+    def num_alive(self) -> int:
+        """Workers that measure now, or may soon."""
+        ...
+
+    def idle(self) -> Sequence[str]:
+        """Names of those that could begin with a job now; the one to be asked first comes first."""
+        ...
+
+    def start(self, worker: str, job: Job) -> None:
+        """Has an idle worker begin with a job."""
+        ...
+
+    def wait(self, timeout_s: float) -> Sequence[Ended]:
+        """Jobs that have ended, each told once; returns as soon as there is one, or after so many seconds."""
+        ...
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A plan that was asked for.
+
+    Attributes:
+        plan: it.
+        round: the batch that it came with.
+        outcome: what was measured; None before.
+        num_lost: workers that were lost with it alone.
+        is_told: whether the outcome was handed out.
+    """
+
+    plan: Plan
+    round: int
+    outcome: Measurement | None = None
+    num_lost: int = 0
+    is_told: bool = False
+
+
+@dataclass
+class _Pace:
+    """How long plans take, the longest so far."""
+
+    longest_s: float = 0.0
+
+    def limit_s(self, staleness: Staleness, count: int) -> float:
+        """Seconds for `count` plans after which a worker is late."""
+        if not self.longest_s:
+            return staleness.slow_first_s
+        return max(staleness.slow_least_s, staleness.slow_factor * self.longest_s * count)
+
+
+@dataclass
+class _Queue:
+    """Jobs that nobody has begun with, and those that somebody has."""
+
+    waiting: list[Job] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
+
+
+class StaleSynchronous:
+    """Has plans measured by workers, and hands out what has come.
+
+    A batch of plans is cut into a job for each worker. `exchange` returns once
+
+    1. every plan of more than `bound` batches ago has its measurement,
+    2. `enough` of the batch's number of measurements have come, of this batch or of earlier ones, and
+    3. the others had their grace, or have all come.
+
+    What comes later is handed out by a later call: every plan that is asked for is handed out once, whatever happens to
+    whoever measures it. A worker that is lost has its plans given to others, one by one, so that a plan that ends every
+    worker which runs it ends `MOST_LOST` more and is an `error`. A worker that takes too long is not asked again before
+    it has answered, and its plans are given to others too: the first measurement counts.
+
+    Args:
+        workers: who measures.
+        staleness: when a batch returns.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, workers: Workers, staleness: Staleness | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._workers, self._staleness, self._clock = workers, staleness or Staleness(), clock
+        self._asked: list[_Asked] = []
+        self._queue, self._pace, self._round = _Queue(), _Pace(), 0
+
+    @property
+    def num_pending(self) -> int:
+        """Plans that were asked for, and have no measurement yet."""
+        return sum(asked.outcome is None for asked in self._asked)
+
+    def exchange(
+        self,
+        plans: Sequence[Plan],
+        protocol: RaceProtocol,
+        *,
+        deadline_s: float = math.inf,
+        is_all: bool = False,
+    ) -> list[tuple[Plan, Measurement]]:
+        """Asks for plans, and returns the measurements that have come since the last call.
+
+        Args:
+            plans: to be measured.
+            protocol: of their races.
+            deadline_s: on `time.monotonic`; races end after the round in which it passes.
+            is_all: wait for everything that was asked for.
+
+        Returns:
+            Plans with their measurements, in the order in which they were asked for. With `is_all` those of `plans` are
+            all there, at the end.
+
+        Raises:
+            RunnerError: nobody is left to measure.
+        """
+        self._round += 1
+        self._cut(plans, protocol, deadline_s)
+        num_enough = math.ceil(self._staleness.enough * len(plans))
+        begin_s, enough_s = self._clock(), math.inf
+        while True:
+            self._repeat_late()
+            self._hand_out()
+            came = [asked for asked in self._asked if asked.outcome is not None and not asked.is_told]
+            now_s = self._clock()
+            if len(came) >= num_enough:
+                enough_s = min(enough_s, begin_s + (now_s - begin_s) * (1.0 + self._staleness.grace))
+            if not self.num_pending or (not is_all and self._is_fresh() and now_s >= enough_s):
+                break
+            if not self._workers.num_alive:
+                raise RunnerError("nobody is left in the cluster to measure on")
+            self._take(self._workers.wait(self._timeout_s(enough_s - now_s)))
+        for asked in came:
+            asked.is_told = True
+        return [(asked.plan, asked.outcome) for asked in came if asked.outcome is not None]
+
+    def _is_fresh(self) -> bool:
+        """Whether nothing that is being measured is too old."""
+        last = self._round - self._staleness.bound
+        return all(asked.outcome is not None for asked in self._asked if asked.round <= last)
+
+    def _cut(self, plans: Sequence[Plan], protocol: RaceProtocol, deadline_s: float) -> None:
+        """Puts a job for each worker into the queue."""
+        first = len(self._asked)
+        self._asked += [_Asked(plan, self._round) for plan in plans]
+        size = max(math.ceil(len(plans) / max(self._workers.num_alive, 1)), 1)
+        for begin in range(0, len(plans), size):
+            part = tuple(plans[begin : begin + size])
+            places = tuple(range(first + begin, first + begin + len(part)))
+            self._queue.waiting.append(Job(places, part, protocol, deadline_s))
+
+    def _hand_out(self) -> None:
+        """Gives jobs to those that have none."""
+        for worker in self._workers.idle():
+            job = self._following()
+            if job is None:
+                return
+            job.begin_s = self._clock()
+            self._queue.running.append(job)
+            self._workers.start(worker, job)
+
+    def _following(self) -> Job | None:
+        """The next job, without the plans that have been measured meanwhile."""
+        while self._queue.waiting:
+            job = self._queue.waiting.pop(0)
+            left = [place for place in job.places if self._asked[place].outcome is None]
+            if left:
+                return self._job(left, job)
+        return None
+
+    def _job(self, places: Sequence[int], like: Job) -> Job:
+        return Job(tuple(places), tuple(self._asked[place].plan for place in places), like.protocol, like.deadline_s)
+
+    def _repeat_late(self) -> None:
+        """Has others measure what everybody who measures it takes too long for."""
+        now_s, queue = self._clock(), self._queue
+        late = [job for job in queue.running if now_s >= self._late_s(job)]
+        busy = {place for job in [*queue.waiting, *queue.running] if job not in late for place in job.places}
+        for job in late:
+            for place in job.places:
+                if self._asked[place].outcome is None and place not in busy:
+                    queue.waiting.append(self._job([place], job))
+                    busy.add(place)
+
+    def _late_s(self, job: Job) -> float:
+        """When the worker that has a job is late."""
+        return job.begin_s + self._pace.limit_s(self._staleness, len(job.plans))
+
+    def _timeout_s(self, enough_s: float) -> float:
+        """How long to wait at most until something is to be decided."""
+        now_s = self._clock()
+        times = [self._late_s(job) - now_s for job in self._queue.running] + [enough_s]
+        return min([LOOKS_EVERY_S, *(seconds for seconds in times if seconds > 0)])
+
+    def _take(self, ended: Sequence[Ended]) -> None:
+        """Takes in what workers came to."""
+        for one in ended:
+            self._queue.running.remove(one.job)
+            if not one.outcomes:
+                self._lose(one)
+                continue
+            seconds = self._clock() - one.job.begin_s
+            self._pace.longest_s = max(self._pace.longest_s, seconds / len(one.job.plans))
+            for place, outcome in zip(one.job.places, one.outcomes, strict=True):
+                if self._asked[place].outcome is None:
+                    self._asked[place].outcome = outcome
+
+    def _lose(self, ended: Ended) -> None:
+        """Gives the plans of a lost worker to others, unless they are to blame."""
+        for place in ended.job.places:
+            asked = self._asked[place]
+            if asked.outcome is not None:
+                continue
+            asked.num_lost += len(ended.job.places) == 1  # of several plans nobody knows which is to blame
+            if asked.num_lost >= MOST_LOST:
+                why = f"{asked.num_lost} workers were lost while they measured it: {ended.why}"
+                asked.outcome = Measurement("error", math.inf, why=why)
+            elif not any(place in job.places for job in [*self._queue.waiting, *self._queue.running]):
+                self._queue.waiting.insert(0, self._job([place], ended.job))

@@ -1,8 +1,7 @@
 """Gymnasium environments over a `Problem` and a `Measurer`.
 
 `placement_env` is the base, `one_shot` places all groups in one action, `sequential` one group a step over the partial
-schedules of `schedule_batch`. `rewards` turns step times into rewards, `problem_features` and `list_schedules` are what
-policies observe.
+schedules of `schedule_batch`. `rewards` turns step times into rewards, and `problem_features` is what policies observe.
 """
 
 from rlplace.env.one_shot import OneShotEnv, PlacementVecEnv

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.bounds import even_weights, figures, work_of_labels_s
-from rlplace.measure.hosts.lost import error_of
 from rlplace.measure.isolate.choice import Runner, make_runner
 from rlplace.measure.measurement import (
     Measurement,
@@ -27,6 +26,7 @@ from rlplace.measure.measurement import (
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import Other
+from rlplace.measure.run.outcomes import error_of
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 

@@ -1,6 +1,8 @@
 """`Problem`: all that a measurer, heuristic or policy needs to know.
 
 What is wrong with the devices that somebody gives ops or groups, in words.
+
+What a transfer between devices takes by the routes and links of a host.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import DEVICE_MAP, Grouping, GroupingRule, group_ops
+from rlplace.graphs.grouping.groups import DEVICE_MAP, LATENCY_S, S_PER_BYTE, Grouping, GroupingRule, group_ops
 from rlplace.graphs.grouping.module_classes import tied_as_modules
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.present import check_runs_here
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.hosts.route_figures import mean_transfer, route_latency_s, route_s_per_byte
 from rlplace.say import Say, counted, sayer
 
 OP_ORDERS = ("rank", "tilt", "backward-first")
@@ -369,3 +370,35 @@ def check_allowed(devices: NDArray[np.integer], graph: OpGraph, host: Host, allo
             f"one where it may run: {', '.join(may)}",
             where="placement",
         )
+
+
+def route_latency_s(host: Host) -> NDArray[np.float64]:
+    """(D, D) float64: latency of each route in seconds; 0 on the diagonal and for hand-overs."""
+    return _over_routes(host, "latency_s", max, 0.0)
+
+
+def route_s_per_byte(host: Host) -> NDArray[np.float64]:
+    """(D, D) float64: seconds per byte of each route; 0 on the diagonal and for hand-overs."""
+    rates = _over_routes(host, "bandwidth_bytes_per_s", min, np.inf)
+    return 1.0 / rates
+
+
+def mean_transfer(host: Host) -> tuple[float, float]:
+    """Mean latency, and seconds per byte, of the routes that copy; those of two GPUs where no route does."""
+    links = {link.name: link for link in host.links}
+    routes = [[links[name] for name in route.links] for route in host.routes if route.links]
+    if not routes:
+        return LATENCY_S, S_PER_BYTE
+    latency_s = [max(link.latency_s for link in route) for route in routes]
+    s_per_byte = [1.0 / min(link.bandwidth_bytes_per_s for link in route) for route in routes]
+    return float(np.mean(latency_s)), float(np.mean(s_per_byte))
+
+
+def _over_routes(host: Host, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:
+    links = {link.name: float(getattr(link, field)) for link in host.links}
+    table = np.full((host.num_devices, host.num_devices), neutral)
+    for route in host.routes:
+        if route.links:
+            source, destination = host.device_index[route.source], host.device_index[route.destination]
+            table[source, destination] = reduce(links[name] for name in route.links)  # type: ignore[operator]
+    return table

@@ -1,7 +1,7 @@
 """The published benchmark of Tarnawski et al. (NeurIPS 2020): contiguous and free splits of layer and op graphs.
 
-Its two objectives (`objectives`), the workload as a problem (`problem`), solvers (`dp`, `milp`, `searches`, `solve`),
-and `rlplace compare` on its files (`compare`).
+Its two objectives (`objectives`), the workload as a problem (`problem`), solvers (`dp`, `searches` with
+`kernel_anneal`, and `solve`, which calls all of them), and `rlplace compare` on its files (`compare`).
 """
 
 from rlplace.partitioning.dp import ContiguousSplit, dp

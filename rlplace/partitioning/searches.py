@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
 from rlplace.partitioning.dp import Contraction, contract
-from rlplace.partitioning.kernel_anneal_latency import PieceGraph, anneal_latency
-from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, anneal_loads
+from rlplace.partitioning.kernel_anneal import LoadGraph, Loads, PieceGraph, anneal_latency, anneal_loads
 from rlplace.partitioning.objectives import MaxLoad, PieceLatency
 from rlplace.partitioning.problem import UnitGraph, unit_graph, work_ms
 

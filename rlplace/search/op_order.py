@@ -4,6 +4,8 @@ The order of ops that needs least memory: dynamic programming over schedules, wi
 
 After SERENITY (Ahn et al., MLSys 2020): what is allocated once a set of ops has run depends on the set alone, so of all
 orders of one set only the one with the lowest peak is kept.
+
+Longest paths through the ops of a placement, every op and every transfer where it is.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled import Compiled, compile_problem
 from rlplace.measure.simulate.host_tables import HANDOVER, default_priorities
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.placed_paths import placed_paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,3 +379,38 @@ def _summed(amounts: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     for account, size in amounts:
         sums[account] += size
     return tuple(sorted(sums.items()))
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedPaths:
+    """Of a placement's N ops, float64 seconds each.
+
+    Attributes:
+        op_s: (N,) each op where it is; 0 for sources.
+        before_s: (N,) the longest path to its start.
+        after_s: (N,) the longest path from its end.
+    """
+
+    op_s: NDArray[np.float64]
+    before_s: NDArray[np.float64]
+    after_s: NDArray[np.float64]
+
+
+def placed_paths(problem: Problem, devices: NDArray[np.int32], *, transfers: bool = True) -> PlacedPaths:
+    """The longest paths before and after each op.
+
+    Args:
+        problem: the ops.
+        devices: (N,) where they are.
+        transfers: whether what is read on another device counts its transfer.
+    """
+    graph = problem.graph
+    op_s = np.where(graph.is_source, 0.0, problem.costs.op_time_s[np.arange(graph.num_ops), devices])
+    producers = graph.tensor_op[graph.input_tensors]
+    edge_s = np.zeros(len(producers))
+    if transfers:
+        pair = devices[producers], devices[graph.edge_op]
+        bytes_s = graph.tensor_bytes[graph.input_tensors] * problem.transfer_s_per_byte[pair]
+        edge_s = problem.transfer_latency_s[pair] + bytes_s
+    edges = graph.input_offsets, producers, edge_s
+    return PlacedPaths(op_s, longest_before(op_s, *edges), longest_after(op_s, *edges))

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from rlplace.env.list_schedules import ListSchedules
+from rlplace.env.schedule_batch import ListSchedules
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.config import LearnConfig

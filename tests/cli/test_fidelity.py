@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.cli.fidelity import fidelity_words
+from rlplace.cli.simulate import fidelity_words
 from rlplace.measure.fidelity import Fidelity
 
 

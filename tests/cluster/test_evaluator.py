@@ -16,9 +16,8 @@ from ray_nodes import ray_nodes
 from torch import nn
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import HERE, ClusterEvaluator, NodePool
+from rlplace.cluster.evaluator import HERE, ClusterEvaluator, Job, NodePool, Staleness
 from rlplace.cluster.measuring_node import Machine, MeasuringNode, pack
-from rlplace.cluster.stale_synchronous import Job, Staleness
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure import Problem, RaceProtocol, Simulator

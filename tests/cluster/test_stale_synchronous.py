@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from rlplace.cluster.stale_synchronous import Ended, Job, Staleness, StaleSynchronous
+from rlplace.cluster.evaluator import Ended, Job, Staleness, StaleSynchronous
 from rlplace.errors import RunnerError
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlplace.errors import InvalidValue
 from rlplace.export import check_export
-from rlplace.export.seeded_draws import SeededDraws
+from rlplace.export.check import SeededDraws
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, Simulator
 from rlplace.measure.plan import Plan

@@ -24,8 +24,8 @@ from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain,
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.export.placed.carried import carried_plan
-from rlplace.export.placed.module_graph import ModuleGraph, backward_ops
 from rlplace.export.placed.placed_model import PlacedModel
+from rlplace.export.placed.placed_module import ModuleGraph, backward_ops
 from rlplace.graphs import capture
 from rlplace.graphs.capturing.capture import capture_module
 from rlplace.graphs.interpreter import require_program

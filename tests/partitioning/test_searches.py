@@ -14,8 +14,7 @@ from random_published import random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.partitioning.kernel_anneal_load import LoadGraph, Loads, fill, move
-from rlplace.partitioning.milp import solve_milp
+from rlplace.partitioning.kernel_anneal import LoadGraph, Loads, fill, move
 from rlplace.partitioning.objectives import MaxLoad
 from rlplace.partitioning.problem import unit_graph
 from rlplace.partitioning.searches import MaxLoadSearch, PieceLatencySearch, make_search
@@ -28,6 +27,7 @@ from rlplace.partitioning.solve import (
     lower_bound_ms,
     shared_work_ms,
     single,
+    solve_milp,
 )
 
 CASES = {"max-load": slow_max_load, "piece-latency": slow_piece_latency}

@@ -9,7 +9,7 @@ import pytest
 from random_problems import plain_host
 
 import rlplace
-from rlplace.env.list_schedules import ListSchedules
+from rlplace.env.schedule_batch import ListSchedules
 from rlplace.errors import UnknownName
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs
@@ -18,7 +18,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy.checkpoint import pretrained_kinds, pretrained_path
 from rlplace.policy.schedule.network import load_network
 from rlplace.policy.schedule.proposals import propose
-from rlplace.training.pretrain.components import draw, over_groupings
+from rlplace.training.pretrain.run import draw, over_groupings
 
 
 def test_shipped_weights_are_in_the_package_and_small() -> None:

@@ -10,8 +10,7 @@ import pytest
 from fake_machine import GIB, TOPOLOGY, Machine, fake_torch, only
 
 from rlplace.runs.doctor import Finding
-from rlplace.runs.doctor.cgroups import cpu_quota, memory_limit_bytes
-from rlplace.runs.doctor.timing import steadiness
+from rlplace.runs.doctor.checks import cpu_quota, memory_limit_bytes, steadiness
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
 

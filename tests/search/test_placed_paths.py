@@ -9,7 +9,7 @@ from random_problems import plain_host
 from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.search.placed_paths import placed_paths
+from rlplace.search.op_order import placed_paths
 
 DEVICES = np.array([0, 0, 1, 0], dtype=np.int32)
 

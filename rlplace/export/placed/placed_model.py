@@ -1,29 +1,42 @@
-"""`PlacedModel`: a captured step that runs as placed, in a training loop."""
+"""`PlacedModel`: a captured step that runs as placed, in a training loop.
+
+What a placed step goes on from: one safetensors file, which runs no code when it is loaded.
+
+`run_eagerly`: one step of a placed model by plain PyTorch, for shapes that are not worth a capture.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue, UnknownName, UserError
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, UserError
 from rlplace.export.placed.arguments import Arguments
-from rlplace.export.placed.eager_step import run_eagerly
 from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
-from rlplace.export.placed.optimizer import CapturedOptimizer, Option
-from rlplace.export.placed.saved import load_state, save_state
-from rlplace.graphs.capturing.portable import original_of
+from rlplace.export.placed.optimizer import CapturedOptimizer, Option, named_state
+from rlplace.export.placed.recapture import Call, Flags, as_cast, with_flags
+from rlplace.export.placed.state import PlacedState
+from rlplace.files import parse_json, write_bytes_atomic
+from rlplace.graphs.capturing.portable import original_of, uncompiled
+from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro.verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import loss_of
+from rlplace.graphs.program import Program, loss_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placed.workers import Crew
@@ -397,3 +410,155 @@ class _HasRun:
 
 
 _HAS_RUN = _HasRun()
+
+
+SCHEMA = 1
+
+
+def save_state(
+    path: str | os.PathLike[str], state: PlacedState, optimizer: CapturedOptimizer | None, about: Mapping[str, int]
+) -> None:
+    """Writes parameters, buffers and optimizer state, and what else a run needs to go on.
+
+    Args:
+        path: of the file.
+        state: of the model.
+        optimizer: of the step; None where it was captured without one.
+        about: `num_steps`, `num_evaluations` and `seed`.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    spec = None if optimizer is None else dataclasses.asdict(optimizer.spec)
+    told = {"schema": SCHEMA, "optimizer": spec, **about}
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in _tensors(state).items()}
+    write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
+
+
+def load_state(
+    path: str | os.PathLike[str], state: PlacedState, optimizer: CapturedOptimizer | None, *, seed: int
+) -> tuple[int, int]:
+    """Overwrites what `save_state` kept; the numbers of steps and of evaluations until then come back.
+
+    Args:
+        path: of the file.
+        state: of the same model.
+        optimizer: of the step.
+        seed: of the step.
+
+    Raises:
+        FileProblem: no such file, or of another model, optimizer or seed. Nothing is overwritten then.
+    """
+    told, found = _read(Path(path))
+    own = _tensors(state)
+    spec: dict[str, Any] | None = told.get("optimizer")
+    name = None if optimizer is None else optimizer.spec.name
+    if (spec or {}).get("name") != name:
+        raise FileProblem(path, f"of a step with optimizer {(spec or {}).get('name')}, this one has {name}.")
+    if told.get("seed") != seed:
+        raise FileProblem(
+            path, f"of a step with seed {told.get('seed')}, this one has {seed}: random ops would differ."
+        )
+    if optimizer is not None and spec is not None and (lacking := set(optimizer.options) - spec.keys()):
+        raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
+    for key in (*own.keys() - found.keys(), *found.keys() - own.keys()):
+        where = "this step lacks it" if key in found else "the file lacks it"
+        raise FileProblem(path, f"of another model: {key}, {where}.")
+    for key, tensor in own.items():
+        if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
+            looks = f"{found[key].dtype} {tuple(found[key].shape)}"
+            raise FileProblem(path, f"of another model: {key} is {looks}, here {tensor.dtype} {tuple(tensor.shape)}.")
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(found[key])
+    if optimizer is not None and spec is not None:
+        for option in optimizer.options:
+            optimizer.set_option(option, spec[option])
+    return int(told["num_steps"]), int(told["num_evaluations"])
+
+
+def _tensors(state: PlacedState) -> dict[str, torch.Tensor]:
+    """All tensors of a model and its optimizer, by what the file calls them."""
+    model = {f"model.{name}": state.tensor(name) for name in (*state.parameters, *state.buffers)}
+    moments = {
+        f"optimizer.{key}.{name}": tensor
+        for name, update in state.updates.items()
+        for key, tensor in named_state(update).items()
+    }
+    return {**model, **moments}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = parse_json((file.metadata() or {}).get("rlplace", "{}"), path)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise FileProblem(
+            path,
+            f"cannot be read as a file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
+            f"`step.load_state_dict(torch.load(path))`.",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise FileProblem(path, f"cannot be read: {error}.") from error
+    is_ours = isinstance(told, dict) and told.get("schema") == SCHEMA
+    if is_ours:
+        told.setdefault("num_evaluations", 0)  # older files lack it
+        is_ours = all(isinstance(told.get(count), int) for count in ("num_steps", "num_evaluations"))
+    if not is_ours or not isinstance(told.get("optimizer"), dict | None):
+        raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
+    return told, tensors
+
+
+def run_eagerly(
+    program: Program,
+    state: PlacedState,
+    call: Call,
+    flags: Flags,
+    optimizer: CapturedOptimizer | None,
+    loss_scale: float | None,
+) -> Any:
+    """What the step returns, the whole batch at once, on the device of the first parameter.
+
+    Random ops draw from PyTorch's own generator.
+
+    Args:
+        program: of the captured step.
+        state: of the model; it is read and changed as by a placed step.
+        call: inputs and targets.
+        flags: of the model.
+        optimizer: updates the parameters, unless gradients are asked for.
+        loss_scale: if given, gradients of the loss times this are added to `grad` instead.
+    """
+    origin = program.origin
+    place = next((parameter.device for parameter in state.parameters.values()), torch.device("cpu"))
+    held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
+    args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
+    has_backward = program.is_training and (optimizer is not None or loss_scale is not None)
+    flagged, cast = with_flags(origin.model, flags), as_cast(origin.model, origin.autocast)
+    with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
+        returned = call_with(origin.model, held, args, kwargs)
+        if origin.loss_fn is not None:
+            returned = origin.loss_fn(returned, *targets)
+    if has_backward and loss_scale is not None:
+        (loss_of(returned) * loss_scale).backward()
+    elif has_backward and optimizer is not None:
+        _update(loss_of(returned), state, optimizer)
+    with torch.no_grad():
+        for name, buffer in state.buffers.items():
+            if held[name] is not buffer:  # it was moved, or `forward` replaced it
+                buffer.copy_(held[name])
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
+
+
+def _update(loss: torch.Tensor, state: PlacedState, optimizer: CapturedOptimizer) -> None:
+    """Updates the parameters by the gradients of the loss alone; what `grad` holds stays."""
+    before = {name: parameter.grad for name, parameter in state.parameters.items()}
+    try:
+        for parameter in state.parameters.values():
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.as_torch.step()
+    finally:
+        for name, parameter in state.parameters.items():
+            parameter.grad = before[name]

@@ -1,4 +1,7 @@
-"""`Costs`: seconds of every op on every device, and who says so."""
+"""`Costs`: seconds of every op on every device, and who says so.
+
+`allocated`: what sizes take in a memory that hands out whole blocks.
+"""
 
 from __future__ import annotations
 
@@ -89,3 +92,16 @@ def _checked_workspaces(workspace_bytes: NDArray[np.int64], shape: tuple[int, ..
         raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
     table.flags.writeable = False
     return table
+
+
+Sizes = NDArray[np.int64]
+
+
+def allocated(num_bytes: Sizes, granularity: int | Sizes) -> Sizes:
+    """The sizes in bytes, each rounded up to a multiple of `granularity` (`Device.memory_granularity_bytes`).
+
+    >>> allocated(np.array([0, 1, 512, 513]), 512).tolist()
+    [0, 512, 512, 1024]
+    """
+    rounded: Sizes = -(-num_bytes // granularity) * granularity
+    return rounded

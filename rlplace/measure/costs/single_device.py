@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.granularity import allocated
+from rlplace.measure.costs.costs import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 

@@ -14,7 +14,6 @@ from torch import nn
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
-from rlplace.measure.hosts.lost import all_lost, lost_of
 from rlplace.measure.hosts.present import check_runs_here
 from rlplace.measure.isolate.messages import (
     IDLE,
@@ -37,7 +36,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.run.outcomes import status_of
+from rlplace.measure.run.outcomes import all_lost, lost_of, status_of
 from rlplace.measure.run.race import REFERENCE, RaceProtocol, Timer
 from rlplace.measure.run.runner import Planner
 from rlplace.measure.run.threads import usable_cores

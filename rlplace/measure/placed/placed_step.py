@@ -25,7 +25,7 @@ from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Ref, Update
-from rlplace.measure.granularity import allocated
+from rlplace.measure.costs.costs import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placed.channels import Channel, CudaChannel, make_channel, release_all, torch_device
 from rlplace.measure.placed.generate import Run, StepCode, generate

@@ -23,7 +23,6 @@ from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.lost import all_lost, lost_of
 from rlplace.measure.hosts.present import check_runs_here
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.placed.placed_step import PlacedStep, resident_bytes
@@ -33,7 +32,7 @@ from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import Other, Recipe
 from rlplace.measure.run.failures import advice, is_lost, limited_memory
-from rlplace.measure.run.outcomes import as_measurement
+from rlplace.measure.run.outcomes import all_lost, as_measurement, lost_of
 from rlplace.measure.run.race import REFERENCE, RaceProtocol, Suspensions, Timer, Unwatched, Watch, race, watched
 from rlplace.measure.run.threads import keep_freed_memory, usable_cores
 

@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.paths import topological_order
 from rlplace.jit import Bytes, Floats, Ints, Longs
-from rlplace.measure.granularity import allocated
+from rlplace.measure.costs.costs import allocated
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.host_tables import HANDOVER, JOB, account_limits, atoms_of, padded_routes, route_tables
 

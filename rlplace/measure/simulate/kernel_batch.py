@@ -1,20 +1,29 @@
 """Whole evaluations, for a plan or for a batch of placements.
 
 The critical path of a plan that was timed: what each item waited for, back from the one that ends last.
+
+Timing a given plan in one pass over its sequence: every item waits only for items before it.
+
+This holds where a job's duration does not depend on what runs beside it (no `corun_slowdown`) and launches follow the
+plan (not `dispatch_order="request"`); kernel_events.py finds the times of the other hosts. Memory is followed for all.
+
+Peak memory of every account.
+
+An allocation counts from its start up to, not including, its end. Allocations and frees are kept in one lane each for
+every account, in order of time (they come almost in order), and merged at the end.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Floats, Ints, Longs, kernel, lowest_bit
-from rlplace.measure.simulate.compiled import Compiled
+from rlplace.jit import Floats, Ints, Longs, inlined, kernel, lowest_bit, pointer
+from rlplace.measure.simulate.compiled import Compiled, Updates
 from rlplace.measure.simulate.host_tables import HANDOVER, JOB
 from rlplace.measure.simulate.kernel_events import EventScratch, retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
 from rlplace.measure.simulate.kernel_plan_general import plan_general
-from rlplace.measure.simulate.kernel_retime import find_peaks, lay_out_memory, retime
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, PlanBatch, Scratch
+from rlplace.measure.simulate.scratch import KEPT, ORIGINAL, POSITION, TRANSFERS, PlanBatch, Scratch
 
 
 @kernel
@@ -221,3 +230,293 @@ def _note_updates(p: Compiled, end_s: Floats, updated: Ints, devices: Ints, op: 
     for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
         t = u.updated_tensors[a]
         updated[t] = _later(end_s, updated[t], op, np.inf)
+
+
+@kernel
+def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
+    """Seconds of a step that follows the plan in the scratch; times, memory events and users are left there.
+
+    Args:
+        p: the problem.
+        s: working memory, holding the plan, with memory laid out for it.
+        placement: (N,) int32, device of each op.
+        timed: the scratch has the times already; only memory is followed.
+    """
+    n, num_tensors, num_devices = p.num_ops, p.num_tensors, p.num_devices
+    run_ahead, most_links, launches = p.run_ahead, p.max_route_links, p.launches
+    has_handovers, has_updates, has_pools = p.has_handovers, p.has_updates, p.has_pools
+    is_source, op_time_s, atoms = pointer(p.is_source), pointer(p.op_time_s), pointer(p.atoms)
+    input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)
+    output_offsets, tensor_op = pointer(p.output_offsets), pointer(p.tensor_op)
+    route_kind, route_links = pointer(p.route_kind), pointer(p.route_padded)
+    blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
+    s_per_byte, tensor_bytes = pointer(p.route_s_per_byte), pointer(p.tensor_bytes)
+    dispatcher, dispatch_s, copy_dispatch_s = pointer(p.dispatcher), p.dispatch_s, p.copy_dispatch_s
+    updates, updated_s = p.updates, pointer(s.updated_s)
+    sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    available_s, atom_free_s, link_free_s = pointer(s.available_s), pointer(s.atom_free_s), pointer(s.link_free_s)
+    dispatcher_free_s, recent_s = pointer(s.dispatcher_free_s), pointer(s.recent_s)
+    recent_place, users, last_use_s = pointer(s.recent_place), pointer(s.users), pointer(s.last_use_s)
+    size_class, pool, devices = pointer(p.size_class), pointer(p.pool), pointer(placement)
+    tensor_size, workspace_size = pointer(p.tensor_size), pointer(p.workspace_size)
+    time_s, num_bytes = pointer(s.events), pointer(s.events.view(np.int64))
+    base, count = pointer(s.event_base), pointer(s.event_count)
+    s.atom_free_s[:] = 0.0
+    s.link_free_s[:] = 0.0
+    s.dispatcher_free_s[:] = 0.0
+    s.updated_s[:] = 0.0
+    if launches:
+        s.recent_s[:] = 0.0
+        for d in range(num_devices):
+            recent_place[d] = d * run_ahead
+    step_s = 0.0
+    for position in range(s.state[POSITION]):
+        item = sequence[position]
+        if item < n:
+            device = devices[item]
+            if is_source[item]:
+                start_s[item] = end_s[item] = 0.0
+                for t in range(output_offsets[item], output_offsets[item + 1]):
+                    available_s[t * num_devices + device] = 0.0
+                    last_use_s[t * num_devices + device] = 0.0
+                continue
+            if timed:
+                start, end = start_s[item], end_s[item]
+            else:
+                start = 0.0
+                for a in range(input_offsets[item], input_offsets[item + 1]):
+                    start = max(start, available_s[input_tensors[a] * num_devices + device])
+                if has_updates:
+                    for a in range(updates.updated_offsets[item], updates.updated_offsets[item + 1]):
+                        start = max(start, updated_s[updates.updated_tensors[a]])
+                rest = atoms[device]
+                while rest:
+                    start = max(start, atom_free_s[lowest_bit(rest)])
+                    rest &= rest - 1
+                if launches and dispatcher[device] >= 0:
+                    launched = dispatcher_free_s[dispatcher[device]]
+                    rest = atoms[device]
+                    while rest:
+                        launched = max(launched, recent_s[recent_place[lowest_bit(rest)]])
+                        rest &= rest - 1
+                    launched += dispatch_s
+                    dispatcher_free_s[dispatcher[device]] = launched
+                    start = max(start, launched)
+                end = start + op_time_s[item * num_devices + device]
+                start_s[item] = start
+                end_s[item] = end
+                rest = atoms[device]
+                while rest:
+                    d = lowest_bit(rest)
+                    rest &= rest - 1
+                    atom_free_s[d] = end
+                    if launches:
+                        place = recent_place[d]
+                        recent_s[place] = end
+                        recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
+                if has_updates and updates.concerned[item]:
+                    note_updates(updates, updated_s, placement, item, end)
+            step_s = max(step_s, end)
+            freed = workspace_size[item * num_devices + device]
+            allocated = freed
+            for t in range(output_offsets[item], output_offsets[item + 1]):
+                place = t * num_devices + device
+                available_s[place] = end
+                last_use_s[place] = end
+                size = tensor_size[size_class[device] * num_tensors + t]
+                allocated += size
+                freed += size * int(users[place] == ORIGINAL)
+            for a in range(input_offsets[item], input_offsets[item + 1]):
+                t = input_tensors[a]
+                account = device
+                if has_handovers:
+                    source = devices[tensor_op[t]]
+                    account = source if route_kind[source * num_devices + device] == HANDOVER else device
+                place = t * num_devices + account
+                left = users[place] - 1
+                users[place] = left
+                used = max(last_use_s[place], end)
+                last_use_s[place] = used
+                size = tensor_size[size_class[account] * num_tensors + t]
+                is_last = (left & ~ORIGINAL) == 0
+                is_now = used == end and account == device
+                freed += size * int(is_last and is_now)
+                if is_last and not is_now:
+                    note(time_s, num_bytes, base, count, account, 1, used, size)
+                    if has_pools and pool[account] >= 0:
+                        note(time_s, num_bytes, base, count, pool[account], 1, used, size)
+            note(time_s, num_bytes, base, count, device, 0, start, allocated)
+            note(time_s, num_bytes, base, count, device, 1, end, freed)
+            if has_pools and pool[device] >= 0:
+                note(time_s, num_bytes, base, count, pool[device], 0, start, allocated)
+                note(time_s, num_bytes, base, count, pool[device], 1, end, freed)
+        else:
+            t, device = transfer_tensor[item - n], transfer_destination[item - n]
+            source = devices[tensor_op[t]]
+            pair = source * num_devices + device
+            start = available_s[t * num_devices + source]
+            if has_handovers and route_kind[pair] == HANDOVER:
+                if not timed:
+                    start_s[item] = end_s[item] = start
+                available_s[t * num_devices + device] = start
+                continue
+            if timed:
+                start, end = start_s[item], end_s[item]
+            else:
+                own = held = 0
+                if route_kind[pair] == JOB:
+                    own = held = atoms[device]
+                if blocks_source[pair]:
+                    held |= atoms[source]
+                for a in range(most_links):
+                    start = max(start, link_free_s[route_links[pair * most_links + a]])
+                rest = held
+                while rest:
+                    start = max(start, atom_free_s[lowest_bit(rest)])
+                    rest &= rest - 1
+                if launches and dispatcher[device] >= 0:
+                    launched = dispatcher_free_s[dispatcher[device]]
+                    while own:
+                        launched = max(launched, recent_s[recent_place[lowest_bit(own)]])
+                        own &= own - 1
+                    launched += copy_dispatch_s
+                    dispatcher_free_s[dispatcher[device]] = launched
+                    start = max(start, launched)
+                end = start + (latency_s[pair] + tensor_bytes[t] * s_per_byte[pair])
+                start_s[item] = start
+                end_s[item] = end
+                for a in range(most_links):
+                    link_free_s[route_links[pair * most_links + a]] = end
+                while held:
+                    d = lowest_bit(held)
+                    held &= held - 1
+                    atom_free_s[d] = end
+                    if launches:
+                        place = recent_place[d]
+                        recent_s[place] = end
+                        recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
+                if has_updates:
+                    updated_s[t] = max(updated_s[t], end)
+            available_s[t * num_devices + device] = end
+            last_use_s[t * num_devices + device] = end
+            size = tensor_size[size_class[device] * num_tensors + t]
+            note(time_s, num_bytes, base, count, device, 0, start, size)
+            if has_pools and pool[device] >= 0:
+                note(time_s, num_bytes, base, count, pool[device], 0, start, size)
+            place = t * num_devices + source
+            left = users[place] - 1
+            users[place] = left
+            used = max(last_use_s[place], end)
+            last_use_s[place] = used
+            if (left & ~ORIGINAL) == 0:
+                size = tensor_size[size_class[source] * num_tensors + t]
+                note(time_s, num_bytes, base, count, source, 1, used, size)
+                if has_pools and pool[source] >= 0:
+                    note(time_s, num_bytes, base, count, pool[source], 1, used, size)
+    return step_s
+
+
+@inlined
+def note_updates(u: Updates, updated_s: Floats, devices: Ints, op: int, end: float) -> None:
+    """Let in-place updates of what the op reads or updates wait for its end."""
+    for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
+        t = u.input_tensors[a]
+        waits = u.updater_offsets[t] < u.updater_offsets[t + 1] and not is_updater(u, op, t)
+        if waits and shares_memory(u, devices[u.tensor_op[t]], devices[op]):
+            updated_s[t] = max(updated_s[t], end)
+    for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
+        t = u.updated_tensors[a]
+        updated_s[t] = max(updated_s[t], end)
+
+
+@kernel
+def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
+    """Count the users of every tensor on every account, and what is held from start to end of the step."""
+    n, num_devices, has_handovers = p.num_ops, p.num_devices, p.has_handovers
+    is_source, is_kept, size_class, pool = pointer(p.is_source), pointer(p.is_kept), pointer(p.size_class), p.pool
+    input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)
+    output_offsets, tensor_op, route_kind = pointer(p.output_offsets), pointer(p.tensor_op), pointer(p.route_kind)
+    tensor_size, state_size = pointer(p.tensor_size), pointer(p.state_size)
+    transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    users, held_bytes, base, devices = (
+        pointer(s.users),
+        pointer(s.held_bytes),
+        pointer(s.event_base),
+        pointer(placement),
+    )
+    s.users[:] = 0
+    s.event_count[:] = 0
+    s.event_base[:] = 1
+    s.held_bytes[:] = 0
+    for d in range(num_devices):
+        held_bytes[d] = p.context_bytes[d]
+    for i in range(n):
+        d = devices[i]
+        held_bytes[d] += state_size[size_class[d] * n + i]
+        base[2 * d + 1] += 1
+        base[2 * d + 2] += 1
+        for t in range(output_offsets[i], output_offsets[i + 1]):
+            base[2 * d + 2] += 1
+            users[t * num_devices + d] = ORIGINAL + KEPT * is_kept[t]
+            held_bytes[d] += is_source[i] * tensor_size[size_class[d] * p.num_tensors + t]
+        for a in range(input_offsets[i], input_offsets[i + 1]):
+            account = d
+            if has_handovers:
+                source = devices[tensor_op[input_tensors[a]]]
+                account = source if route_kind[source * num_devices + d] == HANDOVER else d
+            users[input_tensors[a] * num_devices + account] += 1
+    for k in range(s.state[TRANSFERS]):
+        t, d = transfer_tensor[k], transfer_destination[k]
+        source = devices[tensor_op[t]]
+        if not has_handovers or route_kind[source * num_devices + d] != HANDOVER:
+            users[t * num_devices + source] += 1
+            base[2 * d + 1] += 1
+            base[2 * d + 2] += 1
+    for d in range(num_devices):
+        if pool[d] >= 0:
+            held_bytes[pool[d]] += held_bytes[d]
+            base[2 * pool[d] + 1] += base[2 * d + 1]
+            base[2 * pool[d] + 2] += base[2 * d + 2]
+    base[0] = 0
+    for lane in range(2 * p.num_accounts):
+        base[lane + 1] += base[lane]
+
+
+@inlined
+def note(
+    time_s: Floats, num_bytes: Longs, base: Longs, count: Longs, account: int, is_free: int, time: float, size: int
+) -> None:
+    """Keep an allocation or a free, in order of time."""
+    lane = 2 * account + is_free
+    first = 2 * base[lane]
+    at = first + 2 * count[lane]
+    count[lane] += 1
+    while at > first and time_s[at - 2] > time:
+        time_s[at] = time_s[at - 2]
+        num_bytes[at + 1] = num_bytes[at - 1]
+        at -= 2
+    time_s[at] = time
+    num_bytes[at + 1] = size
+
+
+@kernel
+def find_peaks(p: Compiled, s: Scratch) -> bool:
+    """Whether every account stays within its capacity; the peaks are left in the scratch."""
+    time_s, num_bytes = pointer(s.events), pointer(s.events.view(np.int64))
+    base, count = s.event_base, s.event_count
+    fits = True
+    for account in range(p.num_accounts):
+        allocation, free = 2 * base[2 * account], 2 * base[2 * account + 1]
+        last = allocation + 2 * count[2 * account]
+        time_s[free + 2 * count[2 * account + 1]] = np.inf
+        held = most = 0
+        while allocation < last:
+            frees = int(time_s[free] <= time_s[allocation])
+            held += num_bytes[allocation + 1] if frees == 0 else -num_bytes[free + 1]
+            free += 2 * frees
+            allocation += 2 * (1 - frees)
+            most = max(most, held)
+        s.peak_bytes[account] = s.held_bytes[account] + most
+        fits = fits and s.peak_bytes[account] <= p.capacity_bytes[account]
+    return fits

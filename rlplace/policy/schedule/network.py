@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from rlplace.decode import decode_record
 from rlplace.env import DECISION_FEATURES
-from rlplace.env.list_schedules import ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
 from rlplace.env.problem_features import graph_features
+from rlplace.env.schedule_batch import ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.opgraph import BACKWARD, UPDATE
 from rlplace.graphs.paths import longest_after

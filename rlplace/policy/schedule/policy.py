@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplace.env.list_schedules import GROUPINGS, Pair
 from rlplace.env.problem_features import problem_features
-from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
+from rlplace.env.schedule_batch import GROUPINGS, Pair, SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
 from rlplace.policy.config import ScheduleConfig
 from rlplace.policy.module import PolicyModule, temperature_for

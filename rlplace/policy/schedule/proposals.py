@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlplace.env.list_schedules import ListSchedules, Pair
+from rlplace.env.schedule_batch import ListSchedules, Pair
 from rlplace.measure.problem import Problem
 from rlplace.policy.schedule.network import ScheduleNetwork, problem_summary
 

@@ -12,9 +12,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rlplace import __version__
-from rlplace.runs.doctor.check import Finding
 from rlplace.runs.doctor.requirements import PACKAGE, Requirement, release, requirement_of, requirements
-from rlplace.runs.doctor.system import System
+from rlplace.runs.doctor.system import Finding, System
 
 EXTRAS = {
     "zoo": ("transformers", "models from transformers"),

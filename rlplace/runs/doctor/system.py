@@ -1,4 +1,9 @@
-"""`System`: everything that checks touch, one small function each, so that tests can stand in for a machine."""
+"""`System`: everything that checks touch, one small function each, so that tests can stand in for a machine.
+
+`Check`: one question about the system; `Finding`: the answer; `run_checks`: all answers, whatever fails.
+
+How long one small op takes, again and again: whether timing is steady here.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,96 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import rlplace
 from rlplace.measure.run.threads import usable_cores
-from rlplace.runs.doctor.op_times import op_times_s
+
+Verdict = Literal["ok", "warn", "fail"]
+VERDICTS: tuple[Verdict, ...] = ("ok", "warn", "fail")
+"""From best to worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    name: str
+    """what was looked at"""
+    verdict: Verdict
+    """`ok`; `warn`, figures may be worse than they need be; `fail`, something will not work"""
+    found: str
+    """in one line"""
+    remedy: str = ""
+    """what to do about it; empty where there is nothing to do"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question about the system."""
+
+    name: str
+    """that of its finding, where it has only one"""
+    look: Callable[[System], Iterable[Finding]]
+    """answers the question"""
+    needs: str = ""
+    """the check that must not have failed before this one"""
+
+
+def run_checks(system: System, checks: Sequence[Check]) -> list[Finding]:
+    """What all checks found, in their order; a check that fails itself is a `fail` with its error."""
+    findings: list[Finding] = []
+    for check in checks:
+        if check.needs in {finding.name for finding in findings if finding.verdict == "fail"}:
+            findings.append(Finding(check.name, "warn", f"not looked at: the check of {check.needs} failed"))
+            continue
+        try:
+            findings.extend(check.look(system))
+        except Exception as error:
+            found = f"the check failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            findings.append(Finding(check.name, "fail", found, "mend what the error names, or report it as a bug"))
+    return findings
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """The worst verdict of all; `ok` where there is none.
+
+    >>> worst([Finding("a", "ok", ""), Finding("b", "warn", "")])
+    'warn'
+    """
+    return max((finding.verdict for finding in findings), key=VERDICTS.index, default="ok")
+
+
+NUM_ELEMENTS = 32768
+"""As many as PyTorch leaves to one thread: more would be shared among several, whatever their number is set to."""
+OPS_PER_SAMPLE = 32
+WARM_UP_S = 0.03
+TIMED_S = 0.3
+
+
+def op_times_s(torch: Any) -> list[float]:
+    """Seconds of each sample, a fixed number of products of small tensors; about 0.3 s in all."""
+    left, right, product = (torch.ones(NUM_ELEMENTS) for _ in range(3))
+
+    def sample() -> None:
+        for _ in range(OPS_PER_SAMPLE):
+            torch.mul(left, right, out=product)
+
+    end_s = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < end_s:
+        sample()
+    times_s: list[float] = []
+    before_s = time.perf_counter()
+    end_s = before_s + TIMED_S
+    while before_s < end_s:
+        sample()
+        after_s = time.perf_counter()
+        times_s.append(after_s - before_s)
+        before_s = after_s
+    return times_s
 
 
 def glibc_version() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlplace.errors import DeviceLost, RlplaceError
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.lost import lost_of
+from rlplace.measure.run.outcomes import lost_of
 from rlplace.measure.run.threads import usable_cores
 from rlplace.training.resume.config_file import Request, again_words
 

@@ -1,4 +1,12 @@
-"""`pretrain`: weights of the policy `schedule` for any problem, learned from simulated placements of many."""
+"""`pretrain`: weights of the policy `schedule` for any problem, learned from simulated placements of many.
+
+Which weights of the list scheduler are worth knowing, over which groupings: drawn, varied, and chosen to do best
+together.
+
+`fit`: the gate and the ranker of `ScheduleNetwork`, from what its components led to on training problems.
+
+`held_out`: how good the guesses of a network are on problems that it was not trained on.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from rlplace.env.schedule_batch import GROUPINGS, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_json_atomic
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.schedule.network import KIND, Components, ScheduleNetwork, save_network
-from rlplace.training.pretrain.components import best_together, draw, over_groupings, vary
+from rlplace.policy.schedule.proposals import choose
 from rlplace.training.pretrain.config import PretrainConfig
-from rlplace.training.pretrain.fit import fit
-from rlplace.training.pretrain.held_out import held_out
 from rlplace.training.pretrain.problems import ProblemSource
 from rlplace.training.pretrain.tables import Table, Tables
 
@@ -117,3 +126,168 @@ def _about(config: PretrainConfig, table: Table) -> str:
 
 def _words(figures: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+
+
+RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
+"""What weights are drawn from, uniformly, before they are spread by a log-normal factor."""
+SPREAD, IS_ZERO = 0.7, 0.25
+"""Sigma of that factor, and the share of weights that are 0."""
+VARIED_COMPONENTS, VARIATION, LEAST = 0.6, 0.4, 0.3
+"""Share of weights that a variation changes, by how much of themselves, and what they count as at least for it."""
+
+Floats = NDArray[np.float64]
+
+
+def draw(generator: np.random.Generator, count: int) -> Floats:
+    """(count, 9) weights; a quarter of them are 0, some of `module` and half of `order` are negative."""
+    weights = generator.random((count, 9)) * RANGES * np.exp(generator.normal(0.0, SPREAD, (count, 9)))
+    weights[:, 7] *= np.where(generator.random(count) < 0.3, -0.3, 1.0)
+    weights[:, 8] *= np.where(generator.random(count) < 0.5, -1.0, 1.0)
+    weights[generator.random(weights.shape) < IS_ZERO] = 0.0
+    return np.asarray(weights.round(2))
+
+
+def vary(generator: np.random.Generator, bases: Floats, count: int) -> Floats:
+    """(count, 9) weights around those of `bases`, more than half of each varied; `memory` stays at 0 or more."""
+    parents = bases[generator.integers(len(bases), size=count)]
+    scale = VARIATION * np.maximum(np.abs(parents), LEAST) * (generator.random(parents.shape) < VARIED_COMPONENTS)
+    weights = parents + generator.normal(size=parents.shape) * scale
+    weights[:, 5] = np.maximum(weights[:, 5], 0.0)
+    return np.asarray(weights.round(2))
+
+
+def over_groupings(weights: Floats) -> list[Pair]:
+    """Every one of W weights (W, 9) over every grouping."""
+    return [(name, tuple(row)) for row in weights.tolist() for name in GROUPINGS]
+
+
+def best_together(log_ratios: Floats, count: int) -> list[int]:
+    """Up to `count` columns of (P, M) log ratios, one after the other the one that most improves the best of all.
+
+    Rows count alike: what is made least is the mean over rows of the least of the columns that are taken.
+
+    Example:
+        >>> best_together(np.array([[0.0, 0.2, 0.5], [0.9, 0.3, 0.0]]), 2)
+        [1, 2]
+    """
+    least = np.full(len(log_ratios), log_ratios.max(initial=0.0))
+    chosen: list[int] = []
+    is_left = np.ones(log_ratios.shape[1], dtype=np.bool_)
+    for _ in range(min(count, log_ratios.shape[1])):
+        value = np.where(is_left, np.minimum(least[:, None], log_ratios).mean(axis=0), np.inf)
+        chosen.append(int(value.argmin()))
+        is_left[chosen[-1]] = False
+        least = np.minimum(least, log_ratios[:, chosen[-1]])
+    return chosen
+
+
+LEARNING_RATE, WEIGHT_DECAY = 3e-3, 1e-2
+SHARPNESS = 12.0
+"""How sharply the better of two components is preferred where their regret is learned: e-fold for 8 %."""
+REGRET = 2.0
+"""Weight of the regret beside the squared error."""
+ABSOLUTE = 0.05
+"""Weight of what a problem's placements are missed by all alike, which changes no order."""
+MOST_SCENARIOS = 256
+LEAST_SPREAD = 1e-3
+
+
+def fit(network: ScheduleNetwork, table: Table, steps: int) -> ScheduleNetwork:
+    """`network`, its gate, ranker and scenarios learned from a table whose columns are its components.
+
+    Both are regressions of log step times, and policies at once: the expected step time of a softmax over components
+    is lowered along its exact gradient, as every component was simulated on every problem.
+
+    Args:
+        network: learns, in place.
+        table: (P, C); problems that no component fits on teach nothing.
+        steps: gradient steps (Adam with weight decay; Loshchilov and Hutter 2019) of each.
+    """
+    table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
+    if not len(table.summary):
+        return network
+    summary = torch.from_numpy(table.summary)
+    with torch.no_grad():
+        network.summary_mean.copy_(summary.mean(dim=0))
+        network.summary_scale.copy_(summary.std(dim=0, correction=0).clamp(min=LEAST_SPREAD))
+    ratios = torch.from_numpy(table.log_ratios).float()
+    _start_at(network.gate, ratios.mean(dim=0))
+    _descend(network.gate, steps, lambda: _loss(network.component_scores(summary), ratios))
+    estimates, wide = torch.from_numpy(table.estimates), summary[:, None].expand(-1, ratios.shape[1], -1)
+    times = torch.from_numpy(capped_log_times(table)).float()
+    _descend(network.ranker, steps, lambda: _loss(network.log_times(estimates, wide), times, ABSOLUTE))
+    with torch.no_grad():
+        missed = times - network.log_times(estimates, wide)
+        missed -= missed.mean(dim=1, keepdim=True)
+        network.scenarios = missed[:: max(-(-len(missed) // MOST_SCENARIOS), 1)].contiguous()
+    return network
+
+
+def capped_log_times(table: Table) -> NDArray[np.float64]:
+    """(P, C) log step times, none worse than `WORST` times the problem's best; on each, something must fit."""
+    return np.asarray(table.log_times.min(axis=1, keepdims=True) + table.log_ratios)
+
+
+def _loss(scores: Tensor, times: Tensor, absolute: float = 0.0) -> Tensor:
+    """Squared error within each problem, and the regret of a softmax over its components."""
+    missed = scores - times
+    common = missed.mean(dim=1, keepdim=True)
+    share = torch.softmax(-SHARPNESS * scores, dim=1)
+    regret = (share * (times - times.min(dim=1, keepdim=True).values)).sum(dim=1)
+    loss: Tensor = ((missed - common) ** 2).mean() + REGRET * regret.mean() + absolute * (common**2).mean()
+    return loss
+
+
+def _start_at(net: nn.Sequential, values: Tensor) -> None:
+    """Lets a network say `values`, whatever it sees."""
+    last = net[-1]
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        last.bias.copy_(values)
+
+
+def _descend(net: nn.Module, steps: int, loss_of: Callable[[], Tensor]) -> None:
+    """Takes gradient steps that become shorter and shorter along half a cosine."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+
+
+COUNTS = (1, 4, 16, 64)
+"""Numbers of guesses of which the best one counts."""
+
+
+def held_out(network: ScheduleNetwork, table: Table) -> dict[str, float]:
+    """Geometric means over problems of the best of some guesses over the best of all components.
+
+    Args:
+        network: guesses.
+        table: (P, C) of its components on other problems; those that none of them fits on are left out.
+
+    Returns:
+        By what guesses (`gate` alone, `ranker`, or `listed` for the components in their order) and how many.
+    """
+    table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
+    summary = torch.from_numpy(table.summary)
+    wide = summary[:, None].expand(-1, table.log_times.shape[1], -1)
+    with torch.no_grad():
+        gate = network.component_scores(summary).double().numpy()
+        ranker = network.log_times(torch.from_numpy(table.estimates), wide).double().numpy()
+    scenarios, ratios = network.scenarios.double().numpy(), table.log_ratios
+    orders = {
+        "gate": [choose(row, scenarios, max(COUNTS)) for row in gate],
+        "ranker": [choose(row, scenarios, max(COUNTS)) for row in ranker],
+        "listed": [list(range(table.log_times.shape[1]))] * len(ratios),
+    }
+    return {
+        f"{name}@{count}": float(
+            np.exp(np.mean([row[order[:count]].min() for row, order in zip(ratios, found, strict=True)]))
+        )
+        for name, found in orders.items()
+        for count in COUNTS
+    }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlplace.env.list_schedules import ListSchedules, Pair
+from rlplace.env.schedule_batch import ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import write_bytes_atomic
 from rlplace.measure.problem import Problem

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue
-from rlplace.export.device_map.cache import cache_by_module
+from rlplace.export.device_map.format import cache_by_module
 
 hf = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {

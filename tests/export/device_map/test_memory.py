@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlplace.export.device_map.memory import device_memory, gradients_kept
+from rlplace.export.device_map.format import device_memory, gradients_kept
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.measure import Problem, Simulator

@@ -9,7 +9,7 @@ from pipelined_models import Skipping, skipping_batch, skipping_loss
 from torch import nn
 
 from rlplace.errors import InvalidValue
-from rlplace.export.pipeline.boundaries import boundaries, check_split, places_of
+from rlplace.export.pipeline.plan import boundaries, check_split, places_of
 from rlplace.export.pipeline.stages import WholeStep
 from rlplace.graphs import capture
 from rlplace.search.parallel.step_roles import step_roles

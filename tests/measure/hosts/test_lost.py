@@ -18,10 +18,10 @@ from rlplace.measure import evaluator as evaluator_module
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host, Route
-from rlplace.measure.hosts.lost import all_lost, error_of, lost_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.run import runner as runner_module
+from rlplace.measure.run.outcomes import all_lost, error_of, lost_of
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.run.threads import usable_cores

@@ -8,7 +8,7 @@ from random_problems import plain_host
 
 from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.hosts.route_figures import mean_transfer, route_latency_s, route_s_per_byte
+from rlplace.measure.problem import mean_transfer, route_latency_s, route_s_per_byte
 
 
 def test_a_route_has_the_longest_latency_and_the_lowest_rate_of_its_links() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlplace.env import DECISION_FEATURES
-from rlplace.env.list_schedules import FEATURES, FIRST_WEIGHTS
+from rlplace.env.schedule_batch import FEATURES, FIRST_WEIGHTS
 from rlplace.errors import InvalidValue
 from rlplace.policy.schedule.network import (
     ALLOWED,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from search_problems import barred, fork_problem
 
-from rlplace.env.list_schedules import FIRST_WEIGHTS, ListSchedules
+from rlplace.env.schedule_batch import FIRST_WEIGHTS, ListSchedules
 from rlplace.policy.schedule.network import Components, ScheduleNetwork, new_network
 from rlplace.policy.schedule.proposals import choose, propose
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.env.list_schedules import GROUPINGS
-from rlplace.training.pretrain.components import best_together, draw, over_groupings, vary
+from rlplace.env.schedule_batch import GROUPINGS
+from rlplace.training.pretrain.run import best_together, draw, over_groupings, vary
 
 
 def test_columns_are_taken_for_what_they_add() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlplace.env.list_schedules import FIRST_WEIGHTS
+from rlplace.env.schedule_batch import FIRST_WEIGHTS
 from rlplace.policy.schedule.network import SUMMARY, Components, ScheduleNetwork
-from rlplace.training.pretrain.fit import fit
-from rlplace.training.pretrain.held_out import held_out
+from rlplace.training.pretrain.run import fit, held_out
 from rlplace.training.pretrain.tables import Table
 
 

@@ -9,8 +9,7 @@ from micrographs import fork_join
 
 from rlplace.graphs.formats import save_graph
 from rlplace.training.pretrain.config import PretrainConfig
-from rlplace.training.pretrain.hosts import COUNTS, random_host
-from rlplace.training.pretrain.problems import CAPTURED, ProblemSource
+from rlplace.training.pretrain.problems import CAPTURED, COUNTS, ProblemSource, random_host
 from rlplace.workloads import parse_workload
 
 SYNTHETIC = PretrainConfig(captured=False)

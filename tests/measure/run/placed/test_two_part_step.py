@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlplace.errors import RunnerError
 from rlplace.export.placed.carried import carried_plan
-from rlplace.export.placed.module_graph import backward_ops
+from rlplace.export.placed.placed_module import backward_ops
 from rlplace.graphs.capturing.capture import CapturedModule, as_call, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.hosts.host import Host

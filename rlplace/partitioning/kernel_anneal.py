@@ -1,0 +1,550 @@
+"""Annealing of max-load over units, every move scored by what it changes.
+
+Annealing of piece-latency over units; a move re-cuts only the devices that it touches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.jit import Floats, Ints, kernel
+from rlplace.partitioning.objectives import finish_pieces
+
+Words = NDArray[np.uint64]
+
+
+class LoadGraph(NamedTuple):
+    """The arrays of a `UnitGraph`, units in an order in which neighbours are near.
+
+    Attributes:
+        num_accelerators: K; device K is the pooled CPUs.
+        num_devices: K, or K + 1 where there are CPUs.
+        capacity_bytes: of an accelerator.
+        accelerator_ms, cpu_ms, size_bytes: (U,)
+        supported: (U,)
+        net_ms, net_source: (M,)
+        net_offsets, net_sinks: CSR of each net's sinks.
+        unit_offsets, unit_nets: CSR of each unit's nets.
+        order, place: (U,) units in topological order, and where each is in it.
+    """
+
+    num_accelerators: int
+    num_devices: int
+    capacity_bytes: float
+    accelerator_ms: Floats
+    cpu_ms: Floats
+    size_bytes: Floats
+    supported: NDArray[np.bool_]
+    net_ms: Floats
+    net_source: Ints
+    net_offsets: Ints
+    net_sinks: Ints
+    unit_offsets: Ints
+    unit_nets: Ints
+    order: Ints
+    place: Ints
+
+
+class Loads(NamedTuple):
+    """A placement of units with all that its max-load is made of.
+
+    Attributes:
+        devices: (U,) int32.
+        load_ms: (D,) float64.
+        held_bytes: (D,) float64.
+        sinks_on: (M, D) int32, sinks of each net on each device.
+    """
+
+    devices: Ints
+    load_ms: Floats
+    held_bytes: Floats
+    sinks_on: Ints
+
+
+@kernel
+def draw(state: Words) -> float:
+    """A number in [0, 1), by xorshift64* (Vigna 2016); `state` (1,) goes on."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return np.float64((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@kernel
+def fill(g: LoadGraph, s: Loads) -> None:
+    """Bring loads, memory and counts in line with `s.devices`."""
+    s.load_ms[:] = 0.0
+    s.held_bytes[:] = 0.0
+    s.sinks_on[:] = 0
+    for unit in range(len(g.accelerator_ms)):
+        device = s.devices[unit]
+        s.load_ms[device] += g.cpu_ms[unit] if device == g.num_accelerators else g.accelerator_ms[unit]
+        s.held_bytes[device] += g.size_bytes[unit]
+    for net in range(len(g.net_ms)):
+        for a in range(g.net_offsets[net], g.net_offsets[net + 1]):
+            s.sinks_on[net, s.devices[g.net_sinks[a]]] += 1
+        home = s.devices[g.net_source[net]]
+        size = g.net_offsets[net + 1] - g.net_offsets[net]
+        for device in range(g.num_accelerators):
+            pays = s.sinks_on[net, device] < size if device == home else s.sinks_on[net, device] > 0
+            if pays:
+                s.load_ms[device] += g.net_ms[net]
+
+
+@kernel
+def move(g: LoadGraph, s: Loads, unit: int, device: int) -> None:
+    """Put `unit` on `device`, loads following in time proportional to its nets."""
+    old, cpus = s.devices[unit], g.num_accelerators
+    s.load_ms[old] -= g.cpu_ms[unit] if old == cpus else g.accelerator_ms[unit]
+    s.load_ms[device] += g.cpu_ms[unit] if device == cpus else g.accelerator_ms[unit]
+    s.held_bytes[old] -= g.size_bytes[unit]
+    s.held_bytes[device] += g.size_bytes[unit]
+    s.devices[unit] = device
+    for a in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+        net = g.unit_nets[a]
+        cost = g.net_ms[net]
+        size = g.net_offsets[net + 1] - g.net_offsets[net]
+        source = g.net_source[net]
+        if source == unit:
+            on_old, on_new = s.sinks_on[net, old], s.sinks_on[net, device]
+            if old != cpus:
+                s.load_ms[old] += (cost if on_old > 0 else 0.0) - (cost if on_old < size else 0.0)
+            if device != cpus:
+                s.load_ms[device] += (cost if on_new < size else 0.0) - (cost if on_new > 0 else 0.0)
+            continue
+        home = s.devices[source]
+        on_old, on_new = s.sinks_on[net, old] - 1, s.sinks_on[net, device] + 1
+        s.sinks_on[net, old], s.sinks_on[net, device] = on_old, on_new
+        if old == home:
+            if on_old == size - 1 and old != cpus:
+                s.load_ms[old] += cost
+        elif on_old == 0 and old != cpus:
+            s.load_ms[old] -= cost
+        if device == home:
+            if on_new == size and device != cpus:
+                s.load_ms[device] -= cost
+        elif on_new == 1 and device != cpus:
+            s.load_ms[device] += cost
+
+
+@kernel
+def largest(g: LoadGraph, s: Loads) -> float:
+    """The max-load, infinite where an accelerator holds too much."""
+    most = 0.0
+    for device in range(g.num_devices):
+        most = max(most, s.load_ms[device])
+        if device < g.num_accelerators and s.held_bytes[device] > g.capacity_bytes:
+            return np.inf
+    return most
+
+
+@kernel
+def smooth(g: LoadGraph, s: Loads, scale: float, doublings: int) -> float:
+    """Logarithm of the loads' norm of order 2 ** `doublings`, infinite where an accelerator holds too much."""
+    total = 0.0
+    for device in range(g.num_devices):
+        if device < g.num_accelerators and s.held_bytes[device] > g.capacity_bytes:
+            return np.inf
+        power = max(s.load_ms[device], 0.0) * scale
+        for _ in range(doublings):
+            power *= power
+        total += power
+    return np.log(total) / (1 << doublings) if total > 0 else -700.0
+
+
+@kernel
+def anneal_loads(
+    g: LoadGraph, s: Loads, best: Ints, random: Words, steps: int, hot: float, cold: float, doublings: int
+) -> float:
+    """The least max-load met in `steps` moves from `s.devices`; `best` (U,) holds its placement.
+
+    Moves, accepted by Metropolis' rule on the loads' smoothed maximum (a high norm, so that progress below the maximum
+    counts): a unit goes elsewhere, or to a neighbour's device; two units swap; a window of the topological order, or a
+    cluster that grows over nets from one unit, goes to one device. Units of the fullest device are picked more often.
+    """
+    num_units = len(g.accelerator_ms)
+    cluster = np.empty(num_units, dtype=np.int32)
+    old_device = np.empty(num_units, dtype=np.int32)
+    mark = np.full(num_units, -1, dtype=np.int64)
+    fill(g, s)
+    best[:] = s.devices
+    best_ms = largest(g, s)
+    scale = 1.0 / max(np.max(s.load_ms), 1e-12)
+    current = smooth(g, s, scale, doublings)
+    ratio = cold / hot
+    temperature = hot
+    widest = max(2, num_units // 4)
+    for step in range(steps):
+        if step % 256 == 0:
+            temperature = hot * ratio ** (step / steps)
+        if step % 65536 == 65535:
+            fill(g, s)
+            current = smooth(g, s, scale, doublings)
+        unit = int(draw(random) * num_units)
+        if draw(random) < 0.4:
+            fullest = 0
+            for device in range(g.num_devices):
+                if s.load_ms[device] > s.load_ms[fullest]:
+                    fullest = device
+            for _ in range(8):
+                if s.devices[unit] == fullest:
+                    break
+                unit = int(draw(random) * num_units)
+        home = s.devices[unit]
+        target = _pick_device(g, s, unit, random)
+        if target == home:
+            continue
+        kind = draw(random)
+        size = 1
+        cluster[0] = unit
+        if kind < 0.15:
+            other = int(draw(random) * num_units)
+            if s.devices[other] == home:
+                continue
+            target = s.devices[other]
+            cluster[1] = other
+            size = 2
+        elif kind < 0.3:
+            length = 1 + int(widest ** draw(random))
+            begin = g.place[unit] - int(draw(random) * length)
+            size = 0
+            for place in range(max(begin, 0), min(begin + length, num_units)):
+                if s.devices[g.order[place]] != target and (kind < 0.2 or s.devices[g.order[place]] == home):
+                    cluster[size] = g.order[place]
+                    size += 1
+        elif kind < 0.5:
+            size = _grow(g, s, cluster, mark, step, 1 + int(widest ** draw(random)), random)
+        is_possible = True
+        for a in range(size):
+            moved = cluster[a]
+            old_device[a] = s.devices[moved]
+            goes = home if kind < 0.15 and a == 1 else target
+            is_possible = is_possible and (goes == g.num_accelerators or g.supported[moved])
+        if not is_possible:
+            continue
+        for a in range(size):
+            move(g, s, cluster[a], home if kind < 0.15 and a == 1 else target)
+        after = smooth(g, s, scale, doublings)
+        if after <= current or draw(random) < np.exp((current - after) / temperature):
+            current = after
+            now_ms = largest(g, s)
+            if now_ms < best_ms * (1 - 1e-12):
+                best_ms = now_ms
+                best[:] = s.devices
+        else:
+            for a in range(size):
+                move(g, s, cluster[a], old_device[a])
+    s.devices[:] = best
+    fill(g, s)
+    return largest(g, s)
+
+
+@kernel
+def _pick_device(g: LoadGraph, s: Loads, unit: int, random: Words) -> int:
+    """A neighbour's device or, less often, any."""
+    nets = g.unit_offsets[unit + 1] - g.unit_offsets[unit]
+    if nets > 0 and draw(random) < 0.7:
+        for _ in range(4):
+            net = g.unit_nets[g.unit_offsets[unit] + int(draw(random) * nets)]
+            other = g.net_source[net]
+            if other == unit or draw(random) < 0.3:
+                first = g.net_offsets[net]
+                other = g.net_sinks[first + int(draw(random) * (g.net_offsets[net + 1] - first))]
+            if s.devices[other] != s.devices[unit]:
+                return int(s.devices[other])
+    return int(draw(random) * g.num_devices)
+
+
+@kernel
+def _grow(g: LoadGraph, s: Loads, cluster: Ints, mark: NDArray[np.int64], step: int, most: int, random: Words) -> int:
+    """Grow `cluster` from its first unit over nets within its device, up to `most` units; its size."""
+    size, home = 1, s.devices[cluster[0]]
+    mark[cluster[0]] = step
+    head = 0
+    while head < size and size < most:
+        unit = cluster[head]
+        head += 1
+        for a in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+            net = g.unit_nets[a]
+            first, last = g.net_offsets[net], g.net_offsets[net + 1]
+            if last - first > 16:
+                continue
+            for b in range(first - 1, last):
+                other = g.net_source[net] if b < first else g.net_sinks[b]
+                if mark[other] != step and s.devices[other] == home and size < most and draw(random) < 0.8:
+                    mark[other] = step
+                    cluster[size] = other
+                    size += 1
+    return size
+
+
+class PieceGraph(NamedTuple):
+    """A workload's ops, in topological order, and the units that they move in.
+
+    Attributes:
+        num_accelerators: K; device K is the CPUs.
+        num_devices: K, or K + 1 where there are CPUs.
+        capacity_bytes: of an accelerator.
+        work_ms: (2, N), on an accelerator and on a CPU.
+        transfer_ms: (N,)
+        source_offsets, sources, reader_offsets, readers: CSRs of the edges at each op.
+        op_unit: (N,)
+        unit_offsets, unit_ops: CSR of each unit's ops.
+        unit_bytes: (U,)
+        supported: (U,)
+        order, place: (U,) units in a topological order, and where each is in it.
+    """
+
+    num_accelerators: int
+    num_devices: int
+    capacity_bytes: float
+    work_ms: Floats
+    transfer_ms: Floats
+    source_offsets: Ints
+    sources: Ints
+    reader_offsets: Ints
+    readers: Ints
+    op_unit: Ints
+    unit_offsets: Ints
+    unit_ops: Ints
+    unit_bytes: Floats
+    supported: NDArray[np.bool_]
+    order: Ints
+    place: Ints
+
+
+@kernel
+def cut_device(g: PieceGraph, devices: Ints, device: int, depth: Ints, piece: Ints) -> None:
+    """Fill `piece` (N,) for the ops on `device`: which of its pieces each is in, from 1."""
+    n = len(devices)
+    first, last = n, -1
+    for v in range(n):
+        if devices[v] == device:
+            first = min(first, v)
+            last = v
+    for v in range(first, last + 1):
+        inside = devices[v] == device
+        deepest = 1 if inside else 0
+        for edge in range(g.source_offsets[v], g.source_offsets[v + 1]):
+            u = g.sources[edge]
+            if u >= first:
+                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
+        depth[v] = deepest
+        if inside:
+            piece[v] = deepest
+
+
+@kernel
+def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints, part: Ints, finish_ms: Floats) -> float:
+    """The latest finish, for ops cut into `piece`; infinite where pieces wait for each other.
+
+    `number` (K N + N,) is -1 throughout, and is left so.
+    """
+    n, num_parts = len(devices), 0
+    for v in range(n):
+        if devices[v] == g.num_accelerators:
+            part[v] = num_parts
+            num_parts += 1
+            continue
+        key = devices[v] * n + piece[v] - 1
+        if number[key] < 0:
+            number[key] = num_parts
+            num_parts += 1
+        part[v] = number[key]
+    for v in range(n):
+        if devices[v] != g.num_accelerators:
+            number[devices[v] * n + piece[v] - 1] = -1
+    return finish_pieces(
+        devices,
+        g.num_accelerators,
+        g.work_ms,
+        g.transfer_ms,
+        g.source_offsets,
+        g.sources,
+        g.reader_offsets,
+        g.readers,
+        part,
+        num_parts,
+        finish_ms,
+    )
+
+
+@kernel
+def anneal_latency(
+    g: PieceGraph, unit_device: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float
+) -> float:
+    """The least latency met in `steps` moves from `unit_device` (U,), which fits; `best` (U,) holds its placement.
+
+    Moves are those of max-load: one unit, two that swap, a window of the topological order, a cluster that grows along
+    edges within a device. One that does not fit in memory is dropped before it is scored, one that makes pieces wait
+    for each other when it is; the rest is Metropolis' rule on the logarithm of the latency.
+    """
+    num_units, n = len(unit_device), len(g.op_unit)
+    devices = np.empty(n, dtype=np.int32)
+    piece, kept = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
+    depth, part = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+    number = np.full((g.num_accelerators + 1) * n, -1, dtype=np.int32)
+    finish_ms = np.empty(n)
+    held = np.zeros(g.num_accelerators + 1)
+    cluster, goes = np.empty(num_units, dtype=np.int32), np.empty(num_units, dtype=np.int32)
+    mark = np.full(num_units, -1, dtype=np.int64)
+    touched = np.zeros(g.num_accelerators + 1, dtype=np.bool_)
+    for v in range(n):
+        devices[v] = unit_device[g.op_unit[v]]
+    for unit in range(num_units):
+        held[unit_device[unit]] += g.unit_bytes[unit]
+    for device in range(g.num_accelerators):
+        cut_device(g, devices, device, depth, piece)
+    current = latency(g, devices, piece, number, part, finish_ms)
+    best[:] = unit_device
+    best_ms = current
+    temperature, ratio = hot, cold / hot
+    widest = max(2, num_units // 3)
+    for step in range(steps):
+        if step % 64 == 0:
+            temperature = hot * ratio ** (step / steps)
+        unit = int(draw(random) * num_units)
+        home = unit_device[unit]
+        target = _pick_device_by_latency(g, unit_device, unit, random)
+        if target == home:
+            continue
+        kind = draw(random)
+        size = 1
+        cluster[0], goes[0] = unit, target
+        if kind < 0.12:
+            other = int(draw(random) * num_units)
+            if unit_device[other] == home:
+                continue
+            goes[0], goes[1] = unit_device[other], home
+            cluster[1] = other
+            size = 2
+        elif kind < 0.4:
+            length = 1 + int(widest ** draw(random))
+            begin = g.place[unit] - int(draw(random) * length)
+            size = 0
+            for place in range(max(begin, 0), min(begin + length, num_units)):
+                moved = g.order[place]
+                if unit_device[moved] != target and (kind < 0.2 or unit_device[moved] == home):
+                    cluster[size], goes[size] = moved, target
+                    size += 1
+        elif kind < 0.65:
+            size = _grow_by_latency(g, unit_device, cluster, mark, step, 1 + int(widest ** draw(random)), random)
+            goes[:size] = target
+        elif kind < 0.7:
+            size = _side(g, unit_device, cluster, unit, draw(random) < 0.5)
+            goes[:size] = target
+        is_possible = True
+        for a in range(size):
+            is_possible = is_possible and (goes[a] == g.num_accelerators or g.supported[cluster[a]])
+        if not is_possible or size == 0:
+            continue
+        touched[:] = False
+        for a in range(size):
+            moved = cluster[a]
+            old = unit_device[moved]
+            held[old] -= g.unit_bytes[moved]
+            held[goes[a]] += g.unit_bytes[moved]
+            touched[old] = True
+            touched[goes[a]] = True
+            unit_device[moved], goes[a] = goes[a], old
+        fits = True
+        for device in range(g.num_accelerators):
+            fits = fits and held[device] <= g.capacity_bytes
+        after = np.inf
+        if fits:
+            for a in range(size):
+                for b in range(g.unit_offsets[cluster[a]], g.unit_offsets[cluster[a] + 1]):
+                    devices[g.unit_ops[b]] = unit_device[cluster[a]]
+            kept[:] = piece
+            for device in range(g.num_accelerators):
+                if touched[device]:
+                    cut_device(g, devices, device, depth, piece)
+            after = latency(g, devices, piece, number, part, finish_ms)
+            if after <= current or draw(random) < (current / after) ** (1.0 / temperature):
+                current = after
+                if current < best_ms * (1 - 1e-12):
+                    best_ms = current
+                    best[:] = unit_device
+                continue
+            piece[:] = kept
+        for a in range(size):
+            moved = cluster[a]
+            held[unit_device[moved]] -= g.unit_bytes[moved]
+            held[goes[a]] += g.unit_bytes[moved]
+            unit_device[moved] = goes[a]
+            if fits:
+                for b in range(g.unit_offsets[moved], g.unit_offsets[moved + 1]):
+                    devices[g.unit_ops[b]] = goes[a]
+    unit_device[:] = best
+    return best_ms
+
+
+@kernel
+def _neighbour(g: PieceGraph, unit: int, random: Words) -> int:
+    """A unit that an edge joins with `unit`, or the unit itself where the draw finds none."""
+    first, last = g.unit_offsets[unit], g.unit_offsets[unit + 1]
+    op = g.unit_ops[first + int(draw(random) * (last - first))]
+    before = g.source_offsets[op + 1] - g.source_offsets[op]
+    after = g.reader_offsets[op + 1] - g.reader_offsets[op]
+    if before + after == 0:
+        return unit
+    a = int(draw(random) * (before + after))
+    other = g.sources[g.source_offsets[op] + a] if a < before else g.readers[g.reader_offsets[op] + a - before]
+    return int(g.op_unit[other])
+
+
+@kernel
+def _pick_device_by_latency(g: PieceGraph, unit_device: Ints, unit: int, random: Words) -> int:
+    """A neighbour's device or, less often, any."""
+    if draw(random) < 0.75:
+        for _ in range(5):
+            other = _neighbour(g, unit, random)
+            if unit_device[other] != unit_device[unit]:
+                return int(unit_device[other])
+    return int(draw(random) * g.num_devices)
+
+
+@kernel
+def _grow_by_latency(
+    g: PieceGraph, unit_device: Ints, cluster: Ints, mark: NDArray[np.int64], step: int, most: int, random: Words
+) -> int:
+    """Grow `cluster` from its first unit along edges within its device, up to `most` units; its size."""
+    size, head, home = 1, 0, unit_device[cluster[0]]
+    mark[cluster[0]] = step
+    while head < size and size < most:
+        unit = cluster[head]
+        head += 1
+        for b in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+            op = g.unit_ops[b]
+            for way in range(2):
+                first = g.source_offsets[op] if way == 0 else g.reader_offsets[op]
+                last = g.source_offsets[op + 1] if way == 0 else g.reader_offsets[op + 1]
+                if last - first > 16:
+                    continue
+                for a in range(first, last):
+                    other = g.op_unit[g.sources[a] if way == 0 else g.readers[a]]
+                    is_new = mark[other] != step and unit_device[other] == home and size < most
+                    if is_new and draw(random) < 0.85:
+                        mark[other] = step
+                        cluster[size] = other
+                        size += 1
+    return size
+
+
+@kernel
+def _side(g: PieceGraph, unit_device: Ints, cluster: Ints, unit: int, is_later: bool) -> int:
+    """Fill `cluster` with the units of `unit`'s device before, or after, it in order, and itself; their number."""
+    size = 0
+    begin = g.place[unit] if is_later else 0
+    end = len(unit_device) if is_later else g.place[unit] + 1
+    for place in range(begin, end):
+        other = g.order[place]
+        if unit_device[other] == unit_device[unit]:
+            cluster[size] = other
+            size += 1
+    return size
