@@ -49,7 +49,19 @@ OPEN_CIRCLES = {
     ("rlplace.graphs.opgraph", "rlplace.graphs.formats.networkx_graph"): "`OpGraph.to_networkx` and `from_networkx`",
 }
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
-MOST_FILES = 22
+SUBROOMS = {
+    "export": {"device_map", "pipeline", "placed"},
+    "graphs": {"capturing", "formats", "grouping", "micro"},
+    "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
+    "policy": {"learn", "schedule", "weights"},
+    "report": {"html"},
+    "runs": {"advise", "doctor"},
+    "search": {"exact", "improve", "parallel", "rules", "schedule"},
+    "training": {"agent", "elastic", "pretrain", "resume", "searches"},
+    "workloads": {"networks"},
+}
+"""Folders within rooms; none of them has a folder."""
+MOST_FILES, MOST_LINES = 22, 700
 
 
 def module_of(path: Path) -> str:
@@ -127,6 +139,17 @@ def packages() -> list[Path]:
 def test_a_folder_says_what_belongs_there_and_is_not_too_full(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES
+
+
+def test_folders_are_rooms_and_those_of_the_list() -> None:
+    folders = {path.parent.relative_to(ROOT).parts for path in ROOT.rglob("*.py")} - {()}
+    listed = {(room, name) for room, names in SUBROOMS.items() for name in names}
+    assert folders == {(room,) for room in rooms() if (ROOT / room).is_dir()} | listed
+
+
+def test_a_file_is_a_chapter_and_no_book() -> None:
+    long = {name for name, path in MODULES.items() if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES}
+    assert {name for name in long if ".kernel_" not in name} == set()
 
 
 def loaded_by(statement: str) -> set[str]:
