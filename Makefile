@@ -1,10 +1,10 @@
-# make demo and make test set everything up themselves; see README.md.
+# make demo and make test set everything up themselves; see README.md. `make test` leaves out the tests marked `slow`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint format check bench pictures gpu docs clean
+.PHONY: install demo test test-all lint format check bench pictures gpu docs clean
 
 install: $(STAMP)
 
@@ -17,8 +17,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/rlplace train inception_v3@small --host auto --budget 150s --seed 0 --run runs/demo --overwrite
 
+TESTS = $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: install
-	$(BIN)/python -m pytest
+	$(TESTS) -m "not slow"
+
+test-all: install
+	$(TESTS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -29,7 +34,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint test
+check: lint test-all
 
 # About two hours on two idle cores; every line stands by itself.
 bench: install

@@ -66,6 +66,7 @@ def test_what_is_known_of_micro_batches_is_no_worse_than_whole_ops(
             assert entry["devices"] == entries[key]["devices"] or entry["runs"], key
 
 
+@pytest.mark.slow
 def test_a_placement_of_micro_batches_takes_what_is_said_in_the_order_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -160,6 +160,7 @@ def test_its_figures_are_those_of_the_code() -> None:
     assert f"that {MOST_LOST} workers were lost with" in words
 
 
+@pytest.mark.slow
 def test_its_commands_are_known() -> None:
     assert [command.split()[0] for command in ALONE] == ["rlplace"]
     assert [commands[-1].split()[:2] for commands in (HEAD, OTHER)] == [["ray", "start"]] * 2

@@ -47,6 +47,7 @@ def test_there_are_six_programs_and_all_are_short() -> None:
         assert max(map(len, lines)) <= 120, name
 
 
+@pytest.mark.slow
 def test_the_loop_learns_to_beat_one_gpu(names: dict[str, Any]) -> None:
     assert names["best_s"] < names["single_s"]
     learned = names["learned"]

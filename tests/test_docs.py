@@ -15,7 +15,6 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.slow
 def test_the_readmes_python_runs() -> None:
     (code,) = blocks(ROOT / "README.md", "python")
     assert len(code.strip().splitlines()) <= 10
@@ -72,6 +71,7 @@ def test_every_export_format_is_in_the_readme() -> None:
     assert [name for name, entry in FORMATS.items() if f"| `{entry.file}` |" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
     code = blocks(ROOT / "docs" / "training.md", "python")
@@ -88,6 +88,7 @@ def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "host_model.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_python_about_policies_runs() -> None:
     names: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "policies.md", "python"):

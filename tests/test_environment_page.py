@@ -14,6 +14,7 @@ from rlplace.env import FEATURE_NOTES
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "environment.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_pages_python_runs() -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     assert len(code) == 6

@@ -115,6 +115,7 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_the_export_format(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with example("An export format", FORMATS, tmp_path, monkeypatch) as name:
         assert main(["export", str(run.root), "--format", name]) == 0
@@ -124,6 +125,7 @@ def test_the_export_format(run: RunFolder, tmp_path: Path, monkeypatch: pytest.M
     assert (run.root / "placement.md").read_text(encoding="utf-8") == written
 
 
+@pytest.mark.slow
 def test_the_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with example("A workload", CATALOG, tmp_path, monkeypatch) as name:
         work = build(f"{name}@layers=8")
@@ -146,6 +148,7 @@ def fork_file(tmp_path: Path) -> str:
     return str(tmp_path / "fork.json")
 
 
+@pytest.mark.slow
 def test_the_search_method(fork_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = barred(fork_problem(seed=0), {2: (1,)})
     with example("A search method", METHODS, tmp_path, monkeypatch) as name:
@@ -197,6 +200,7 @@ def test_the_learner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found.learned.mode().tolist() == wanted
 
 
+@pytest.mark.slow
 def test_the_policy_and_its_learner_as_a_package(fork_file: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_it = ("train", fork_file, "--host", "2xK80", "--budget", "2s", "--run", str(run), "--groups", "6")

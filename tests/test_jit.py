@@ -83,6 +83,7 @@ def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> No
     assert len(list((package / "__pycache__").glob("caller.moved-*.nbi"))) == 1  # those of other sources are removed
 
 
+@pytest.mark.slow
 def test_all_that_kernels_are_made_of_stands_in_files_that_the_cache_looks_at() -> None:
     trees = {path: ast.parse(text) for path in PACKAGE.rglob("*.py") if "rlplace.jit" in (text := path.read_text())}
     assert len(trees) > 25

@@ -33,5 +33,6 @@ def test_what_the_user_chose_stays(given: dict[str, str]) -> None:
     assert environment_after("import rlplace", **given) == [given.get(name) for name in NAMES]
 
 
+@pytest.mark.slow
 def test_nothing_is_said_once_torch_has_read_it() -> None:
     assert environment_after("import torch, rlplace") == [None, None]

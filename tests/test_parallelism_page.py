@@ -23,6 +23,7 @@ def commands() -> list[list[str]]:
     return [line.split()[1:] for block in blocks for line in block.splitlines() if line.startswith("$ rlplace ")]
 
 
+@pytest.mark.slow
 def test_the_pages_python_runs() -> None:
     code = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert len(code) >= 2

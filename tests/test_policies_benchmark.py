@@ -40,6 +40,7 @@ def test_every_policy_that_there_is_runs_alone_with_search_and_as_a_guide(polici
     assert {f"placer+ppo, {mode}" for mode in policies.MODES} <= set(rows)
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped_and_renders(policies: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
     names = ("portfolio", "random weights", "placer+ppo, with annealing")

@@ -78,6 +78,7 @@ def test_what_a_run_and_a_search_found() -> None:
     assert repr(found).startswith(f"SearchResult({found.step_time_s * 1e3:.4g} ms a step, {count} in ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_a_policy_prints_no_layers(name: str) -> None:
     policy = POLICIES[name](fork_problem(0), LearnConfig(), 0)
@@ -93,6 +94,7 @@ def test_a_captured_graph_is_called_after_its_model() -> None:
     assert repr(graph).endswith(" edges, Linear)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "name"), [("rnnlm", "rnnlm@small"), ("rnnlm@small", "rnnlm@small")])
 def test_the_graph_of_a_workload_has_its_name_and_size(word: str, name: str) -> None:
     from rlplace.measure import Host

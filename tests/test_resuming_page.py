@@ -27,6 +27,7 @@ def block(language: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_the_pages_python_runs() -> None:
     names: dict[str, Any] = {}
     exec(compile(block("python"), PAGE.name, "exec"), names)

@@ -28,6 +28,7 @@ def test_a_graph_file_is_advised_on_by_simulation(tmp_path: Path, capsys: pytest
     assert told["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_micro_batches_are_tried_and_people_read_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["advise", WORKLOAD, "--host", "4xV100-pcie", "--micro-batches", "2", "--seconds", "2"]
     assert main(words) == 0

@@ -79,6 +79,7 @@ def test_a_simulated_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert rows["ddp", 0]["history"] == []
 
 
+@pytest.mark.slow
 def test_three_seeds_are_three_searches_of_one_workload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--host", "4xV100-pcie", "--methods", "random,eft", "--evaluations", "4")
     told_of = [told(capsys, TINY, *options, "--seed", str(seed)) for seed in range(3)]

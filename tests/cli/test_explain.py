@@ -21,6 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_explains_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

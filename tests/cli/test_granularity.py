@@ -17,6 +17,7 @@ from rlplace.workloads import build, without_memory
 MODEL, HOST = "rnnlm@small,layers=2,steps=3,batch=4", "RTX4090+RTX3060"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["portfolio", "eft"])
 def test_a_placement_keeps_modules_together(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "found.json"

@@ -35,6 +35,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_graph_is_cut_saved_and_simulated_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     whole = told(capsys, "graph", TINY)
     file = tmp_path / "cut.json"
@@ -50,6 +51,7 @@ def test_a_graph_is_cut_saved_and_simulated_again(capsys: pytest.CaptureFixture[
     assert captured["micro_batches"]["verdict"]["is_checked"]
 
 
+@pytest.mark.slow
 def test_a_comparison_keeps_placements_that_simulate_and_draw(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_comparison_keeps_placements_that_simulate_and_draw(
     assert "--micro-batches" in message
 
 
+@pytest.mark.slow
 def test_auto_is_what_a_placement_file_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Three micro-batches are none that a search tries, and accumulation is none that `auto` takes."""
     words = (TINY, *HOST, "--micro-batches", "3", "--loss", "accumulated", "--methods", "data-parallel")
@@ -98,6 +101,7 @@ def test_auto_is_what_a_placement_file_says(capsys: pytest.CaptureFixture[str], 
     assert "give `--micro-batches` again" in message
 
 
+@pytest.mark.slow
 def test_auto_of_files_is_what_a_placement_file_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     profile, cut = tmp_path / "layers.txt", tmp_path / "cut.json"
     profile.write_text(profile_text([(8.0, 16.0, 1000, 4000)] * 4))
@@ -112,6 +116,7 @@ def test_auto_of_files_is_what_a_placement_file_says(capsys: pytest.CaptureFixtu
             assert found["micro_batches"]["count"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_keeps_how_its_batch_was_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("train", TINY, *HOST, "--micro-batches", "2", "--budget", "0.5s", "--method", "anneal", "--run", str(run))
@@ -130,6 +135,7 @@ def test_a_run_keeps_how_its_batch_was_cut(capsys: pytest.CaptureFixture[str], t
     assert Path(written["path"]).read_text() == script
 
 
+@pytest.mark.slow
 def test_auto_tries_what_the_batch_allows(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("compare", TINY, *HOST, "--micro-batches", "auto", "--methods", "single", "--evaluations", "60", "--json")
     assert main(list(words)) == 0
@@ -176,6 +182,7 @@ def test_mistakes_are_named_before_anything_is_built(
     assert message in refused(capsys, command, "gpt2", *flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "flags", "message"),
     [

@@ -140,6 +140,7 @@ def test_a_folder_that_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureF
     assert "config.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_goes_on_elsewhere(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph, three, old = str(run.parent / "graph.json"), str(run.parent / "three.json"), tmp_path / "old"
     save_host(FOUR, tmp_path / "four.json")
@@ -157,6 +158,7 @@ def test_training_goes_on_elsewhere(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert "name that with `--host` too" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_placement_that_was_kept(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +194,7 @@ def test_training_goes_on_from_a_placement_that_was_kept(
     assert asked["constraints"]["pins"] == [["*0", "gpu:1"]], "as it was placed"
 
 
+@pytest.mark.slow
 def test_more_evaluations_are_not_offered_as_a_budget_that_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, make: str, capsys: pytest.C
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_every_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert train(run) == 0
@@ -62,6 +63,7 @@ def test_every_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert searches["anneal"]["tried"] == []
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_costs_the_run_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_flags_reach_the_placement_and_the_record(tmp_path: Path) -> None:
     assert allowed[problem["grouping"]["op_group"], devices].all()
 
 
+@pytest.mark.slow
 def test_the_run_folder_shows_how_the_searches_went(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(run, "--method", "anneal") == 0
@@ -66,6 +67,7 @@ def test_the_run_folder_shows_how_the_searches_went(tmp_path: Path) -> None:
         assert rows[name]["history"][-1][0] <= rows[name]["placements"]
 
 
+@pytest.mark.slow
 def test_the_record_says_which_priors_were_expected(tmp_path: Path) -> None:
     priors = tmp_path / "priors.json"
     save_priors(load_priors(), priors)
@@ -119,6 +121,7 @@ def test_a_model_that_cannot_be_captured_names_op_and_line(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +137,7 @@ def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(
     assert said.err == ""
 
 
+@pytest.mark.slow
 def test_a_budget_with_a_plus_is_so_much_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def budget_s() -> float:
         return float(json.loads((run / "config.json").read_text())["asked"]["train"]["budget_s"])

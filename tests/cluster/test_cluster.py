@@ -153,6 +153,7 @@ def test_a_lost_node_costs_no_item(nodes: Any, cluster: Cluster, tmp_path: Path)
     assert cluster.num_workers == 2
 
 
+@pytest.mark.slow
 def test_auto_starts_a_cluster_that_ends_with_its_process(tmp_path: Path) -> None:
     code = (
         "import signal\n"
@@ -244,6 +245,7 @@ def test_a_broken_ray_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         check_cluster("auto")
 
 
+@pytest.mark.slow
 def test_importing_the_room_imports_neither_ray_nor_torch() -> None:
     code = "import sys, rlplace.cluster; print({'ray', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -47,6 +47,7 @@ def assert_same(one: Comparison, other: Comparison) -> None:
     assert (one.lower_bound_s, one.lower_bound, one.budget) == (other.lower_bound_s, other.lower_bound, other.budget)
 
 
+@pytest.mark.slow
 def test_the_rows_are_those_of_a_local_run_to_the_bit(cluster: Cluster) -> None:
     problem, config = tight_problem(12, 3), CompareConfig(METHODS, evaluations=400, seeds=3)
     told: list[str] = []
@@ -85,6 +86,7 @@ def test_a_hidden_truth_gives_the_same_rows(cluster: Cluster) -> None:
     assert_same(compare_true(problem, config), compare_true(problem, config, cluster=cluster))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_a_local_one_says(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", TINY, "--host", "4xV100-pcie", "--methods", "heft,anneal,ddp", "--evaluations", "100", "--json"]
     assert main([*words, "--seeds", "2"]) == 0

@@ -210,6 +210,7 @@ def test_a_machine_of_the_same_name_takes_its_own_lock(
             node._evaluator.close()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_amid_a_batch_costs_no_plan(
     nodes: Any, cluster: Cluster, problem: Problem, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

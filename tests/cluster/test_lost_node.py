@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ray_nodes import ray_nodes
 from search_problems import tight_problem
 
@@ -10,6 +11,7 @@ from rlplace.compare.row import Row
 from rlplace.compare.run import CompareConfig, compare
 
 
+@pytest.mark.slow
 def test_rows_of_a_node_that_is_lost_are_done_again() -> None:
     problem, config = tight_problem(24, 4), CompareConfig(("anneal",), evaluations=1500, seeds=6)
     told: list[Row] = []

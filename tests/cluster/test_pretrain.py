@@ -82,6 +82,7 @@ def test_the_command_takes_a_cluster(cluster: Cluster, tmp_path: Path, capsys: p
     assert weights(tmp_path / "here") == weights(tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_a_graph_file_that_cannot_be_read_is_said_before_anything_is_simulated(tmp_path: Path) -> None:
     with pytest.raises(FileProblem):
         pretrain(dataclasses.replace(TINY, graphs=(tmp_path / "none.json",)), tmp_path / "out")

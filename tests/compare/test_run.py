@@ -221,6 +221,7 @@ def test_what_does_not_fit_is_no_winner() -> None:
     assert all(row.value_s == math.inf for row in comparison.rows)
 
 
+@pytest.mark.slow
 def test_throughput_is_the_busiest_device() -> None:
     comparison = compare(two_chains(), CompareConfig(("single", "round-robin"), objective="throughput"))
     assert [row.value_s for row in comparison.rows] == [4.0, 2.0]

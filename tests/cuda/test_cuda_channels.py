@@ -32,6 +32,7 @@ def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) ->
         assert channel.take().device == torch.device("cuda", 1)
 
 
+@pytest.mark.slow
 def test_links_are_measured_in_order() -> None:
     def body(_: Machine) -> list[str]:
         links = profile_links(gpu_host(("cuda:0/0", "cuda:0/1", "cuda:1", "cpu")), repeats=1).links

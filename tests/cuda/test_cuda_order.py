@@ -37,6 +37,7 @@ def test_random_plans(first: int) -> None:
         assert not verdict.caught_by, f"{setting.name}: {verdict}"
 
 
+@pytest.mark.slow
 def test_random_plans_cover_what_they_should() -> None:
     settings = [random_setting(seed) for seed in range(NUM_PLANS)]
     assert {setting.model for setting in settings} == set(MODELS)

@@ -60,6 +60,7 @@ def test_both_envs_show_the_same_and_never_the_same_array() -> None:
         assert np.array_equal(batch[name], [first[name], second[name]])
 
 
+@pytest.mark.slow
 def test_a_policy_of_stable_baselines_learns_from_it() -> None:
     problem = fork_problem(0)
     simulator = Simulator(problem, threads=1)

@@ -48,6 +48,7 @@ def test_place_does_it_all_in_one_call(progress: bool | None, capsys: pytest.Cap
     step.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [2, "auto"])
 def test_a_cut_step_trains_as_eager(micro_batches: int | str) -> None:
     model, x, y = small()

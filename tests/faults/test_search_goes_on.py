@@ -100,6 +100,7 @@ def ruled_out(problem: Problem, ops: Sequence[int] | dict[int, object]) -> Probl
     return dataclasses.replace(problem, allowed=allowed)
 
 
+@pytest.mark.slow
 def test_the_best_is_that_of_a_search_without_the_faulty_placements(monkeypatch: pytest.MonkeyPatch) -> None:
     runners: list[FaultyRunner] = []
 

@@ -78,6 +78,7 @@ def feasible_start(record: DnnPartitioning, objective: str) -> tuple[MaxLoadSear
     return search, rows[int(np.argmin(values))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", CASES)
 @given(st.integers(0, 100_000), st.integers(1, 2), st.integers(2, 6))
 @settings(max_examples=40, deadline=None)
@@ -119,6 +120,7 @@ def test_the_integer_program_finds_the_optimum(seed: int, devices: int, num_node
         assert found.devices is None
 
 
+@pytest.mark.slow
 def test_the_solver_keeps_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     for seed in range(60):
         record = random_workload(seed, num_nodes=8, devices=3)

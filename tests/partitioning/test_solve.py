@@ -28,6 +28,7 @@ def check(record: DnnPartitioning, objective: str, result: PublishedResult) -> N
             assert row.evaluations >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target_ms"), [("layer_bert24_training", 39.989), ("op_bert_l-3_inference", 22.018)])
 def test_max_load_comes_within_half_a_percent_of_the_best_published(name: str, target_ms: float) -> None:
     record = load("throughput", name)
@@ -38,6 +39,7 @@ def test_max_load_comes_within_half_a_percent_of_the_best_published(name: str, t
     assert result.best.value_ms <= target_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target_ms"), [("layer_bert24_inference", 100.72), ("op_bert_l-3_inference", 409.28)])
 def test_piece_latency_comes_within_half_a_percent_of_the_best_published(name: str, target_ms: float) -> None:
     record = load("latency", name)
@@ -65,6 +67,7 @@ def test_random_workloads_with_tight_memory(seed: int, objective: str) -> None:
     check(record, objective, solve(record, objective, evaluations=500, seed=seed))
 
 
+@pytest.mark.slow
 def test_a_time_budget_ends() -> None:
     record = load("throughput", "layer_bert24_inference")
     result = solve(record, "max-load", seconds=1.0, methods=("dp", "portfolio"))

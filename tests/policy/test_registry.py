@@ -21,6 +21,7 @@ SMALL = LearnConfig(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_every_policy_keeps_the_protocol(name: str, tmp_path: Path) -> None:
     policy = POLICIES[name](chain_problem(3), SMALL, 0)
@@ -36,6 +37,7 @@ def test_every_policy_keeps_the_protocol(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "policy.safetensors").stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy_name", list(POLICIES))
 @pytest.mark.parametrize("name", list(LEARNERS))
 def test_every_learner_makes_rewarded_placements_likelier(name: str, policy_name: str) -> None:

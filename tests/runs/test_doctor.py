@@ -68,6 +68,7 @@ def test_every_check_survives_a_system_where_everything_raises(machine: Machine)
     assert worst(findings) == "fail"
 
 
+@pytest.mark.slow
 def test_this_process_is_looked_at_without_importing_or_writing_anything(tmp_path: Path) -> None:
     code = (
         "import sys\n"

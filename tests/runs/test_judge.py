@@ -96,6 +96,7 @@ def test_the_loss_of_inception_is_what_it_says() -> None:
     assert (verdict.kind, verdict.is_checked, verdict.normalises_batch) == ("separate", True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "kind"), [("summed", "separate"), ("padded", "joined"), ("contrastive", "joined")]
 )

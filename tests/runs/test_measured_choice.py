@@ -28,6 +28,7 @@ def problem_of(count: int) -> Problem:
     return Problem.profile(graph, Host.detect("cores"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [False, True])
 def test_both_are_run_and_the_faster_one_is_said(isolated: bool) -> None:
     cut, lines = problem_of(2), list[str]()

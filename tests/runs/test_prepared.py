@@ -38,6 +38,7 @@ def test_a_whole_batch_is_what_it_was() -> None:
     assert "micro-batch" not in said
 
 
+@pytest.mark.slow
 def test_a_number_is_cut_judged_and_ordered() -> None:
     problem, kept, said = told(CutOptions(2))
     assert problem.graph.num_micro_batches == 2
@@ -55,6 +56,7 @@ def test_accumulation_is_said() -> None:
     assert "loss accumulated: gradient accumulation" in said
 
 
+@pytest.mark.slow
 def test_what_a_run_kept_is_cut_the_same_way_again() -> None:
     _, kept, _ = told(CutOptions(2))
     count, asked = read_asked(kept)
@@ -164,6 +166,7 @@ def test_an_exact_step_refuses_statistics_of_micro_batches_and_accumulation() ->
         capture_workload(linear, 2, CutOptions(2, loss="accumulated", is_exact=True))
 
 
+@pytest.mark.slow
 def test_a_joined_loss_of_a_model_without_memory_that_makes_tensors_of_its_own() -> None:
     graph = Steps(parse_workload("clip@small"), HOST, 0, CutOptions(2)).graph(2)
     verdict = verdict_of(graph)

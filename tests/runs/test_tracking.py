@@ -84,6 +84,7 @@ def test_online_without_a_login_is_refused_at_once(tmp_path: Path) -> None:
     assert "Log in with `wandb login`, or use --track offline." in done.stdout
 
 
+@pytest.mark.slow
 def test_offline_keeps_everything_under_the_run_folder_and_prints_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -199,6 +199,7 @@ with MeasurementStore.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_and_write_one_store_at_once(tmp_path: Path) -> None:
     path, tests = tmp_path / "measurements.db", str(Path(__file__).parent.parent)
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), tests, str(name)]) for name in (1, 2)]
@@ -233,6 +234,7 @@ for k in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_what_was_kept_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
     path, tests = tmp_path / "measurements.db", str(Path(__file__).parent.parent)
     command = [sys.executable, "-c", ENDLESS, str(path), tests]

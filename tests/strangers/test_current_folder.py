@@ -93,12 +93,14 @@ def ran_of(folder: Path, *arguments: str, cwd: Path, path: str = "") -> str:
     return (folder / "ran").read_text() if (folder / "ran").exists() else ""
 
 
+@pytest.mark.slow
 def test_a_worker_imports_nothing_of_it(folder: Path) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     assert ran_of(folder, "-P", "-c", PROFILES, str(folder), cwd=elsewhere, path=f".{os.pathsep}") == ""
 
 
+@pytest.mark.slow
 def test_a_worker_has_the_module_of_a_users_function(folder: Path) -> None:
     (folder / "triton.py").unlink()  # PyTorch asks for it again while it runs ops of users
     assert ran_of(folder, "-P", "-c", PROFILES, str(folder), "mine:make", cwd=folder) == ""
@@ -109,6 +111,7 @@ def test_python_with_m_imports_nothing_of_it(folder: Path) -> None:
     assert ran_of(folder, "-m", "rlplace", "hosts", "2xK80", cwd=folder) == ""
 
 
+@pytest.mark.slow
 def test_replicas_begin_without_it(folder: Path) -> None:
     script = folder / "elsewhere" / "script.py"
     script.parent.mkdir()

@@ -27,6 +27,7 @@ PIPELINE = _TEMPLATE.format_map(
 PROGRAMS = {"step.py": script("mine:make", default_size="small", seed=0), "pipeline.py": PIPELINE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_safe", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_beside_a_program_is_imported(name: str, is_safe: bool, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def goes_on_or_says_why(run: Path, name: str, content: bytes) -> None:
             (run / kept).write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_what_is_damaged_goes_on(folder: Path) -> None:
     for run in ("finished", "left"):
         assert asked("train", str(folder / "graph.json"), "--resume", str(folder / run), "--quiet")[0] == 0
@@ -203,6 +204,7 @@ def test_a_file_to_begin_with_is_opened_only_if_it_is_named_again(
     assert str(getattr(getattr(requests[-1], group), option)) == name
 
 
+@pytest.mark.slow
 def test_a_host_file_is_not_opened_again(folder: Path, tmp_path: Path) -> None:
     host, run = tmp_path / "two.json", tmp_path / "run"
     save_host(resolve_host("2xK80"), host)

@@ -59,6 +59,7 @@ HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
 REAL = ("isolated", "store", "agent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TrainConfig)])
 def test_an_option_takes_effect_or_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in REFUSED:

@@ -31,6 +31,7 @@ def problem() -> Problem:
     return Problem(graph, core_host(2), Costs(op_time_s, "estimated"), Grouping(np.arange(3)))
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_after_placements_that_crash() -> None:
     said = problem()
     result = train(said, TrainConfig(budget_s=3.0, isolated=True, search=SEARCH))
@@ -45,6 +46,7 @@ def test_a_search_goes_on_after_placements_that_crash() -> None:
     assert "single" in ran
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_traced_is_shown_as_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

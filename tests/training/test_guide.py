@@ -109,6 +109,7 @@ def test_a_seed_finds_the_same_and_the_guides_moves_are_tried() -> None:
     assert METHODS["guided"].home == "rlplace.training.guide:solve"
 
 
+@pytest.mark.slow
 def test_the_agent_takes_a_guide() -> None:
     problem = learnable_problem(plain_host(3, 100.0, 0.05), 20)
     guide = PolicyGuide(problem, MOVING, seed=0)
@@ -142,6 +143,7 @@ def test_one_option_turns_it_on() -> None:
             GuideConfig(**{name: 1.5})
 
 
+@pytest.mark.slow
 def test_training_on_a_simulated_host_with_a_guide_sets_it_beside_the_portfolio() -> None:
     result = train(PROBLEM, budget_s=1.0, search=SearchConfig(guide="placer"))
     assert {"guided", "portfolio"} <= {row["method"] for row in result.table.rows}

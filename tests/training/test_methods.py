@@ -87,6 +87,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
+@pytest.mark.slow
 def test_every_method_reports_what_it_simulated(simulated: list[int]) -> None:
     told, were = {}, {}
     for name, method in METHODS.items():
@@ -99,6 +100,7 @@ def test_every_method_reports_what_it_simulated(simulated: list[int]) -> None:
     assert told == were
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [

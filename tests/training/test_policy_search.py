@@ -30,6 +30,7 @@ def test_the_face_registers_it_and_search_knows_no_policy() -> None:
     assert METHODS["policy"].home == "rlplace.training.policy_search:solve"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ["starts", "none"])
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_a_seed_and_a_number_of_evaluations_find_the_same_to_the_bit(init: str, share: float) -> None:
@@ -47,6 +48,7 @@ def test_a_seed_and_a_number_of_evaluations_find_the_same_to_the_bit(init: str, 
     assert first[2] <= 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_it_never_ends_behind_its_start(problem: Problem) -> None:
     task = Task(problem, Simulator(problem), Budget(evaluations=200))
@@ -109,6 +111,7 @@ class Indifferent:
         return np.ones(len(placements))
 
 
+@pytest.mark.slow
 def test_measured_step_times_teach_what_the_simulator_does_not_know() -> None:
     host = Host(chain_problem(4), wanted=[1, 1, 1, 1])
     task = Task(host.problem, Indifferent(), Budget(evaluations=64, measurements=150), host=host, seed=0)
@@ -178,6 +181,7 @@ def test_a_placement_without_a_choice_is_measured_once() -> None:
     assert [batch.tolist() for batch in host.batches] == [[[1, 1, 1, 1]]]
 
 
+@pytest.mark.slow
 def test_samples_that_are_not_screened_are_measured_as_they_come() -> None:
     """As in the 2017 paper: what is measured is what the policy drew, and all of it teaches."""
     host = Host(chain_problem(4), wanted=[1, 1, 1, 1])

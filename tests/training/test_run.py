@@ -44,6 +44,7 @@ def simulated_problem() -> Problem:
     return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
 
 
+@pytest.mark.slow
 def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path: Path) -> None:
     problem = simulated_problem()
     every = np.array(list(itertools.product(range(2), repeat=problem.graph.num_ops)), dtype=np.int32)
@@ -192,6 +193,7 @@ def test_on_this_machine_what_was_learned_about_it_is_kept_and_said(
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pins", [["op1=d1"], ["op1=d1", "op2=d0"]])
 def test_nothing_is_ever_proposed_where_it_may_not_be(pins: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = simulated_problem()
@@ -237,6 +239,7 @@ class SlowingMachine:
         pass
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_better_ratio_while_the_machine_slows_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def step_s(problem: Problem, devices: NDArray[np.int32]) -> float:
     return float(Simulator(problem, threads=1).step_times(devices[None])[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"), [("portfolio", {}), ("guided", {"config": LearnConfig()}), ("policy", {})]
 )

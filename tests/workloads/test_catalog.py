@@ -117,6 +117,7 @@ def test_every_name_is_tested_here() -> None:
     assert TINY.keys() == CONFIGS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "inception_v3"])  # its `small` is hardly larger
 def test_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> None:
     equals_eager(TEXTS[name], crew)
@@ -128,6 +129,7 @@ def test_small_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> Non
     equals_eager(f"{name}@small", crew)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "embedding", "head"),
     [
@@ -180,6 +182,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_paper_size_takes_no_memory_and_has_the_published_parameters(name: str) -> None:
     with FakeTensorMode():
@@ -198,6 +201,7 @@ def test_without_transformers_the_message_names_the_extra(monkeypatch: pytest.Mo
                 build(parse_workload(name))
 
 
+@pytest.mark.slow
 def test_naming_and_listing_import_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from rlplace.workloads import CONFIGS, parse_workload;"

@@ -63,6 +63,7 @@ def test_every_name_is_tested_here() -> None:
     assert TINY.keys() == CONFIGS.keys() - {"evoformer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TINY if name not in SLOW])
 def test_in_micro_batches_it_trains_as_eager_does(name: str) -> None:
     trains_as_eager_does(name)
@@ -74,6 +75,7 @@ def test_others_train_as_eager_does_too(name: str) -> None:
     trains_as_eager_does(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "dlrm"])
 def test_tables_have_one_gradient_a_lookup_of_all_micro_batches(name: str) -> None:
     target = "aten.embedding_dense_backward.default"
@@ -87,6 +89,7 @@ def test_a_model_without_a_batch_is_not_cut() -> None:
         capture(work.model, work.inputs, work.loss_fn, work.optimizer, micro_batches=2, batch_dims=work.batch_dims)
 
 
+@pytest.mark.slow
 def test_models_without_memory_are_cut_too() -> None:
     """The same graph: a joined loss is captured of outputs that nobody computed."""
     with without_memory():

@@ -22,6 +22,7 @@ from rlplace.workloads import (
 TINY_NMT = "nmt@layers=1,units=4,batch=2,steps=3,vocab=7"
 
 
+@pytest.mark.slow
 def test_parsing_imports_no_torch():
     code = (
         "import sys; from rlplace.workloads import parse_workload; parse_workload('nmt@paper').config();"

@@ -166,6 +166,7 @@ FAMILY = Family(SmallConfig, "brought_networks:build")
 """
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_a_workload_and_a_broken_one_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "brought_workload.py").write_text(BESIDE, encoding="utf-8")
     info = tmp_path / "brought-2.0.dist-info"

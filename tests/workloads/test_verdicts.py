@@ -35,6 +35,7 @@ def judged(workload: Workload, count: int, asked: str) -> LossVerdict:
     return judge_loss(workload.model, args, kwargs, workload.loss_fn, (), slicing, asked=asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_loss_is_what_the_workload_says(name: str) -> None:
     workload = built(name)

@@ -164,6 +164,7 @@ BROKEN: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_malformed_run_is_one_line(tmp_path: Path, problem: Problem, broken: dict[str, Any]) -> None:
     run = run_of(tmp_path / "run", problem, second_block_apart(problem))

@@ -157,6 +157,7 @@ def test_an_inference_is_refused(folder: Path, capsys: pytest.CaptureFixture[str
     assert not run.path("pipeline.py").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_micro_batches_do_not_make_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = capture(seeded(), skipping_batch()[:2], lambda output: (output @ output.T).logsumexp(1).mean(), "sgd")
     run = run_of(folder, graph, "a_pipelined_work:contrastive")
@@ -174,6 +175,7 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused(folder: Path, capsys: pyte
     assert "expected one that is cut into equal micro-batches, e.g. 2, 3, 4, 6, 8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_was_pinned_is_said_not_to_be_followed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = skipping_run(folder)
     config = run.read_json("config.json")
@@ -199,6 +201,7 @@ def test_one_device_is_refused(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "devices is 'cpu:0', expected two or more" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_simulated_host_gives_estimated_stages_on_gpus(folder: Path) -> None:
     """A simulated host of two GPUs: estimated, and the script names GPUs."""
     from rlplace.measure import resolve_host

@@ -94,6 +94,7 @@ def test_dropout_of_the_backward_is_that_of_its_forward() -> None:
     module.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WRITES_TO_INPUTS])
 def test_every_small_model_gives_what_it_gives_in_eager(name: str) -> None:
     case: Case = CASES[name]()
@@ -300,6 +301,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", CHANGES)
 @pytest.mark.parametrize("was_called", [False, True])
 def test_changes_of_what_was_captured_are_refused_by_name(

@@ -51,6 +51,7 @@ def state_of(step: PlacedModel) -> dict[str, torch.Tensor]:
     return {**step.state_dict(), **moments}
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     code = WORK.format(tests=str(Path(__file__).parents[2]), path=str(path))

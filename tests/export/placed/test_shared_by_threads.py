@@ -38,6 +38,7 @@ def called_by_threads(num_threads: int, num_calls: int, call: Callable[[int], bo
         return sum(pool.map(run, range(num_threads)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", THREADS)
 def test_an_inference_gives_every_thread_its_own_output(num_threads: int) -> None:
     model = classifier().eval()
@@ -72,6 +73,7 @@ def test_gradients_of_several_threads_add_up(num_threads: int) -> None:
             torch.testing.assert_close(found[name], parameter.grad, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", THREADS)
 def test_a_module_has_forwards_and_backwards_of_several_threads(num_threads: int) -> None:
     model = classifier()

@@ -201,6 +201,7 @@ def test_a_model_may_have_an_argument_named_targets() -> None:
     placed.close()
 
 
+@pytest.mark.slow
 def test_place_takes_targets() -> None:
     model = Classifier()
     placed = rlplace.place(model, X, functional.cross_entropy, "sgd", targets=LABELS, budget_s=1.0)
@@ -225,6 +226,7 @@ def by_name(output: Tensor, importance: Tensor, labels: Tensor) -> Tensor:
     return (functional.cross_entropy(output, labels, reduction="none") * importance).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("loss_fn", [NamedEntropy(), by_name, functools.partial(by_name)])
 def test_labels_in_a_dict_are_given_by_name(loss_fn: Any, micro_batches: int) -> None:

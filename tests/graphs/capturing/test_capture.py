@@ -30,6 +30,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Non
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_captured_equals_eager(name: str) -> None:
     case = CASES[name]()

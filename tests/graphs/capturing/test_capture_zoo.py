@@ -129,6 +129,7 @@ ATTENTIONS = {"resnet50": 0, "bert": 2, "gpt2": 2, "t5": 2, "vit": 2, "llama": 2
 """Calls of attention; self-attention of T5 adds a bias which learns, and so comes apart."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_a_training_step_equals_eager(name: str) -> None:
     torch.manual_seed(0)

@@ -134,6 +134,7 @@ def test_outputs_that_are_no_tensors_have_none() -> None:
     assert call.outputs == (-1, first, first + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_live_with_their_update_and_the_producer_of_their_gradient(name: str) -> None:
     graph = captured(name)

@@ -53,6 +53,7 @@ def test_attention_of_every_kind_is_one_op_a_direction(kind: str, is_training: b
     torch.testing.assert_close(run_graph(graph).result, (mean_square(y) if is_training else y).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

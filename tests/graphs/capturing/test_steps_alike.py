@@ -103,6 +103,7 @@ def keeps_the_first(layer: Layer, y: Tensor) -> Tensor:
     return y @ layer.last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize(
     ("run", "name"),

@@ -141,6 +141,7 @@ class Fails(nn.Module):
         return y if y.sum() > 0 else -y
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:hooks of modules", r"ignore:.*nn\.utils\.\w+_norm")
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", MODELS)

@@ -67,6 +67,7 @@ def test_own_json(data: st.DataObject, folder: Path) -> None:
     loads_or_says_why(folder / "g.json", data.draw(mutation(own_json(folder))))
 
 
+@pytest.mark.slow
 @share(160)
 @given(data=st.data())
 def test_dnn_partitioning(data: st.DataObject, folder: Path) -> None:

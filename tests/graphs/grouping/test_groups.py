@@ -82,6 +82,7 @@ def test_cap_is_relaxed_to_honour_num_groups():
     assert groups_of(op_graph([[], [0], [0], [1, 2], [1, 2]]), [1, 1, 0, 0, 0], 1) == [0] * 5
 
 
+@pytest.mark.slow
 def test_groups_without_edges_merge_the_cheapest_two():
     # Two pairs of the cheapest: {2, 3} at 3, then {1, 2, 3} at 6.
     assert groups_of(op_graph([[], [], [], []]), [4, 3, 2, 1], 2) == [0, 1, 1, 1]
@@ -231,6 +232,7 @@ def test_an_unknown_rule_is_named():
 RULES = ["heavy-edge", "colocation", "module", "module:1:apart", "metis", "none"]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
@@ -252,6 +254,7 @@ def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
     assert np.array_equal(grouping.op_group, group_ops(graph, cost_s, num_groups, rule).op_group)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(RULES), st.booleans())
 def test_bytes_and_devices_bound_every_merge(seed, rule, acyclic):
@@ -268,6 +271,7 @@ def test_bytes_and_devices_bound_every_merge(seed, rule, acyclic):
         assert len(members) == 1 or held[members].sum() <= cap_bytes
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(st.integers(0, 10**6), st.sampled_from(RULES), st.integers(1, 9))
 def test_the_graph_of_groups_has_no_cycle_where_asked(seed, rule, num_groups):

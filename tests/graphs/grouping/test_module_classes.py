@@ -136,6 +136,7 @@ def test_tied_as_modules_keeps_the_graphs_own_classes() -> None:
     assert tied_as_modules(tied_as_modules(graph)).colocation.tolist() == tied.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "mixtral", "clip"])
 def test_models_of_transformers_split_between_their_layers(name: str) -> None:
     pytest.importorskip("transformers")

@@ -160,6 +160,7 @@ def test_barred_devices_count_neither_for_paths_nor_for_work() -> None:
     assert lower_bounds(pinned, "throughput")["unequal devices"] == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(1, 6))
 @settings(max_examples=150, deadline=None)
 def test_no_placement_and_no_priorities_beat_any_bound(seed: int, num_ops: int) -> None:

@@ -39,6 +39,7 @@ def runs(graph: OpGraph) -> list[int]:
     return np.flatnonzero(~graph.is_source).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_op_of_every_model_runs_alone(name: str, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates, views, random ops, custom layouts: none has to be estimated."""

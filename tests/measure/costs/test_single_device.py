@@ -28,6 +28,7 @@ def test_everything_on_one_device_in_order() -> None:
     assert plan.num_transfers == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm_cell", "batch_norm_train", "transformer_layer", "writes", "tied", "targets"])
 @pytest.mark.parametrize("granularity", [1, 512])
 def test_the_peak_is_the_simulators(name: str, granularity: int) -> None:

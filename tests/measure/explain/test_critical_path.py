@@ -116,6 +116,7 @@ def test_a_timeline_of_another_plan_is_refused() -> None:
         critical_items(problem, plan, timeline)
 
 
+@pytest.mark.slow
 @given(seed=seeds, num_ops=st.integers(1, 60))
 @settings(max_examples=300, deadline=None)
 def test_the_parts_add_up_to_the_step_on_any_problem(seed: int, num_ops: int) -> None:

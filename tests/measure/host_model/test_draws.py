@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from host_models import learnable_problem, paired_host, step_times, varied_plans
 from random_problems import plain_host
 
@@ -32,6 +33,7 @@ def missed(problems: list[Problem], plans: list[Plan], true_s: np.ndarray) -> np
     return np.array([np.log(step_times(problem, plans) / true_s) for problem in problems])
 
 
+@pytest.mark.slow
 def test_where_a_step_is_a_sum_they_are_draws_of_the_normal_posterior() -> None:
     """One device and one factor: the logarithm of the step time is linear in that of the factor."""
     prior = Prior(op_type=0.0, device=0.5, bandwidth=0.0, latency=0.0, overhead=0.0)
@@ -50,6 +52,7 @@ def test_where_a_step_is_a_sum_they_are_draws_of_the_normal_posterior() -> None:
     assert abs(logs.std() / deviation - 1) < 0.12
 
 
+@pytest.mark.slow
 def test_no_draw_is_ruled_out_by_what_was_measured_though_normal_ones_are() -> None:
     """Normal draws make some path longer whatever they do: they are slower on average, fitted ones are not."""
     fitted, normal = [], []
@@ -72,6 +75,7 @@ def test_before_anything_is_measured_they_are_draws_of_the_prior() -> None:
     assert 0.85 < np.std(logs) / np.linalg.norm(scales.deviation[places]) < 1.15
 
 
+@pytest.mark.slow
 def test_what_no_plan_tells_is_as_uncertain_as_before() -> None:
     """All plans on one device: no copy is ever made."""
     scales = Scales(learnable_problem(paired_host(3), 24), Prior(overhead_s=0.1))

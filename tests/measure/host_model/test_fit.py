@@ -63,6 +63,7 @@ def test_recovers_links_that_routes_share_where_each_is_the_slowest_of_some_rout
     np.testing.assert_allclose(step_times(posterior.problem, plans), times_s, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_they_should_and_predictions_beat_the_prior() -> None:
     """200 draws of all factors from the prior, 32 plans measured with 1 % of noise, 20 others predicted.
 

@@ -230,6 +230,7 @@ def places(data: object, path: tuple[object, ...] = ()) -> list[tuple[object, ..
     return [place for key, value in items for place in ((*path, key), *places(value, (*path, key)))]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_mutated_hosts_load_or_raise_our_errors(data: st.DataObject) -> None:

@@ -58,6 +58,7 @@ def test_where_no_process_can_be_started_it_is_measured_here_with_a_warning(monk
     runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "-c", "stdin"])
 def test_a_main_module_needs_no_guard_and_may_define_ops(how: str, tmp_path: Path) -> None:
     """The op of the main module runs in the worker, whose main module is another."""
@@ -104,6 +105,7 @@ runner.measure_plans([simulator.plan(np.array([0, 1, 0], dtype=np.int32))], prot
 """
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_the_process_that_asks_whatever_it_is_doing() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", ORPHAN]

@@ -75,6 +75,7 @@ def test_a_process_ends_with_the_other_end_of_its_pipe(then: str) -> None:
         assert child.wait(WITHIN_S) in (1, -signal.SIGIO)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_LINUX, reason="processes are looked at in /proc")
 def test_a_worker_that_still_imports_ends_with_who_started_it_and_not_with_its_forks(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(SLOW_TORCH)

@@ -51,6 +51,7 @@ class Unaware:
         return Measurement("ok", 1.0, peak_bytes=(0, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "status"), [(PEAK // 2, "oom"), (3 * PEAK, "ok")])
 def test_a_worker_with_a_limit_does_what_was_predicted(limit: int, status: str) -> None:
     graph = capture(Blocks(), torch.ones(1 << 18))

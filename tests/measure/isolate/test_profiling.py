@@ -32,6 +32,7 @@ def training() -> OpGraph:
     return capture(model, torch.randn(8, 16), lambda y: y.square().mean(), "adam")
 
 
+@pytest.mark.slow
 def test_a_worker_profiles_every_op_on_every_device() -> None:
     graph, said = training(), list[str]()
     costs = profile_isolated(graph, two_kinds(), num_steps=3, warmup=1, on_progress=said.append, isolated=True)
@@ -46,6 +47,7 @@ def test_a_worker_profiles_every_op_on_every_device() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -105,6 +105,7 @@ def raced() -> dict[str, Measurement]:
     return dict(zip(plans, found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "status", "words"),
     [
@@ -188,6 +189,7 @@ def test_its_steps_can_be_raced_by_another_runner(runner: IsolatedRunner) -> Non
     assert timer() > 0, "a race lets go of what was loaded, and it is loaded again"
 
 
+@pytest.mark.slow
 def test_the_worker_has_the_affinity_of_this_process_and_so_has_its_successor(runner: IsolatedRunner) -> None:
     for _ in range(2):
         assert runner._process is not None
@@ -199,6 +201,7 @@ def test_the_worker_has_the_affinity_of_this_process_and_so_has_its_successor(ru
         assert runner.num_started == before + 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_stopped_alone_is_replaced(runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_module, "STOPPED_S", 0.5)
     before = runner.num_started
@@ -209,6 +212,7 @@ def test_a_worker_that_stopped_alone_is_replaced(runner: IsolatedRunner, monkeyp
     assert runner.num_started == before + 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_between_steps_is_replaced(runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_module, "BETWEEN_S", 0.5)
     monkeypatch.setattr(WorkerProcess, "is_stopped", False)  # it only looks as if it hung
@@ -236,6 +240,7 @@ def test_a_request_that_the_worker_cannot_read_is_an_error_that_says_so(runner: 
     assert runner.num_started == before
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_amid_a_race_gives_its_plan_another_try(runner: IsolatedRunner) -> None:
     before = runner.num_started
     assert runner._process is not None
@@ -266,6 +271,7 @@ def test_a_plan_that_is_predicted_to_need_too_much_is_not_run(runner: IsolatedRu
     assert measured.why == "cpu:0: peak of 9 bytes is 1 over its 8 (simulated; it was not run)"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_runner_that_can_be_asked_again(runner: IsolatedRunner) -> None:
     def interrupted() -> float:
         raise KeyboardInterrupt
@@ -276,6 +282,7 @@ def test_ctrl_c_leaves_a_runner_that_can_be_asked_again(runner: IsolatedRunner) 
     assert runner.measure_plans([on_first(runner)], protocol=PROTOCOL)[0].ok
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_worker_starts_leaves_a_runner_that_can_be_asked_again(
     runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +296,7 @@ def test_ctrl_c_while_a_worker_starts_leaves_a_runner_that_can_be_asked_again(
     assert runner.measure_plans([on_first(runner)], protocol=PROTOCOL)[0].ok
 
 
+@pytest.mark.slow
 def test_a_reference_that_fails_leaves_nothing_to_compare_with() -> None:
     graph = faulty_graph()
     runner = runner_of(graph, reference=with_fault(graph, "abort").devices)
@@ -305,6 +313,7 @@ def test_a_reference_that_fails_leaves_nothing_to_compare_with() -> None:
         runner.close()
 
 
+@pytest.mark.slow
 def test_a_model_of_nan_is_nobodys_fault() -> None:
     graph = faulty_graph(("nan", "raise"))
     runner = runner_of(graph)
@@ -316,6 +325,7 @@ def test_a_model_of_nan_is_nobodys_fault() -> None:
         runner.close()
 
 
+@pytest.mark.slow
 def test_a_closed_runner_says_so(runner: IsolatedRunner) -> None:
     other = runner_of(runner._problem.graph)
     other.close()
@@ -335,6 +345,7 @@ def test_what_cannot_be_sent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         runner_of(training())
 
 
+@pytest.mark.slow
 def test_a_simulated_host_is_refused() -> None:
     problem = problem_of(training())
     devices = tuple(dataclasses.replace(device, backend="simulated") for device in problem.host.devices)

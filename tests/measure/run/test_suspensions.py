@@ -42,6 +42,7 @@ for runner in (here, apart):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="nobody stops processes here")
 def test_a_suspended_race_has_no_timeout_and_no_sample_of_it() -> None:
     tests = Path(__file__).parents[2]

@@ -140,6 +140,7 @@ def unlaunched(rng: np.random.Generator, num_ops: int, *, corun: bool) -> Proble
     return replace(problem, host=host if corun else replace(host, corun_slowdown=()))
 
 
+@pytest.mark.slow
 @given(seed=seeds, num_ops=st.integers(1, 60))
 @settings(max_examples=300, deadline=None)
 def test_the_path_takes_as_long_as_the_step(seed: int, num_ops: int) -> None:
@@ -158,6 +159,7 @@ def test_the_path_takes_as_long_as_the_step(seed: int, num_ops: int) -> None:
             assert len(items) == 0
 
 
+@pytest.mark.slow
 @given(seed=seeds, num_ops=st.integers(1, 60))
 @settings(max_examples=300, deadline=None)
 def test_the_path_leaves_no_gap(seed: int, num_ops: int) -> None:

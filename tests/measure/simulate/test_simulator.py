@@ -292,6 +292,7 @@ def test_a_cutoff_gives_up_what_cannot_end_by_then() -> None:
         simulator.step_times_within(placements, np.array([7.0]))
 
 
+@pytest.mark.slow
 def test_a_pickled_simulator_simulates_the_same() -> None:
     problem = random_problem(np.random.default_rng(5), 30)
     placements = np.random.default_rng(0).integers(0, problem.host.num_devices, (20, 30)).astype(np.int32)

@@ -58,6 +58,7 @@ def test_a_new_policy_finds_every_device_as_likely():
     assert torch.equal(GnnPolicy(chain_problem(6, num_devices=3), SMALL, seed=5).logits(), torch.zeros(6, 3))
 
 
+@pytest.mark.slow
 def test_equal_devices_can_be_told_apart():
     policy = GnnPolicy(chain_problem(6, num_devices=3), SMALL)
     imitate(policy, np.array([0, 1, 2, 2, 1, 0]), num_steps=200, learning_rate=1e-2)

@@ -20,6 +20,7 @@ def score(measurer):
     return lambda rows: -np.log(measurer.step_times(rows))
 
 
+@pytest.mark.slow
 def test_one_network_learns_the_best_placements_of_two_problems():
     problems = [fork_problem(0), fork_problem(1, num_devices=3)]
     policies = shared(problems)

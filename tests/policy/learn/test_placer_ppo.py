@@ -36,6 +36,7 @@ def branches_problem(seed):
     return Problem(graph, plain_host(2), costs, Grouping(np.arange(8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_it_finds_the_best_of_all_placements(seed):
     problem = branches_problem(seed)
@@ -48,6 +49,7 @@ def test_it_finds_the_best_of_all_placements(seed):
     assert found_s == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_plain_ppo_learns_too():
     measurer = TimingMeasurer(chain_problem(8), wanted=[0, 1, 1, 0, 1, 0, 0, 1])
     model = learner(measurer, elite_coef=0.0)
@@ -70,6 +72,7 @@ def test_failures_are_learned_from():
     assert model.policy.mode().tolist() == [0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"n_steps": 2, "batch_size": 8}])
 def test_two_seeded_runs_agree_to_the_bit(options):
     def run():
@@ -93,6 +96,7 @@ def test_seeds_differ():
     assert not torch.equal(run(0), run(1))
 
 
+@pytest.mark.slow
 def test_the_env_can_be_exchanged_for_one_of_another_width():
     simulated = TimingMeasurer(chain_problem(4), wanted=[0, 0, 1, 1])
     measured = CountingMeasurer(chain_problem(4), wanted=[0, 1, 1, 1])

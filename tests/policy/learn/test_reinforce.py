@@ -177,6 +177,7 @@ def learn(policy: Seq2SeqPolicy, problem: Problem, simulator: Simulator, *, num_
         learner.update(rows, reward(step_s), progress=update / num_updates, ran=np.isfinite(step_s))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [fork_problem(0), fork_problem(2, 3)], ids=["two devices", "three devices"])
 def test_seq2seq_learns_a_tiny_problem_to_its_optimum(problem: Problem) -> None:
     policy, simulator = Seq2SeqPolicy(seq2seq_inputs(problem), SMALL, seed=0), Simulator(problem, threads=1)

@@ -69,6 +69,7 @@ def run(policy: Policy, learner: Learner, *, first: int, last: int) -> list[dict
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy_name", "learner_name"), PAIRS)
 def test_a_resumed_learner_equals_a_straight_one(policy_name: str, learner_name: str, tmp_path: Path) -> None:
     straight, learner = make(policy_name, learner_name, seed=3)

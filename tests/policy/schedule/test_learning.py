@@ -13,6 +13,7 @@ from rlplace.policy.config import LearnConfig
 from rlplace.policy.registry import LEARNERS, POLICIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("learner", "updates"), [("ppo", 30), ("reinforce", 60)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_mode_becomes_the_optimum(learner: str, updates: int, seed: int) -> None:

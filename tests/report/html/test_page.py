@@ -93,6 +93,7 @@ def test_only_our_scripts_may_run_and_nothing_may_be_loaded(tmp_path: Path) -> N
     assert not [tag for tag, attributes in elements.found if "src" in attributes or tag in ("link", "iframe", "object")]
 
 
+@pytest.mark.slow
 def test_a_step_of_ten_thousand_ops_stays_small(tmp_path: Path) -> None:
     names = [f"aten_native_batch_norm_backward_{k}" for k in range(10_000)]
     modules = [f"encoder.layers.{k // 200}.attention.self.query_{k // 40}" for k in range(10_000)]

@@ -54,6 +54,7 @@ def test_on_a_narrow_page_the_timeline_is_scrolled_instead_of_cut(tmp_path: Path
     assert re.search(r"^\.wide \{[^}]*overflow-x: auto", style, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_big_step_is_drawn_with_few_bars_and_nothing_is_lost() -> None:
     big = trace(10_000)
     bars = merged(big, most=2000)

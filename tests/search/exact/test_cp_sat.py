@@ -90,6 +90,7 @@ def test_pins_are_kept_and_a_throughput_gets_no_bound() -> None:
     assert task.lower_bound_s == 0.0
 
 
+@pytest.mark.slow
 def test_large_problems_are_scheduled_by_groups_without_a_bound() -> None:
     problem = synthetic_problem(200, 3)
     problem = replace(problem, grouping=group_ops(problem.graph, problem.costs.op_time_s.mean(axis=1), 60))

@@ -82,6 +82,7 @@ def test_they_stop_at_their_share_of_the_budget() -> None:
     assert task.evaluations == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_it_spreads_what_does_not_fit(seed: int) -> None:
     problem = tight_problem(12, 3, seed)

@@ -72,6 +72,7 @@ def test_what_does_not_fit_comes_last_and_the_least_full_of_it_first() -> None:
     assert [one.loss for one in found] == sorted(one.loss for one in found)
 
 
+@pytest.mark.slow
 def test_the_start_is_the_best_of_all_and_the_same_for_every_seed() -> None:
     problem = layered_problem()
     for evaluations, others in ((1000, best_start), (MANY - 1, score_starts)):

@@ -13,6 +13,7 @@ from rlplace.search import AnnealSettings, anneal_from
 from rlplace.search.task import Budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_it_finds_the_brute_force_optimum(seed: int) -> None:
     problem = fork_problem(seed)

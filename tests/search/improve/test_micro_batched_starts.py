@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 from layer_profiles import profile_problem
 from micro_batched import cut_graph, layered_step, step_problem
 from random_problems import plain_host
@@ -33,6 +34,7 @@ def test_starts_are_best_first_and_none_is_hopeless() -> None:
     assert times == Simulator(problem, threads=1).step_times(np.stack([devices for devices, _ in starts])).tolist()
 
 
+@pytest.mark.slow
 def test_starts_are_timed_in_the_order_that_the_task_goes_on_with() -> None:
     for op_order in ("rank", "tilt", "backward-first"):
         problem = problem_of(op_order)

@@ -34,6 +34,7 @@ def small_problem(seed: int, num_devices: int = 3) -> Problem:
     return barred(problem, pins)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1_000_000))
 def test_the_portfolio_finds_what_brute_force_finds(seed: int) -> None:
@@ -55,6 +56,7 @@ def test_every_search_is_deterministic_and_keeps_to_budget_and_devices(method: s
     assert np.array_equal(again.devices, found.devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["anneal", "evolve", "portfolio"])
 @pytest.mark.parametrize("evaluations", [60, 1500])
 def test_a_search_that_gives_up_early_finds_the_same(method: str, evaluations: int) -> None:
@@ -77,6 +79,7 @@ def test_a_budget_of_next_to_nothing_is_kept(method: str, evaluations: int) -> N
     assert timer.count == evaluations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SEARCHES)
 def test_every_search_spreads_what_does_not_fit(method: str) -> None:
     problem = tight_problem(12, 3)
@@ -131,6 +134,7 @@ def test_what_is_too_much_to_try_all_of_is_tuned_and_annealed() -> None:
     assert found.step_time_s == pytest.approx(brute_force_s(problem), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["anneal", "evolve", "portfolio"])
 @pytest.mark.parametrize("evaluations", [40, 400])
 def test_no_search_is_worse_than_the_best_layout(method: str, evaluations: int) -> None:

@@ -57,6 +57,7 @@ def every_hybrid_s(problem: Problem) -> float:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_hybrid_is_within_one_percent_of_trying_all(seed: int, tmp_path: Path) -> None:
     """Six layers on three devices; with unequal devices in half of the cases."""
@@ -65,6 +66,7 @@ def test_hybrid_is_within_one_percent_of_trying_all(seed: int, tmp_path: Path) -
     assert found.step_time_s <= 1.01 * every_hybrid_s(problem)
 
 
+@pytest.mark.slow
 def test_hybrid_is_never_worse_than_its_parts(tmp_path: Path) -> None:
     problem = layers_problem(tmp_path, 5)
     simulator = Simulator(problem, threads=1)
@@ -72,6 +74,7 @@ def test_hybrid_is_never_worse_than_its_parts(tmp_path: Path) -> None:
     assert times["hybrid"] <= min(times.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHOD_NAMES)
 def test_the_answer_keeps_its_order(name: str, tmp_path: Path) -> None:
     problem = layers_problem(tmp_path, 6)
@@ -102,6 +105,7 @@ def test_a_step_that_is_not_cut_is_refused(name: str) -> None:
     assert METHODS[name].kind == "baseline"
 
 
+@pytest.mark.slow
 def test_pins_are_kept(tmp_path: Path) -> None:
     problem = layers_problem(tmp_path, 8)
     allowed = np.ones((problem.graph.num_ops, 3), dtype=np.bool_)

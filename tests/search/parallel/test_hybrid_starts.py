@@ -39,6 +39,7 @@ def test_the_portfolio_is_never_worse_than_the_field(make: object, tmp_path: Pat
     assert again.step_time_s == found.step_time_s
 
 
+@pytest.mark.slow
 def test_stages_with_different_numbers_of_replicas_are_found(tmp_path: Path) -> None:
     """The layers with few parameters are replicated; the one with many stays on one device (PipeDream's VGG)."""
     problem = uneven_problem(tmp_path)

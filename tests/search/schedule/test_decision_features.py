@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
@@ -24,6 +25,7 @@ def test_the_first_features_are_those_of_the_list_scheduler() -> None:
     assert DECISION_FEATURES[: len(FEATURES)] == FEATURES
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 100_000))
 def test_the_least_weighted_sum_of_features_is_what_the_list_scheduler_takes(seed: int) -> None:

@@ -219,6 +219,7 @@ def restricted(rng: np.random.Generator, num_ops: int) -> Problem:
     return Problem(graph, problem.host, problem.costs, grouping, allowed=rows[grouping.op_group])
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(1, 40))
 @settings(max_examples=25, deadline=None)
 def test_every_scheduler_keeps_the_rules_and_gives_the_same_twice(seed: int, num_ops: int) -> None:

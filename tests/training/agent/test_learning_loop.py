@@ -65,6 +65,7 @@ def learn(
     return learn_host(problem, measurer, Budget(measurements=measurements), seed=seed, config=config, prior=PRIOR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measurements", [1, 3, 10, 16])
 def test_measures_no_more_than_it_may_in_batches(measurements: int) -> None:
     measurer = HiddenTruth(PROBLEM)
@@ -87,6 +88,7 @@ def test_what_it_simulates_is_near_the_budget() -> None:
     assert len(measurer.plans) == 16
 
 
+@pytest.mark.slow
 def test_plans_are_unlike_each_other() -> None:
     measurer = HiddenTruth(PROBLEM)
     learn(measurer, 32)
@@ -107,6 +109,7 @@ def test_the_answer_is_the_measured_plan_with_the_least_time_and_history_tells_h
     assert result.history[-1].best_s == min(times_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [FEW, COMPARED])
 def test_two_seeded_runs_agree_to_the_bit_and_another_seed_does_not(config: AgentConfig) -> None:
     one, other, third = (HiddenTruth(PROBLEM) for _ in range(3))
@@ -120,6 +123,7 @@ def test_two_seeded_runs_agree_to_the_bit_and_another_seed_does_not(config: Agen
     assert [plan.fingerprint for plan in one.plans] != [plan.fingerprint for plan in third.plans]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", [FEW, COMPARED, AgentConfig(evaluations=90, later_evaluations=40, scratch_share=0.7)]
 )
@@ -217,6 +221,7 @@ def test_a_fit_that_predicts_worse_than_the_prior_is_not_used(monkeypatch: pytes
     assert not result.posterior.mean.any()
 
 
+@pytest.mark.slow
 def test_after_16_measurements_it_beats_the_best_of_the_nominal_model() -> None:
     """On the truth, in the geometric mean over four hard ones; the same evaluations for the nominal model."""
     ratios = []
@@ -257,6 +262,7 @@ def taught(seed: int) -> HostKnowledge:
     return knowledge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [FEW, COMPARED])
 def test_on_a_host_that_is_known_it_looks_twice_as_often_and_repeats_itself(config: AgentConfig) -> None:
     knowledge, runs = taught(0), [HiddenTruth(PROBLEM), HiddenTruth(PROBLEM)]
@@ -271,6 +277,7 @@ def test_on_a_host_that_is_known_it_looks_twice_as_often_and_repeats_itself(conf
     assert [len(batch) for batch in free.batches] == [4, 3], "without a prior nothing is known"
 
 
+@pytest.mark.slow
 def test_on_a_host_that_is_known_half_of_the_measurements_find_as_much() -> None:
     """In the geometric mean over six hard truths, of true step times."""
     ratios = []

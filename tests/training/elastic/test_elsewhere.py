@@ -66,6 +66,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_run_is_begun_again_on_another_host(work: Path) -> None:
     before = files(work / "run")
     told = go_on(work, "other")
@@ -83,6 +84,7 @@ def test_a_run_is_begun_again_on_another_host(work: Path) -> None:
         go_on(work, "other")
 
 
+@pytest.mark.slow
 def test_it_is_gone_on_with_after_any_end(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on(work, "straight")
 
@@ -99,6 +101,7 @@ def test_it_is_gone_on_with_after_any_end(work: Path, monkeypatch: pytest.Monkey
         assert (work / "stopped" / name).read_bytes() == (work / "straight" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_weights_of_another_size_begin_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume_elsewhere(work / "run", THREE, work / "sized", named_again(work), host_word=str(work / "three.json"))
     assert "the policy begins anew" in capsys.readouterr().err

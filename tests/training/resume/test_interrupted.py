@@ -110,6 +110,7 @@ def stop_and_go_on(graph_file: Path, folder: Path, calls: list[int]) -> None:
         go_on(graph_file, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
 def test_a_run_that_was_killed_ends_with_the_bits_of_a_straight_one(
     share: float, graph_file: Path, straight: tuple[dict[str, object], int], tmp_path: Path
@@ -177,6 +178,7 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(
     assert found(folder) == straight[0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(
     graph_file: Path,
     straight: tuple[dict[str, object], int],
@@ -192,6 +194,7 @@ def test_ctrl_c_says_how_to_go_on(
     assert found(folder) == straight[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_stays_as_it_is(graph_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     told = run(graph_file, folder)
@@ -203,6 +206,7 @@ def test_a_run_that_has_ended_stays_as_it_is(graph_file: Path, tmp_path: Path) -
     assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["portfolio", "anneal", "guided"])
 def test_under_a_budget_of_time_it_goes_on_from_the_best_with_what_is_left(
     method: str, graph_file: Path, tmp_path: Path
@@ -223,6 +227,7 @@ def test_under_a_budget_of_time_it_goes_on_from_the_best_with_what_is_left(
         go_on(graph_file, folder, budget_s=0.1)
 
 
+@pytest.mark.slow
 def test_more_time_for_a_run_with_a_limit_for_the_total_is_time_to_search(
     graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def cluster(nodes: Any) -> Iterator[Cluster]:
         yield connected
 
 
+@pytest.mark.slow
 def test_the_methods_of_a_simulated_host_are_tasks_and_the_run_is_as_any(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_methods_of_a_simulated_host_are_tasks_and_the_run_is_as_any(
     assert main(["simulate", WORKLOAD, "--host", "4xV100-pcie", "--placement", str(run / "placement.json")]) == 0
 
 
+@pytest.mark.slow
 def test_under_a_budget_of_evaluations_it_finds_what_this_machine_finds(cluster: Cluster, tmp_path: Path) -> None:
     found = []
     for word in ("off", cluster.address):
@@ -74,6 +76,7 @@ def test_under_a_budget_of_evaluations_it_finds_what_this_machine_finds(cluster:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_searches_on_real_hosts_measure_on_every_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), torch.randn(3, 8), lambda y: y.sum(), "sgd")
     costs = Costs(np.full((graph.num_ops, 2), 0.01), "estimated")
@@ -125,6 +128,7 @@ def test_what_was_learned_elsewhere_is_saved_under_the_name_that_is_asked_for(tm
     assert (tmp_path / "mine.json").read_bytes() == b"{}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["nowhere", "127.0.0.1:1"])
 def test_a_mistake_is_one_line_and_leaves_no_folder(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

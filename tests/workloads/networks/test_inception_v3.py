@@ -86,6 +86,7 @@ def test_block_parameters_and_channels():
         assert count(block) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("image_size", "batch"), [(75, 2), (107, 1), (149, 1), (149, 4), (299, 1), (299, 32), (380, 2)]
 )

@@ -120,6 +120,7 @@ def captured(case: Case, count: int, **options: object) -> OpGraph:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", CUT)
 def test_a_step_in_micro_batches_is_that_of_the_whole_batch(name: str, count: int) -> None:

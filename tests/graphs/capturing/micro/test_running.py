@@ -55,6 +55,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_accumulation_over_the_slices(name: str, count: int) -> None:

@@ -223,6 +223,7 @@ def test_random_ops_get_the_step_and_factories_their_device() -> None:
     assert "device=D1" in source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_code_of_every_model_drops_what_it_made(name: str) -> None:
     """Whatever is allocated on a device is freed there, but for results."""

@@ -72,6 +72,7 @@ def test_what_is_compiled_is_kept_where_only_this_user_writes(
     assert folders == [own or str(cache_folder() / "torchinductor")]
 
 
+@pytest.mark.slow
 def test_a_cuda_graph_keeps_the_tensors_that_it_writes_into(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a graph holds addresses; here the step that owns the tensors must outlive its capture."""
     steps: list[weakref.ref[EagerStep]] = []

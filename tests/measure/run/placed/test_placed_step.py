@@ -34,6 +34,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", CASES)
 def test_random_placements_train_like_one_device_and_like_eager(

@@ -52,6 +52,7 @@ def test_it_is_loaded_when_it_first_runs_or_before(crew: Crew) -> None:
     assert residents.made == other.needs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_unloading_lets_go_of_every_tensor(is_traced: bool, crew: Crew) -> None:
     """By reference counts alone: memory is needed now, not when a collector comes by."""

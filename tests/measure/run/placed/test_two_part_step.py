@@ -48,6 +48,7 @@ def sources_of(captured: CapturedModule, kind: str, values: list[Tensor]) -> dic
     return {op: values[int(source.key)] for op, source in sources.items() if source.kind == kind}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "tied", "attention", "lstm", "batch_norm_shared", "transformer_layer"])
 def test_two_first_parts_may_wait_for_their_second(name: str, placing: tuple[Host, Crew]) -> None:
     case: Case = CASES[name]()
