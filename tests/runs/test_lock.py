@@ -24,10 +24,9 @@ from rlplace.runs.lock import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]))
 if len(sys.argv) > 2:
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # it has let go of the lock then
         time.sleep(600)
-    print(child, flush=True)
 print("held", flush=True)
 sys.stdin.read()
 """

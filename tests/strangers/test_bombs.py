@@ -67,9 +67,9 @@ def test_devices_that_multiply_are_counted(tmp_path: Path) -> None:
         load_host(tmp_path / "host.yaml")
 
 
-@pytest.mark.parametrize("cores", [[0] * 3000, [0, 0], [-1], [1 << 20], list(range(5000))])
+@pytest.mark.parametrize("cores", [[0] * 3000, [0, 0], [-1], list(range(5000))])
 def test_cores_that_are_none_or_too_many_are_refused(cores: list[int]) -> None:
-    with pytest.raises(InvalidValue, match=r"expected different cores in 0\.\.4095"):
+    with pytest.raises(InvalidValue, match="expected at most 4096 different cores, numbered from 0"):
         host_from_dict({"name": "h", "devices": [DEVICE | {"backend": "cpu", "cores": cores}]}, "host.json")
 
 

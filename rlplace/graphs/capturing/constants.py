@@ -13,7 +13,7 @@ import operator
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -324,9 +324,9 @@ def _held(modules: Iterable[nn.Module]) -> Iterator[Tensor | np.ndarray[Any, Any
             for kind in type(value).__mro__:
                 if not kind.__module__.startswith(("torch.", "builtins")):
                     left.extend(vars(kind).values())
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):  # other mappings run code of their own, some only to refuse
             left.extend(value.values())
-        elif isinstance(value, (list, tuple, Set)):
+        elif isinstance(value, (list, tuple, set, frozenset)):
             left.extend(value)
 
 
@@ -384,9 +384,9 @@ def forwards(model: nn.Module) -> Iterator[object]:
 
 
 def _below(name: str, value: object) -> Iterator[Named]:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):  # other mappings run code of their own, some only to refuse
         yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple, Set)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"{name}[{position}]", item) for position, item in enumerate(value))
     elif isinstance(value, functools.partial):
         yield name, value.func

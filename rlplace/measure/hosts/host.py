@@ -93,9 +93,9 @@ class Device:
             raise InvalidValue("memory_granularity_bytes", self.memory_granularity_bytes, "at least 1", where=where)
         for name in ("context_bytes", "memory_bandwidth_bytes_per_s", "launch_s"):
             _check_not_negative(name, getattr(self, name), where)
-        if len(set(self.cores)) != len(self.cores) or not all(0 <= core < _MOST_CORES for core in self.cores):
+        if not len(set(self.cores)) == len(self.cores) <= _MOST_CORES or min(self.cores, default=0) < 0:
             cores = f"{len(self.cores)} of them, {min(self.cores)}..{max(self.cores)}"
-            raise InvalidValue("cores", cores, f"different cores in 0..{_MOST_CORES - 1}", where=where)
+            raise InvalidValue("cores", cores, f"at most {_MOST_CORES} different cores, numbered from 0", where=where)
         for dtype, rate in self.peak_flops_per_s.items():
             if dtype not in DTYPES:
                 raise UnknownName("dtype", dtype, DTYPES, hint=f"Found in `peak_flops_per_s` of {where}.")

@@ -165,8 +165,10 @@ class EagerStep:
                 return cuda.capture_graph(lambda: self._step(is_synchronised=False), self.place)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The copy's parameters and buffers, by dotted name."""
-        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        """The copy's parameters and buffers, by every dotted name that they have."""
+        model = self._model
+        parameters = model.named_parameters(remove_duplicate=False)
+        return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._loss_fn is None:

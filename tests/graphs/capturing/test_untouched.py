@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -188,3 +188,22 @@ def test_parametrized_weights_that_are_cached_around_a_capture_stay_theirs() -> 
 
 def mean_square(y: Tensor) -> Tensor:
     return y.square().mean()
+
+
+def test_collections_with_code_of_their_own_are_not_entered() -> None:
+    class Pool(Mapping[str, int]):
+        def __getitem__(self, name: str) -> int:
+            raise NotImplementedError
+
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Iterator[str]:
+            raise NotImplementedError("iteration is not safe")
+
+    pool = Pool()
+
+    def loss(output: Tensor) -> Tensor:
+        return output.sum() * (1 if pool is not None else 0)
+
+    assert capture(nn.Linear(2, 1), torch.ones(3, 2), loss, "sgd").num_ops
