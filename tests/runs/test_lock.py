@@ -27,7 +27,8 @@ if len(sys.argv) > 2:
     if os.fork() == 0:
         print(os.getpid(), flush=True)  # it has let go of the lock then
         time.sleep(600)
-print("held", flush=True)
+else:
+    print("held", flush=True)
 sys.stdin.read()
 """
 
