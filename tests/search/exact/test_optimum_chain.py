@@ -21,7 +21,7 @@ from rlplace.search.task import Budget
 
 SEARCHES = ("portfolio", "anneal", "evolve", "genetic", "cem")
 EVALUATIONS = 420
-MORE = 2000
+MORE = 5000
 """What each may spend in a second round, where none has found the optimum in the first."""
 MOST_OPS = 8
 MOST_PLACEMENTS = 3**MOST_OPS
