@@ -16,7 +16,7 @@ import rlplace
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
     *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"),
-    "current_folder",
+    *("current_folder", "records"),
 }
 """What everybody may import."""
 LAYERS = {

@@ -1,0 +1,239 @@
+"""Records: frozen dataclasses whose fields are checked when they are made and when they are read from a file.
+
+`record` is `dataclasses.dataclass` with checks by pydantic: strict types (text is not read as a number), no unknown
+fields, finite numbers, and the ranges that a field's type gives. `read_record` builds one from what a file holds. What
+either refuses is one `InvalidValue` or `UnknownName`, which names the field and, where there is one, the file.
+
+pydantic and not msgspec: msgspec checks what it decodes, but not what a program constructs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from rlplace.errors import InvalidValue, UnknownName, UserError
+
+T = TypeVar("T")
+
+_CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
+_MOST_CHARACTERS = 80
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing_size": "a whole number of at most 63 bits",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping of fields",
+    "greater_than": "more than {gt:,}",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than": "less than {lt:,}",
+    "less_than_equal": "at most {le:,}",
+    "too_long": "at most {max_length:,} values",
+    "too_short": "at least {min_length:,} values",
+    "string_too_long": "at most {max_length:,} characters",
+    "string_too_short": "at least {min_length:,} characters",
+}
+"""What to expect, by pydantic's name of an error."""
+
+
+def _whole(value: object) -> object:
+    """Whole numbers of other kinds as `int`: NumPy's, and floats without a fraction (`16e9`)."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
+def _number(value: object) -> object:
+    """Numbers of other kinds as `float`: NumPy's among them."""
+    return value if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+
+
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
+"""An integer; also one that is written `16e9`, or a NumPy integer."""
+Number = Annotated[float, BeforeValidator(_number)]
+"""A finite float; a whole number and NumPy's numbers will do."""
+Count = Annotated[Whole, Field(ge=0)]
+Seconds = Annotated[Number, Field(ge=0, le=1e300)]
+Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as record
+else:
+
+    def record(**options: Any) -> Callable[[type[T]], type[T]]:
+        """`dataclasses.dataclass(**options)` whose fields are checked: `@record(frozen=True, slots=True)`.
+
+        An error of `__post_init__` (`InvalidValue`, `UnknownName`) names its place in the file that is read.
+
+        >>> @record(frozen=True)
+        ... class Budget:
+        ...     seconds: Seconds
+        >>> Budget(3)
+        Budget(seconds=3.0)
+        >>> Budget("3")
+        Traceback (most recent call last):
+        rlplace.errors.InvalidValue: budget: seconds is '3', expected a number.
+        """
+        from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+        def make(kind: type[T]) -> type[T]:
+            if (post_init := kind.__dict__.get("__post_init__")) is not None:
+                kind.__post_init__ = _told_by_pydantic(post_init)
+            made = pydantic_dataclass(kind, config=_CONFIG, **options)
+            init = made.__init__
+
+            @wraps(init)
+            def checked(self: object, *args: object, **values: object) -> None:
+                try:
+                    with _one_line(made, words_of(made)):
+                        init(self, *args, **values)
+                finally:
+                    made.__init__ = checked  # pydantic sets its own when it builds the checks, at the first use
+
+            made.__init__ = checked
+            return made
+
+        return make
+
+
+def _told_by_pydantic(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(post_init)
+    def checked(self: object) -> None:
+        try:
+            post_init(self)
+        except UserError as error:
+            raise PydanticCustomError("of_record", "{error}", {"error": error}) from error
+
+    return checked
+
+
+def read_record(kind: type[T], data: object, where: str) -> T:
+    """A `kind`, built from what a file holds.
+
+    Args:
+        kind: A record, or a type made of records (`tuple[Device, ...]`, `dict[str, Factor]`).
+        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`; an instance passes through.
+        where: The file, named in every error.
+
+    Raises:
+        InvalidValue: A missing field, or a value of the wrong type or range.
+        UnknownName: A field or choice that does not exist.
+    """
+    if isinstance(kind, type) and isinstance(data, kind):
+        return data
+    with _one_line(kind, where):
+        try:
+            text = data if isinstance(data, str | bytes) else json.dumps(data)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidValue(words_of(kind), described(data), "plain data", where=where) from error
+        made: T = _adapter(kind).validate_json(text)
+        return made
+
+
+def to_plain(value: object, kind: Any = None) -> Any:
+    """A record as plain data, the inverse of `read_record`."""
+    return _adapter(type(value) if kind is None else kind).dump_python(value, mode="json")
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    is_record = isinstance(kind, type) and is_dataclass(kind)
+    return TypeAdapter(kind, config=None if is_record else _CONFIG)
+
+
+@contextmanager
+def _one_line(kind: Any, where: str) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise _first_of(error, kind, where) from None
+
+
+def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
+    """The first thing that is wrong, as an error of ours."""
+    first = error.errors(include_url=False)[0]
+    what, context, loc = first["type"], first.get("ctx", {}), first["loc"]
+    if loc and isinstance(loc[0], int) and is_dataclass(kind):  # an argument that was given by its position
+        loc = (fields(kind)[loc[0]].name, *loc[1:])
+    at = re.sub(r"\.\[", "[", ".".join(f"[{part}]" if isinstance(part, int) else str(part) for part in loc))
+    if what == "of_record":
+        inner = context["error"]
+        if isinstance(inner, InvalidValue):
+            return InvalidValue(f"{at}.{inner.field}" if at else inner.field, inner.actual, inner.expected, where=where)
+        return inner if isinstance(inner, UserError) else InvalidValue(at, described(first["input"]), str(inner))
+    if what == "unexpected_keyword_argument":
+        return UnknownName(
+            f"field of {at.rpartition('.')[0] or words_of(kind)} in {where}", str(loc[-1]), _fields(kind, loc[:-1])
+        )
+    if what == "literal_error" and isinstance(first["input"], str):
+        return UnknownName(f"{at} in {where}", first["input"], re.findall(r"'([^']*)'", context["expected"]))
+    if what == "json_invalid":
+        return InvalidValue(words_of(kind), described(first["input"]), f"JSON: {context['error']}", where=where)
+    if what in ("missing", "missing_argument"):
+        return InvalidValue(at, Described("missing"), "a value", where=where)
+    told = _EXPECTED.get(what, "")
+    expected = (
+        told.format(**context) if told else first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    )
+    return InvalidValue(at or words_of(kind), described(first["input"]), expected, where=where)
+
+
+def _fields(kind: Any, loc: Sequence[int | str]) -> list[str]:
+    """The names of the fields of the record at a place within another."""
+    for part in loc:
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(part, str):
+            kind = get_type_hints(kind).get(part)
+        found = [each for each in get_args(kind) if each not in (type(None), Ellipsis)]
+        kind = found[-1] if found else kind
+    return [field.name for field in fields(kind)] if isinstance(kind, type) and is_dataclass(kind) else []
+
+
+class Described:
+    """A value that an error message describes rather than quotes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    __str__ = __repr__
+
+
+def described(value: object) -> object:
+    """`value` as an error message should show it: numbers and short texts as they are, the rest in a few words."""
+    if value is None:
+        return Described("empty")
+    if isinstance(value, Mapping):
+        return Described(f"a mapping of {len(value)} fields")
+    if isinstance(value, list | tuple | set):
+        return Described(f"a list of {len(value)} values")
+    if isinstance(value, str):
+        return shortened(value)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return Described("a number of more than 63 bits")
+    return value if isinstance(value, int | float) else Described(f"a {type(value).__name__}")
+
+
+def shortened(text: str) -> str:
+    """The text, cut where it is long."""
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+def words_of(kind: Any) -> str:
+    """The name of a class as people write it: `LearnedHost` is a learned host."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()

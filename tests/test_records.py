@@ -1,0 +1,95 @@
+"""Records: what is checked when one is made, and when one is read from a file."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+from rlplace.errors import InvalidValue, UnknownName, UserError
+from rlplace.records import Number, Seed, Whole, read_record, record, to_plain
+
+
+@record(frozen=True, slots=True)
+class Part:
+    name: str
+    weight: Annotated[Number, Field(gt=0)] = 1.0
+
+    def __post_init__(self) -> None:
+        if ":" in self.name:
+            raise InvalidValue("name", self.name, "a name without a colon")
+
+
+@record(frozen=True, slots=True)
+class Everything:
+    seed: Seed = 0
+    size_bytes: Whole = 1
+    mode: Literal["fast", "exact"] = "fast"
+    parts: tuple[Part, ...] = ()
+    by_name: dict[str, Part] = field(default_factory=dict)
+    path: Path | None = None
+
+
+def test_a_record_is_a_frozen_dataclass_that_is_copied() -> None:
+    made = Everything(3, parts=(Part("a"),))
+    assert dataclasses.replace(made, seed=4).seed == 4
+    assert copy.deepcopy(made) == made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.seed = 5  # type: ignore[misc]
+
+
+def test_numbers_of_other_kinds_are_taken() -> None:
+    made = Everything(np.int64(3), 16e9)  # type: ignore[arg-type]
+    assert (made.seed, type(made.seed), made.size_bytes) == (3, int, 16_000_000_000)
+    assert Part("a", np.float32(2)).weight == 2.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"seed": 1.5}, "seed is 1.5, expected a whole number"),
+        ({"seed": True}, "seed is True"),
+        ({"seed": "1"}, "seed is '1'"),
+        ({"seed": -1}, "seed is -1, expected at least 0"),
+        ({"mode": "exat"}, "did you mean 'exact'"),
+        ({"parts": [1]}, "expected a list"),
+        ({"nope": 1}, "nope"),
+    ],
+)
+def test_what_is_wrong_is_one_line(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Everything(**values)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_reading_gives_back_what_was_written() -> None:
+    made = Everything(1, 2, "exact", (Part("a"), Part("b", 2.5)), {"c": Part("c")}, Path("x"))
+    assert read_record(Everything, to_plain(made), "f.json") == made
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "told"),
+    [
+        ({"seed": 2**70}, InvalidValue, "63 bits"),
+        ({"parts": [{"name": "a"}, {"name": 3}]}, InvalidValue, "f.json: parts[1].name is 3, expected text"),
+        ({"parts": [{"name": "a:b"}]}, InvalidValue, "f.json: parts[0].name is 'a:b', expected a name without"),
+        ({"parts": [{}]}, InvalidValue, "f.json: parts[0].name is missing"),
+        ({"parts": [{"name": "a", "wieght": 1}]}, UnknownName, "did you mean 'weight'"),
+        ({"by_name": {"x": {"name": "x", "weight": 0}}}, InvalidValue, "by_name.x.weight is 0, expected more than 0"),
+        ({"by_name": {"x": {"name": "x", "weight": float("inf")}}}, InvalidValue, "by_name.x.weight"),
+        ([], InvalidValue, "f.json"),
+        ("{", InvalidValue, "f.json"),
+    ],
+)
+def test_reading_names_file_field_and_value(data: object, kind: type[UserError], told: str) -> None:
+    with pytest.raises(kind) as caught:
+        read_record(Everything, data, "f.json")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
