@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -149,10 +149,14 @@ def to_plain(value: object, kind: Any = None) -> Any:
     return _adapter(type(value) if kind is None else kind).dump_python(value, mode="json")
 
 
-@cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    is_record = isinstance(kind, type) and is_dataclass(kind)
-    return TypeAdapter(kind, config=None if is_record else _CONFIG)
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    if kind not in _ADAPTERS:
+        is_record = isinstance(kind, type) and is_dataclass(kind)
+        _ADAPTERS[kind] = TypeAdapter(kind, config=None if is_record else _CONFIG)
+    return _ADAPTERS[kind]
 
 
 @contextmanager
