@@ -19,10 +19,10 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Objective, Simulator
-from rlplace.runs.calibration import Known
 from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
+from rlplace.session.calibrate import Known
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS

@@ -20,10 +20,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.calibration import Known
 from rlplace.search.op_order import shorten
 from rlplace.search.task import Budget
 from rlplace.seeds import check_seed
+from rlplace.session.calibrate import Known
 from rlplace.training.methods import LEARNED, METHODS
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.compare.row import Comparison, Row
 from rlplace.compare.run import OP_ORDER, CompareConfig, check_measured, compare
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
@@ -20,14 +21,13 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import make_progress
-from rlplace.report.format import format_seconds
 from rlplace.report.printed import compare_table
-from rlplace.runs.calibration import calibrated
 from rlplace.runs.measuring import measuring
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps, default_size
 from rlplace.search.rules import baselines
+from rlplace.session.calibrate import calibrated
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import prepare
+from rlplace.session.steps import Steps, default_size
 from rlplace.store.log import check_store
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec

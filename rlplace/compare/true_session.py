@@ -15,9 +15,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import make_progress
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import prepare
+from rlplace.session.steps import Steps
 from rlplace.workloads import WorkloadSpec
 
 

@@ -14,8 +14,8 @@ from rlplace.measure.costs.costs import Costs, read_workspaces
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import Problem
-from rlplace.runs.micro_batches import read_asked
-from rlplace.runs.setup import build_for, capture_workload
+from rlplace.session.cut import read_asked
+from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import Workload
 
 

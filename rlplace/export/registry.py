@@ -12,9 +12,9 @@ from rlplace.decode import described
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.measure.placement import Placement
 from rlplace.registry import Registry
-from rlplace.runs.folder import RUN_FILES, RunFolder
-from rlplace.runs.setup import only_simulated
 from rlplace.seeds import check_seed
+from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.steps import only_simulated
 from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_kept_workload
 
 T = TypeVar("T")

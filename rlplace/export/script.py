@@ -7,7 +7,7 @@ from typing import Any
 
 from rlplace import __version__
 from rlplace.export.registry import ExportFormat, ExportRequest
-from rlplace.runs.micro_batches import CutOptions, read_asked
+from rlplace.session.cut import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 import sys

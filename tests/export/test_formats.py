@@ -24,8 +24,8 @@ from rlplace.export.session import export_run
 from rlplace.graphs import capture
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.placement import save_placement
-from rlplace.runs.folder import RUN_FILES, RunFolder
-from rlplace.runs.setup import describe_problem
+from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.steps import describe_problem
 
 FORK = fork_problem(seed=0)
 MODULES = ("", "encoder", "encoder", "encoder.norm", "decoder", "")

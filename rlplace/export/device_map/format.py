@@ -23,12 +23,12 @@ from rlplace.errors import InvalidValue
 from rlplace.export.captured import CapturedRun
 from rlplace.export.device_map.projection import CPU, Place, Projection, device_map, map_places, project
 from rlplace.export.registry import Exported, ExportFormat, ExportRequest
+from rlplace.format import format_bytes, format_ms
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.format import format_bytes, format_ms
 from rlplace.say import say
 
 LEARN_MODULES = "`rlplace train --granularity module` searches placements that a device map can say"

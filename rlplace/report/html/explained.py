@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlplace.format import NOTHING, format_bytes, format_ms
 from rlplace.measure.explain.explanation import CutEdge, Explanation
-from rlplace.report.format import NOTHING, format_bytes, format_ms
 from rlplace.report.html.figure import Raw, Section, prose, table
 from rlplace.report.html.run_data import RunData
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.report.format import format_ms
+from rlplace.format import format_ms
 from rlplace.report.html.figure import (
     FAINT,
     SERIES_COLORS,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlplace.report.format import format_ms, format_seconds
+from rlplace.format import format_ms, format_seconds
 from rlplace.report.html.figure import (
     FAINT,
     SERIES_COLORS,

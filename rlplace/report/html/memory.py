@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlplace.report.format import format_bytes
+from rlplace.format import format_bytes
 from rlplace.report.html.figure import (
     DEVICE_COLORS,
     FAINT,

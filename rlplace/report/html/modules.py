@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlplace.report.format import format_ms
+from rlplace.format import format_ms
 from rlplace.report.html.figure import (
     CARD,
     DEVICE_COLORS,

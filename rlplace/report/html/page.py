@@ -25,7 +25,7 @@ from string import Template
 from typing import Any
 
 from rlplace.errors import MissingExtra
-from rlplace.report.format import NOTHING, format_bytes, format_clock, format_ms
+from rlplace.format import NOTHING, format_bytes, format_clock, format_ms
 from rlplace.report.html.explained import explained_section
 from rlplace.report.html.fidelity import fidelity_section
 from rlplace.report.html.figure import (

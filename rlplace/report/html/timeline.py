@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlplace.report.format import format_bytes, format_ms, format_seconds
+from rlplace.format import format_bytes, format_ms, format_seconds
 from rlplace.report.html.figure import (
     MODULE_COLORS,
     OTHER_COLOR,

@@ -8,8 +8,8 @@ from run_files import change, write_run
 
 from rlplace.report.html.memory import memory_section, thinned
 from rlplace.report.html.run_data import RunData
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 
 def data_of(folder: Path) -> RunData:

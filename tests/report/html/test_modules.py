@@ -9,8 +9,8 @@ from run_files import hostile_run, trace_of, write_run
 from rlplace.report.html.modules import MOST_NODES, modules_section, text_color, tree
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.trace import Trace
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 
 def data_of(folder: Path) -> RunData:

@@ -7,8 +7,8 @@ from run_files import HOSTILE, hostile_run, rows_of, write_run
 
 from rlplace.report.html.page import overview, sentence
 from rlplace.report.html.run_data import decode_run
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 RESULT: dict[str, Any] = {"rows": rows_of(), "best": {"method": "portfolio"}, "measured": True}
 

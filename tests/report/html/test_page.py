@@ -13,8 +13,8 @@ from run_files import change, hostile_run, write_run
 from rlplace.errors import MissingExtra
 from rlplace.report.html import page, report_page
 from rlplace.report.html.page import SECTIONS, plotly_script
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 MOST_BYTES_BESIDE_PLOTLY = 1_000_000
 

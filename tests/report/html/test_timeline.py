@@ -13,8 +13,8 @@ from rlplace.report.html import figure as figure_module
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.timeline import merged, timeline_section
 from rlplace.report.html.trace import Trace
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 
 def data_of(folder: Path) -> RunData:
