@@ -15,8 +15,8 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
-    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"),
-    *("current_folder", "records"),
+    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
+    "records",
 }
 """What everybody may import."""
 LAYERS = {
@@ -32,7 +32,7 @@ LAYERS = {
     "runs": {"graphs", "measure", "search", "store", "report", "workloads"},
     "cluster": {"graphs", "measure", "store", "runs"},
     "training": {
-        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "export", "cluster"),
+        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "cluster"),
     },
     "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads", "cluster"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
@@ -50,7 +50,7 @@ OPEN_CIRCLES = {
 }
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
-    "export": {"device_map", "pipeline", "placed"},
+    "export": {"placed"},
     "graphs": {"capturing", "formats", "grouping", "micro"},
     "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
     "policy": {"learn", "schedule", "weights"},
