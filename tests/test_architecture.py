@@ -16,7 +16,7 @@ import rlplace
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
     *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
-    "records",
+    *("records", "format"),
 }
 """What everybody may import."""
 LAYERS = {
@@ -25,20 +25,35 @@ LAYERS = {
     "workloads": {"graphs"},
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
-    "env": {"graphs", "measure", "search", "report", "runs", "workloads"},
+    "env": {"graphs", "measure", "search", "report", "runs", "session", "workloads"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "store": {"graphs", "measure"},
-    "runs": {"graphs", "measure", "search", "store", "report", "workloads"},
-    "cluster": {"graphs", "measure", "store", "runs"},
+    "session": {"graphs", "measure", "search", "store", "report", "runs", "workloads"},
+    "runs": {"graphs", "measure", "search", "session", "store", "report", "workloads"},
+    "cluster": {"graphs", "measure", "store", "runs", "session"},
     "training": {
-        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "cluster"),
+        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "session", "workloads", "cluster"),
     },
-    "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads", "cluster"},
+    "compare": {
+        *("graphs", "measure", "search", "store", "report", "runs", "session", "training", "workloads", "cluster"),
+    },
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
-    "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
+    "export": {"graphs", "measure", "search", "report", "runs", "session", "training", "workloads"},
     "cli": {
-        *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
+        *(
+            "graphs",
+            "measure",
+            "search",
+            "env",
+            "policy",
+            "report",
+            "runs",
+            "session",
+            "training",
+            "workloads",
+            "export",
+        ),
         *("compare", "partitioning", "store", "cluster"),
     },
     "__main__": {"cli"},

@@ -22,8 +22,8 @@ from rlplace.say import clean, say
 from rlplace.training.pretrain.config import PretrainConfig
 
 if TYPE_CHECKING:
-    from rlplace.store.filters import Filter
     from rlplace.store.records import StoredMeasurement
+    from rlplace.store.store import Filter
 
 MOST_LETTERS = 40
 """Of a text in the table."""
@@ -67,8 +67,8 @@ def measurements(
         dry_run: only count what would be pruned
         json: print one JSON object on stdout
     """
-    from rlplace.store.filters import Filter
     from rlplace.store.folders import OFF, store_path
+    from rlplace.store.store import Filter
 
     chosen = Filter(workload, graph, host, status, _age("older-than", older_than), _age("newer-than", newer_than))
     path = store_path(store)
@@ -159,8 +159,8 @@ def _show(rows: list[StoredMeasurement]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from rlplace.format import format_seconds
     from rlplace.report.console import CleanConsole
-    from rlplace.report.format import format_seconds
 
     table = Table(box=None, pad_edge=False)
     for name in ("taken", "workload", "host", "graph", "plan", "status", "step", "ratio", "why"):

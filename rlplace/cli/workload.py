@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlplace.graphs.opgraph import OpGraph
     from rlplace.measure.hosts.host import Host
     from rlplace.measure.problem import Problem
-    from rlplace.runs.micro_batches import CutOptions
+    from rlplace.session.cut import CutOptions
     from rlplace.workloads import WorkloadSpec
 
 DEFAULT_HOST = "4xV100-pcie"
@@ -74,7 +74,7 @@ def graph(
     """
     spec, sizes, asked = check_workload(workload), parse_dims(dims), batch.parse()
     if isinstance(asked.count, str):
-        from rlplace.runs.micro_batches import number_only
+        from rlplace.session.cut import number_only
 
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
     for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
@@ -86,7 +86,7 @@ def graph(
         format_to_write(save)
     found = costs_host(find_host(host))
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    from rlplace.runs.prepared import judged
+    from rlplace.session.prepare import judged
 
     captured, capture_s = read_or_capture(spec, sizes, workload_seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
@@ -151,7 +151,7 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
 def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int, count: int) -> Problem:
     from rlplace.measure.costs.estimate import estimate_costs
     from rlplace.measure.problem import Problem
-    from rlplace.runs.setup import given_costs
+    from rlplace.session.steps import given_costs
 
     costs = given_costs(spec, host, count) or estimate_costs(graph, host)
     return Problem.grouped(graph, host, costs, num_groups)
@@ -167,8 +167,7 @@ def read_or_capture(
     Raises:
         InvalidValue: sizes are given for what is no ONNX model, or a file is to be cut that cannot be.
     """
-    from rlplace.runs.judge import judge_twin
-    from rlplace.runs.setup import capture_workload, read_graph
+    from rlplace.session.steps import capture_workload, judge_twin, read_graph
 
     if spec.is_file:
         start = time.perf_counter()

@@ -28,7 +28,6 @@ from rlplace.measure.run.eager_step import Other
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.calibration import Known
 from rlplace.search.op_order import shorten
 from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single

@@ -17,6 +17,7 @@ from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_measure
 from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
@@ -25,14 +26,13 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import make_progress
-from rlplace.report.format import format_seconds
 from rlplace.report.printed import compare_table
-from rlplace.runs.calibration import calibrated
 from rlplace.runs.measuring import measuring
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps, default_size
 from rlplace.search.rules import baselines
+from rlplace.session.calibrate import calibrated
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import prepare
+from rlplace.session.steps import Steps, default_size
 from rlplace.store.log import check_store
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec

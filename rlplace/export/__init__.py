@@ -10,7 +10,7 @@ from rlplace.export.place_model import place
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.export.placed.placed_module import PlacedModule
 from rlplace.export.step import matching_host, to_module, to_step
-from rlplace.runs.step_script import script
+from rlplace.session.step_script import script
 
 __all__ = [
     "FORMATS",

@@ -33,7 +33,6 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.report.format import format_bytes, format_ms
 from rlplace.say import say
 
 COUNTS_S = 1e-15

@@ -14,10 +14,10 @@ from rlplace.files import write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.placement import load_placement
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.micro_batches import read_asked
-from rlplace.runs.setup import capture_workload
 from rlplace.say import clean, say
+from rlplace.session.cut import read_asked
+from rlplace.session.folder import RunFolder
+from rlplace.session.steps import capture_workload
 from rlplace.workloads import build
 
 LIST = "list"

@@ -30,11 +30,11 @@ from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
-from rlplace.runs.folder import RUN_FILES, RunFolder
-from rlplace.runs.micro_batches import read_asked
-from rlplace.runs.setup import build_for, capture_workload, only_simulated
-from rlplace.runs.step_script import script
 from rlplace.seeds import check_seed
+from rlplace.session.cut import read_asked
+from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.step_script import script
+from rlplace.session.steps import build_for, capture_workload, only_simulated
 from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, parse_kept_workload
 
 T = TypeVar("T")

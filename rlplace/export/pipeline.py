@@ -37,13 +37,12 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.present import check_present
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.judge import judge_twin
-from rlplace.runs.micro_batches import CutOptions, read_asked
-from rlplace.runs.prepared import candidates
-from rlplace.runs.setup import capture_workload
 from rlplace.say import say
 from rlplace.search.parallel.bounded_stages import BoundedPipeline, Schedule, best_pipeline
 from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.session.cut import CutOptions, read_asked
+from rlplace.session.prepare import candidates
+from rlplace.session.steps import capture_workload, judge_twin
 from rlplace.workloads import Workload
 
 

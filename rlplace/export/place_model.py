@@ -32,10 +32,10 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement, load_placement, save_placement
 from rlplace.measure.problem import Problem
 from rlplace.report.console import Progress, progress_of
-from rlplace.runs.micro_batches import BatchDims, CutOptions, Loss
-from rlplace.runs.prepared import chosen_problem
-from rlplace.runs.setup import check_exact
 from rlplace.say import Say
+from rlplace.session.cut import BatchDims, CutOptions, Loss
+from rlplace.session.prepare import chosen_problem
+from rlplace.session.steps import check_exact
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 

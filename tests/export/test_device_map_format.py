@@ -18,10 +18,9 @@ from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import save_placement
-from rlplace.report.format import format_bytes
-from rlplace.runs.folder import RUN_FILES, RunFolder
-from rlplace.runs.micro_batches import CutOptions
-from rlplace.runs.setup import capture_workload, describe_problem
+from rlplace.session.cut import CutOptions
+from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.steps import capture_workload, describe_problem
 from rlplace.workloads import build, without_memory
 
 pytest.importorskip("transformers")

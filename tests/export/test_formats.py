@@ -29,9 +29,9 @@ from rlplace.export.formats import rank_devices
 from rlplace.graphs import capture
 from rlplace.measure import Placement, Problem, Simulator, resolve_host
 from rlplace.measure.placement import save_placement
-from rlplace.runs.folder import RUN_FILES, RunFolder
-from rlplace.runs.setup import describe_problem
-from rlplace.runs.step_script import script
+from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.step_script import script
+from rlplace.session.steps import describe_problem
 
 FORK = fork_problem(seed=0)
 MODULES = ("", "encoder", "encoder", "encoder.norm", "decoder", "")

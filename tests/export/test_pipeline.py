@@ -20,7 +20,7 @@ from torch import nn
 from rlplace.cli.main import main
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.runs.folder import RunFolder
+from rlplace.session.folder import RunFolder
 from rlplace.workloads import build
 
 WORK = """

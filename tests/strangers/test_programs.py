@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.export.pipeline import _TEMPLATE
-from rlplace.runs.step_script import script
+from rlplace.session.step_script import script
 
 MARK = "import os\nos.write(2, b'RAN ' + __name__.encode())\nos._exit(9)\n"
 PIPELINE = _TEMPLATE.format_map(

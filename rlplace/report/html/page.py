@@ -27,8 +27,8 @@ from string import Template
 from typing import Any
 
 from rlplace.errors import MissingExtra
+from rlplace.format import NOTHING, format_bytes, format_clock, format_ms
 from rlplace.measure.explain.explanation import CutEdge, Explanation
-from rlplace.report.format import NOTHING, format_bytes, format_clock, format_ms
 from rlplace.report.html.figure import (
     Raw,
     Section,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.report.format import format_ms, format_seconds
+from rlplace.format import format_ms, format_seconds
 from rlplace.report.html.figure import (
     FAINT,
     SERIES_COLORS,

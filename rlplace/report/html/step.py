@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlplace.format import format_bytes, format_ms, format_seconds
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
-from rlplace.report.format import format_bytes, format_ms, format_seconds
 from rlplace.report.html.figure import (
     CARD,
     DEVICE_COLORS,

@@ -26,8 +26,8 @@ from rlplace.report.html.step import (
     timeline_section,
     tree,
 )
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 
 def data_of(folder: Path) -> RunData:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import FileProblem
 from rlplace.measure.explain.explanation import FILE, Alternative, Explanation, Kind, load_explanation
-from rlplace.runs.folder import RunFolder
+from rlplace.session.folder import RunFolder
 
 if TYPE_CHECKING:
     from rlplace.measure.plan import Plan, Timeline

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace import __version__
-from rlplace.runs.micro_batches import CutOptions, read_asked
+from rlplace.session.cut import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 import sys

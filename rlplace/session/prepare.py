@@ -1,7 +1,11 @@
-"""`prepare`: the problem of a step cut as the user asked; how many micro-batches, where they ask for `auto`."""
+"""`prepare`: the problem of a step cut as the user asked; how many micro-batches, where they ask for `auto`.
+
+`is_cut_faster`: whether micro-batches that are chosen by simulation also pay on this machine, in one race.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -12,18 +16,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import CaptureError, InvalidValue
+from rlplace.errors import CaptureError, InvalidValue, RunnerError
+from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.isolate.choice import make_runner
 from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import make_progress
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.runs.micro_batches import CutOptions
-from rlplace.runs.setup import Steps, make_problem
+from rlplace.search.registry import find
+from rlplace.search.rules.baselines import nearest_allowed, single
+from rlplace.search.task import Budget
+from rlplace.session.cut import CutOptions
+from rlplace.session.steps import Steps, make_problem
 
 if TYPE_CHECKING:
     from rlplace.report.console import Progress
+
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
@@ -165,8 +177,6 @@ def chosen_problem(
     )
     problem, start = chosen.problem, chosen.devices
     if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
-        from rlplace.runs.measured_choice import is_cut_faster
-
         with measuring_alone(host, say=say):
             is_faster = is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say, isolated=isolated)
         if not is_faster:
@@ -222,3 +232,63 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
 
 def _each(count: int) -> str:
     return "" if count == 1 else f", {count} micro-batches"
+
+
+RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
+EVALUATIONS = 1000
+"""Placements that are simulated to find what the whole batch races with."""
+
+
+def is_cut_faster(
+    cut: Problem,
+    devices: NDArray[np.int32],
+    whole: Problem,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+    isolated: bool | None = None,
+) -> bool:
+    """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
+
+    A profile does not know how devices slow each other down, which favours whatever keeps all of them busy. So the
+    simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
+
+    Args:
+        cut: in micro-batches, on a host of this machine.
+        devices: (N,) of its best placement.
+        whole: the same step and host, its batch not cut.
+        seed: of the search for the whole batch.
+        say: told both step times.
+        isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
+    """
+    planner = Simulator(whole)
+    found = find(whole, "portfolio", planner, Budget(evaluations=EVALUATIONS), seed=seed)
+    if found.devices is None:
+        return True
+    first = Simulator(cut)
+    with contextlib.ExitStack() as stack:
+        runners = []
+        for problem, simulator in ((cut, first), (whole, planner)):
+            runners.append(make_runner(problem, simulator, reference=None, seed=seed, isolated=isolated))
+            stack.callback(runners[-1].close)
+        runner, other = runners
+        try:
+            rivals = [other.timer(planner.plan(each)) for each in (found.devices, _on_one_device(whole, planner))]
+            outcome, *rivals_s = runner.measure_plans([first.plan(devices)], protocol=RACE, others=rivals)
+        except (RunnerError, TimeoutError, MemoryError) as error:
+            say(f"micro-batches are not raced: {error}")
+            return False
+    beside = min(rivals_s, key=lambda rival: rival.step_time_s)
+    count = cut.graph.num_micro_batches
+    say(
+        f"measured: {format_seconds(outcome.step_time_s)} in {count} micro-batches, "
+        f"{format_seconds(beside.step_time_s)} with the whole batch"
+    )
+    return outcome.ok and outcome.step_time_s <= beside.step_time_s
+
+
+def _on_one_device(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
+    """(N,) int32: everything on the device, or the gang, with the shortest simulated step."""
+    rows = np.stack([single(problem, device) for device in range(problem.host.num_devices)])
+    best: NDArray[np.int32] = nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))]
+    return best

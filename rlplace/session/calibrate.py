@@ -19,7 +19,6 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.durations import cut_words
 from rlplace.search import eft
 from rlplace.search.task import majority_devices
 
@@ -190,3 +189,8 @@ def step_times(outcomes: Sequence[Measurement]) -> NDArray[np.float64]:
 def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
     """The plans of placements of groups (P, G)."""
     return [simulator.plan(row) for row in problem.grouping.expand(groups)]
+
+
+def cut_words(what: str, rounds: int, asked: int) -> str:
+    """What people are told of a race that was cut short."""
+    return f"the machine is slow: {what} was cut short, after {rounds} of {asked} rounds"
