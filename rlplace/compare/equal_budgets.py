@@ -33,6 +33,7 @@ from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.seeds import check_seed
+from rlplace.session.calibrate import Known
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest
+from rlplace.format import format_bytes, format_ms
 from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import FORWARD, OpGraph

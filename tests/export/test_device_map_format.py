@@ -13,6 +13,7 @@ import pytest
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.export.export_run import export_run
+from rlplace.format import format_bytes
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Placement, Problem, Simulator
