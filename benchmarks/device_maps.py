@@ -21,8 +21,7 @@ from torch import nn
 
 from rlplace.cli.arguments import finite
 from rlplace.errors import MissingExtra
-from rlplace.export.device_map import device_map, map_devices, map_places, project
-from rlplace.export.device_map.format import gradients_kept
+from rlplace.export.device_map import device_map, gradients_kept, map_devices, map_places, project
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.resolve import resolve_host

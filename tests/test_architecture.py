@@ -15,8 +15,8 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
-    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"),
-    *("current_folder", "records", "format"),
+    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
+    *("records", "format"),
 }
 """What everybody may import."""
 LAYERS = {
@@ -33,32 +33,10 @@ LAYERS = {
     "runs": {"graphs", "measure", "search", "session", "store", "report", "workloads"},
     "cluster": {"graphs", "measure", "store", "runs", "session"},
     "training": {
-        *(
-            "graphs",
-            "measure",
-            "search",
-            "store",
-            "env",
-            "policy",
-            "report",
-            "runs",
-            "session",
-            "workloads",
-            "export",
-            "cluster",
-        ),
+        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "session", "workloads", "cluster"),
     },
     "compare": {
-        "graphs",
-        "measure",
-        "search",
-        "store",
-        "report",
-        "runs",
-        "session",
-        "training",
-        "workloads",
-        "cluster",
+        *("graphs", "measure", "search", "store", "report", "runs", "session", "training", "workloads", "cluster"),
     },
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
     "export": {"graphs", "measure", "search", "report", "runs", "session", "training", "workloads"},
@@ -87,7 +65,7 @@ OPEN_CIRCLES = {
 }
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
-    "export": {"device_map", "pipeline", "placed"},
+    "export": {"placed"},
     "graphs": {"capturing", "formats", "grouping", "micro"},
     "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
     "policy": {"learn", "schedule", "weights"},

@@ -166,7 +166,7 @@ def _said_ahead(steps: Steps, request: Request, progress: Progress) -> Durations
 
 def _write_script(run: RunFolder, request: Request, prepared: Prepared) -> None:
     """Writes the step as a script, where it is of a workload that anybody can build."""
-    from rlplace.export.script import script
+    from rlplace.session.step_script import script
 
     spec, host = request.spec, request.host
     if spec.is_function or spec.is_file:

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlplace.format import format_bytes, format_seconds
-from rlplace.openmp import SPIN_COUNT
+from rlplace.process import SPIN_COUNT
 from rlplace.runs.doctor.requirements import requirement_of
 from rlplace.runs.doctor.software import (
     check_extras,
