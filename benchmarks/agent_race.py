@@ -51,7 +51,7 @@ def race(workload: str, seconds: float, seed: int) -> list[dict[str, Any]]:
     """Two rows: from costs as profiled, and from wrong ones."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
     graph = graph_for(spec, host, seed)
-    profiled = make_problem(graph, host, 256, progress, spec=spec)
+    profiled = make_problem(graph, host, 256, progress.say, spec=spec)
     simulator = Simulator(profiled)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(profiled, majority_devices(profiled, eft(profiled)), NUM_FIRST, generator)

@@ -40,7 +40,7 @@ FIGURES = {
 def judged(workload: str, seed: int) -> dict[str, Any]:
     """Figures of one workload for each way, and the ceiling."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    problem = make_problem(graph_for(spec, host, seed), host, 256, progress, spec=spec)
+    problem = make_problem(graph_for(spec, host, seed), host, 256, progress.say, spec=spec)
     mix = measure_mix(problem, num_placements=NUM_PLACEMENTS, num_fit=NUM_FIT, seed=seed)
     known = mix.known
     figures = calibrate(problem, list(known.plans), step_times(known.outcomes).tolist(), seed=seed).problem

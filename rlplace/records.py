@@ -68,7 +68,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, BeforeValidator(_number)]
 """A finite float; a whole number and NumPy's numbers will do."""
 NumberOrNan = Annotated[
-    float, BeforeValidator(lambda value: math.nan if value is None else value), Field(allow_inf_nan=True)
+    float, Field(allow_inf_nan=True), BeforeValidator(lambda value: math.nan if value is None else value)
 ]
 """A float that may be NaN, which files hold as null."""
 Count = Annotated[Whole, Field(ge=0)]

@@ -138,7 +138,7 @@ def run_compare(
         steps = Steps(spec, host, workload_seed, asked)
         prepared = prepare(
             steps,
-            progress,
+            progress.say,
             seed=config.seed,
             num_groups=num_groups,
             grouping=grouping,
@@ -371,7 +371,7 @@ def run_true_compare(
     with reach(cluster, say=progress.say) as workers:
         prepared = prepare(
             steps,
-            progress,
+            progress.say,
             seed=config.seed or 0,
             num_groups=num_groups,
             grouping=grouping,

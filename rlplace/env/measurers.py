@@ -83,4 +83,4 @@ def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed:
 
     spec, place = parse_workload(workload), resolve_host(host) if isinstance(host, str) else host
     graph = Steps(spec, place, workload_seed).graph(1)
-    return make_problem(graph, place, num_groups, make_progress(is_quiet=True), spec=spec)
+    return make_problem(graph, place, num_groups, make_progress(is_quiet=True).say, spec=spec)

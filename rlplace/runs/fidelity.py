@@ -123,7 +123,7 @@ def run_fidelity(
     progress = make_progress()
     with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
         prepared = prepare(
-            Steps(spec, host, workload_seed, asked), progress, seed=seed, constraints=constraints, isolated=isolated
+            Steps(spec, host, workload_seed, asked), progress.say, seed=seed, constraints=constraints, isolated=isolated
         )
         problem = prepared.problem
         mix = measure_mix(

@@ -88,7 +88,7 @@ def time_placement(
     alone = measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting)
     with alone if is_measured else nullcontext() as log:
         problem = make_problem(
-            graph, host, 256, progress, spec=spec, count=count, constraints=constraints, isolated=isolated
+            graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints, isolated=isolated
         )
         for line in judged(graph):
             progress.say(line)

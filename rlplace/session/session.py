@@ -12,7 +12,8 @@ import dataclasses
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
@@ -53,6 +54,8 @@ SHARE = 0.05
 """... and as long as keeps their share of the time below this."""
 CALIBRATION = ""
 """The method of the race that calibrates the simulator: none."""
+
+_REPLACING = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 T = TypeVar("T")
 
@@ -140,7 +143,9 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
         optional = ("measured", "samples", "why", "traceback", "one_thread_s")
-        row = {name: value for name, value in dataclasses.asdict(self).items() if name not in optional or value is not None}
+        row = {
+            name: value for name, value in dataclasses.asdict(self).items() if name not in optional or value is not None
+        }
         return row | {"history": [list(best) for best in self.history]}
 
 
@@ -278,7 +283,7 @@ class Session:
                     execute("DELETE FROM facts WHERE name = ?", (name,))
                 else:
                     text = value if isinstance(value, str) else to_json(value)
-                    execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, text))
+                    execute(_REPLACING.format("facts"), (name, text))
 
     def file(self, name: str) -> bytes | None:
         """The bytes of a file that the session keeps, such as the weights of a policy."""
@@ -290,7 +295,7 @@ class Session:
         """Keeps files, all or none."""
         with self._writing() as execute:
             for name, data in files.items():
-                execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", (f"file/{name}", data))
+                execute(_REPLACING.format("arrays"), (f"file/{name}", data))
 
     # what was asked, and the problem
 
@@ -676,7 +681,7 @@ class Session:
 
     def _keep_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         data = save({each: np.ascontiguousarray(array) for each, array in arrays.items()})
-        self._connection.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", (name, data))
+        self._connection.execute(_REPLACING.format("arrays"), (name, data))
 
     def _raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
         """Fingerprints of the plans of each race of a method, the outcomes, and whether it was the last."""
@@ -699,27 +704,11 @@ class Session:
         statement = "INSERT INTO races (method, is_final, plans, outcomes) VALUES (?, ?, ?, ?)"
         self._connection.execute(statement, (method, race.is_final, plans, outcomes))
 
-    def _writing(self) -> _Writing:
-        return _Writing(self._connection, self.path)
-
-
-class _Writing:
-    """A transaction, or part of one that is under way in this thread."""
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection, self._told = connection, told(path, RUN)
-        self._outer = transaction(connection)
-
-    def __enter__(self) -> Callable[..., sqlite3.Cursor]:
-        self._told.__enter__()
-        self._outer.__enter__()
-        return self._connection.execute
-
-    def __exit__(self, *raised: Any) -> None:
-        try:
-            self._outer.__exit__(*raised)
-        finally:
-            self._told.__exit__(*raised)
+    @contextmanager
+    def _writing(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        """A transaction, or part of one that is under way."""
+        with told(self.path, RUN), transaction(self._connection):
+            yield self._connection.execute
 
 
 def _shaped(

@@ -111,8 +111,14 @@ class MeasurementStore:
         columns |= {name: encode_list(columns[name]) for name in LISTS}
         with told(self.path), transaction(self._connection):
             columns["session_id"] = self._session(session_id)
-            self._add_plan(plan)
+            self.add_plan(plan)
             self._connection.execute(_insert("measurements", columns), columns)
+
+    def add_plan(self, plan: Plan) -> None:
+        """Keeps a plan; once is enough. The caller begins and commits."""
+        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
+        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
+        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
         """Keeps what a traced step of a plan came to (`trace.summarise`)."""
@@ -125,7 +131,7 @@ class MeasurementStore:
         }
         with told(self.path), transaction(self._connection):
             columns["session_id"] = self._session(session_id)
-            self._add_plan(plan)
+            self.add_plan(plan)
             self._connection.execute(_insert("traces", columns), columns)
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
@@ -283,11 +289,6 @@ class MeasurementStore:
         same = " AND ".join(f"{name} IS :{name}" for name in columns)
         row = self._connection.execute(f"SELECT id FROM sessions WHERE {same}", columns).fetchone()
         return self._add_session(self._begun[number]) if row is None else int(row[0])
-
-    def _add_plan(self, plan: Plan) -> None:
-        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
-        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
-        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
 
 def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:

@@ -137,7 +137,7 @@ def _prepared(request: Request, steps: Steps, run: RunFolder, progress: Progress
         return prepared
     return prepare(
         steps,
-        progress,
+        progress.say,
         seed=config.seed,
         num_groups=config.num_groups,
         grouping=config.grouping,

@@ -25,7 +25,7 @@ HOST = resolve_host("4xV100-pcie")
 def told(asked: CutOptions, workload: str = TINY) -> tuple[Problem, dict[str, object], str]:
     stream = io.StringIO()
     progress = Progress(stream=stream)
-    prepared = prepare(Steps(parse_workload(workload), HOST, 0, asked), progress, seed=0, evaluations=30)
+    prepared = prepare(Steps(parse_workload(workload), HOST, 0, asked), progress.say, seed=0, evaluations=30)
     return prepared.problem, prepared.to_dict(), stream.getvalue()
 
 
