@@ -33,8 +33,8 @@ from rlplace.runs.calibration import Known, measure_all, plans_of, step_times
 from rlplace.runs.setup import graph_for, make_problem
 from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.search.task import majority_devices
 from rlplace.training.methods import LEARNED
 from rlplace.training.searches.budget import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure

@@ -22,7 +22,7 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.micro_batches import WHOLE
 from rlplace.runs.setup import graph_for
 from rlplace.search import Budget
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.training.elastic.known import Choices, KnownRun
 from rlplace.training.elastic.replace import PORTFOLIO, Replaced, replaced, search
 from rlplace.workloads import parse_workload

@@ -16,8 +16,8 @@ from rlplace.measure.run.race import idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.calibration import calibrated
 from rlplace.search import Budget, anneal_from, eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.search.task import majority_devices
 from rlplace.workloads import build, parse_workload
 
 SEARCH_S = 60.0

@@ -30,8 +30,8 @@ from rlplace.report.console import make_progress
 from rlplace.runs.micro_batches import CutOptions
 from rlplace.runs.setup import Steps, make_problem
 from rlplace.search import Budget
-from rlplace.search.registry import find
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
+from rlplace.search.methods import find
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small", "inception_v3@small", "bert@small", "gpt2@small/2")

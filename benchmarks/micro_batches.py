@@ -27,7 +27,7 @@ from rlplace.runs.calibration import calibrated
 from rlplace.runs.micro_batches import AUTO, CutOptions
 from rlplace.runs.prepared import prepare, verdict_of
 from rlplace.runs.setup import Steps
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.workloads import parse_workload
 

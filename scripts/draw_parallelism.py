@@ -10,8 +10,8 @@ from pathlib import Path
 from rlplace.measure import Plan, Problem, Simulator, resolve_host
 from rlplace.report import save_timeline_png
 from rlplace.runs.setup import build_for, capture_workload
+from rlplace.search.methods import find
 from rlplace.search.parallel.layouts import Layout, layouts, placement_of
-from rlplace.search.registry import find
 from rlplace.search.task import Budget
 from rlplace.workloads import parse_workload
 

@@ -56,7 +56,7 @@ SUBROOMS = {
     "policy": {"learn", "schedule", "weights"},
     "report": {"html"},
     "runs": {"advise", "doctor"},
-    "search": {"exact", "improve", "parallel", "rules", "schedule"},
+    "search": {"improve", "parallel", "rules", "schedule"},
     "training": {"agent", "elastic", "pretrain", "resume", "searches"},
     "workloads": {"networks"},
 }

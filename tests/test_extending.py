@@ -28,7 +28,7 @@ from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Learner, Policy
 from rlplace.registry import Registry
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.setup import describe_problem
-from rlplace.search.registry import METHODS, SearchResult, find
+from rlplace.search.methods import METHODS, SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.training import SearchConfig, train
 from rlplace.workloads import CATALOG, build

@@ -17,7 +17,7 @@ from rlplace.measure import Costs, Measurement, Placement, Simulator
 from rlplace.policy import POLICIES, LearnConfig
 from rlplace.report.printed import as_html, as_text, results_table
 from rlplace.runs.durations import Durations
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.outcome import TrainResult
 from rlplace.training.table import Table

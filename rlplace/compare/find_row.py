@@ -20,7 +20,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Objective, Simulator
 from rlplace.runs.calibration import Known
-from rlplace.search.registry import Method, SearchResult, adopt_methods, find
+from rlplace.search.methods import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.training.agent.agent import AgentResult

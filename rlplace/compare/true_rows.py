@@ -17,7 +17,7 @@ from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import METHODS, find
+from rlplace.search.methods import METHODS, find
 from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.search.winners import SEARCH, find_winners
 

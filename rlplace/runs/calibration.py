@@ -21,7 +21,7 @@ from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.runs.durations import cut_words
 from rlplace.search import eft
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
 
 LEAST = 6
 ROUNDS = 5

@@ -30,7 +30,7 @@ from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps, versions
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
 from rlplace.store.log import check_store
 from rlplace.workloads import WorkloadSpec
 

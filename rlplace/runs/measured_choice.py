@@ -15,7 +15,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.format import format_seconds
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 

@@ -17,7 +17,7 @@ from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.prepared import prepare
 from rlplace.runs.setup import Steps
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS

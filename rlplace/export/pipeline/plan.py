@@ -37,8 +37,8 @@ from rlplace.runs.micro_batches import CutOptions, read_asked
 from rlplace.runs.prepared import candidates
 from rlplace.runs.setup import capture_workload
 from rlplace.say import say
-from rlplace.search.parallel.bounded_stages import BoundedPipeline, Schedule, best_pipeline
-from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.search.parallel.layouts import StepRoles, step_roles
+from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
 from rlplace.workloads import Workload
 
 

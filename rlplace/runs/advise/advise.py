@@ -24,7 +24,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.format import format_seconds
 from rlplace.runs.advise.verdict import Figures, Verdict, Words, decide
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
 

@@ -18,7 +18,7 @@ from rlplace.policy.config import LearnConfig
 from rlplace.policy.learn.state import LearnerFile
 from rlplace.runs.calibration import Known
 from rlplace.search.guide import Guide
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Task
 from rlplace.training.agent.agent import Agent, AgentResult
 from rlplace.training.agent.config import AgentConfig

@@ -26,7 +26,7 @@ from rlplace.policy.config import LearnConfig
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.setup import capture_workload, only_simulated, read_graph
 from rlplace.say import Say
-from rlplace.search.registry import SearchResult
+from rlplace.search.methods import SearchResult
 from rlplace.search.task import Budget, Task
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.devices import DeviceMatch, match_devices

@@ -19,7 +19,7 @@ from rlplace.report.console import make_progress
 from rlplace.runs.folder import RunFolder
 from rlplace.runs.prepared import Prepared
 from rlplace.runs.setup import versions
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.training.elastic.known import read_known

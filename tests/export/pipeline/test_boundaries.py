@@ -12,7 +12,7 @@ from rlplace.errors import InvalidValue
 from rlplace.export.pipeline.plan import boundaries, check_split, places_of
 from rlplace.export.pipeline.stages import WholeStep
 from rlplace.graphs import capture
-from rlplace.search.parallel.step_roles import step_roles
+from rlplace.search.parallel.layouts import step_roles
 
 
 def skipping() -> WholeStep:
