@@ -51,7 +51,7 @@ OPEN_CIRCLES = {
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
     "export": {"device_map", "pipeline", "placed"},
-    "graphs": {"capturing", "formats", "grouping", "micro"},
+    "graphs": {"capturing", "formats", "grouping", "micro_batching"},
     "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
     "policy": {"learn", "schedule", "weights"},
     "report": {"html"},

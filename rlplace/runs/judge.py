@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import UserError
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.micro.slices import BatchDims, plan_slices
-from rlplace.graphs.micro.trial import has_values
-from rlplace.graphs.micro.verdict import LossVerdict, judge_loss, unchecked
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss, unchecked
+from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
+from rlplace.graphs.micro_batching.trial import has_values
 from rlplace.runs.micro_batches import CutOptions
 from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build
 

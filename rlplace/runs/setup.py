@@ -15,7 +15,7 @@ from rlplace import __version__
 from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.estimate import estimate_costs

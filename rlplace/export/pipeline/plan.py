@@ -22,7 +22,7 @@ from rlplace.export.ranks import rank_devices
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro.slices import plan_slices
+from rlplace.graphs.micro_batching.slices import plan_slices
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure.costs.costs import CostSource

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlplace.graphs.capturing.capture import capture, capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Autocast, Origin
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rlplace.decode import shortened
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.graphs.formats.fields import LARGEST_COUNT
-from rlplace.graphs.micro_batches import gradient_sums
+from rlplace.graphs.formats.own_json import LARGEST_COUNT
+from rlplace.graphs.gradient_sums import gradient_sums
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.paths import topological_order
 

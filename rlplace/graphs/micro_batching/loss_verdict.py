@@ -22,13 +22,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.capturing.untouched import untouched
-from rlplace.graphs.micro.assembly import Pinned, TimeUp
-from rlplace.graphs.micro.norms import normalises_batch
-from rlplace.graphs.micro.slices import cut_words
-from rlplace.graphs.micro.trial import Trial, has_values, rehearsal
-from rlplace.graphs.micro.ways import NotComputable, Ways, Weights
+from rlplace.graphs.micro_batching.loss_ways import NotComputable, Ways, Weights
+from rlplace.graphs.micro_batching.slices import cut_words
+from rlplace.graphs.micro_batching.trial import Pinned, TimeUp, Trial, has_values, rehearsal
 from rlplace.graphs.program import MicroBatches, Slicing
 
 Kind = Literal["separate", "joined", "accumulated"]

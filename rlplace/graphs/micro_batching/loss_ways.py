@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import RlplaceError
-from rlplace.graphs.micro.assembly import Labels, Pinned, TimeUp
-from rlplace.graphs.micro.trial import Stepped, Trial, rehearsal
+from rlplace.graphs.micro_batching.trial import Labels, Pinned, Stepped, TimeUp, Trial, rehearsal
 from rlplace.graphs.program import Slicing, even_sizes
 
 Weights = Literal["mean", "sum"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlplace.graphs.micro.assembly import Assembly
-from rlplace.graphs.micro.gradients import Sum
+from rlplace.graphs.micro_batching.assembly import Assembly, Sum
 from rlplace.graphs.program import Ref, Source
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.capturing.capture import capture
-from rlplace.graphs.micro.slices import plan_slices
-from rlplace.graphs.micro.verdict import judge_loss
+from rlplace.graphs.micro_batching.loss_verdict import judge_loss
+from rlplace.graphs.micro_batching.slices import plan_slices
 
 
 def test_a_state_that_is_not_cut_is_said_to_need_its_dimension() -> None:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplace.errors import CaptureError
 from rlplace.graphs import BACKWARD, FORWARD, OpGraph, capture, run_graph
-from rlplace.graphs.attention import fused_attention
+from rlplace.graphs.capturing.portable import fused_attention
 
 DIRECTIONS = ["rlplace.attention.default", "rlplace.attention_backward.default"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.micro.slices import plan_slices
+from rlplace.graphs.micro_batching.slices import plan_slices
 from rlplace.graphs.program import Slicing
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.micro.ways import MOST_VALUES, other_values, with_value
+from rlplace.graphs.micro_batching.loss_ways import MOST_VALUES, other_values, with_value
 from rlplace.graphs.program import Slicing
 
 
@@ -198,7 +198,7 @@ def test_floats_of_a_model_that_makes_its_loss_may_be_targets_and_masks(others: 
 
 
 def test_where_time_is_short_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.graphs.micro.ways.SHARE_OF_OTHERS", 0.0)
+    monkeypatch.setattr("rlplace.graphs.micro_batching.loss_ways.SHARE_OF_OTHERS", 0.0)
     verdict = judge(net(), x(), masked, (labels(), ALL.bool()))
     assert (verdict.kind, verdict.is_checked) == ("separate", True)
     assert "no time for all other values" in verdict.why

@@ -11,8 +11,8 @@ import torch
 from attention_cases import CASES, AttentionCase, assert_equal, eager, grad_of, heads
 from torch import Tensor
 
-from rlplace.graphs import attention as cuda
-from rlplace.graphs.attention import (
+from rlplace.graphs.capturing import portable as cuda
+from rlplace.graphs.capturing.portable import (
     attention,
     attention_backward,
     attention_backward_formula,

@@ -12,7 +12,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlplace.graphs.attention import attention, attention_backward, attention_backward_formula, attention_formula
+from rlplace.graphs.capturing.portable import (
+    attention,
+    attention_backward,
+    attention_backward_formula,
+    attention_formula,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
