@@ -21,13 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing import op_work as facts
 from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.lower import Lowered, LoweredStep, lower_step
+from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature, tensor_bytes
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
-from rlplace.graphs.gradient_sums import LATER_HALF, GradientSum, gradient_sums
+from rlplace.graphs.graph_builder import LATER_HALF, GradientSum, OpRow, gradient_sums
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE
+from rlplace.graphs.opgraph import BACKWARD, UPDATE
 from rlplace.graphs.program import Call, Cut, OptimizerSpec, Origin, Ref, Source, SourceKind, View, map_refs, refs_in
 
 RefMap = dict[int, Ref]
@@ -48,28 +47,24 @@ class Assembly:
         self.ops = Lowered()
         self._mode = FakeTensorMode()
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of a value, which stays alive with it
-        self._known: dict[str, tuple[facts.Facts, Any]] = {}  # by signature: what a call costs, and what it returns
+        self._known: dict[str, tuple[Facts, Any]] = {}  # by signature: what a call costs, and what it returns
 
     def add_source(
         self, source: Source, name: str, *, module: str = "", gradient_bytes: int = 0, micro_batch: int = -1
     ) -> Ref:
-        """Adds a source op; what comes back is its tensor."""
-        built, value = self.ops.built, source.value
+        """Adds a source op; returns its tensor."""
+        value = source.value
         target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
-        size = facts.tensor_bytes(value) if source.kind == "parameter" else 0
-        op = built.add_op(
+        row = OpRow(
             named(name, micro_batch),
             target,
             module,
-            FORWARD,
-            target,
-            facts.NOTHING,
-            parameter_bytes=size,
+            signature=target,
+            parameter_bytes=tensor_bytes(value) if source.kind == "parameter" else 0,
+            gradient_bytes=gradient_bytes,
             micro_batch=micro_batch,
         )
-        built.gradient_bytes[op] = gradient_bytes
-        self.ops.sources[op] = source
-        return Ref(built.add_tensor(op, 0, self._twin(value)))
+        return self.ops.add_source(row, source, self._twin(value))
 
     def copy(self, part: Lowered, chosen: Iterable[int], refs: RefMap, *, micro_batch: int) -> None:
         """Copies the ops `chosen`, in order; `refs` then knows their outputs and the views that they read.
@@ -89,44 +84,29 @@ class Assembly:
         ops.folded.update(part.folded)
         empty: dict[tuple[str, str], Ref] = {}  # by module and signature
         for op in chosen:
-            call = part.calls[op]
+            call, row = part.calls[op], like.ops[op]
             assert isinstance(call, Call)
-            if call.target is _ZEROS:  # mean and variance of a batch norm begin with one and the same
-                key = like.modules[op], like.signatures[op]
-                if key in empty:
-                    refs[call.outputs[0]] = empty[key]
-                    continue
+            key = row.module, row.signature
+            if call.target is _ZEROS and key in empty:  # mean and variance of a batch norm begin with one and the same
+                refs[call.outputs[0]] = empty[key]
+                continue
             args, kwargs = map_refs(here, call.args), map_refs(here, call.kwargs)
-            reads = tuple(sorted({ops.base(refs[tensor]) for tensor in like.reads[op]}))
-            new = len(built.names)
-            built.names.append(named(like.names[op], micro_batch))
-            built.targets.append(like.targets[op])
-            built.modules.append(like.modules[op])
-            built.phases.append(like.phases[op])
-            built.signatures.append(like.signatures[op])
-            built.facts.append(like.facts[op])
-            built.reads.append(reads)
-            built.parameter_bytes.append(0)
-            built.gradient_bytes.append(0)
-            built.state_bytes.append(0)
-            built.micro_batches.append(micro_batch)
-            tensor = len(built.tensor_op)
-            outputs = []
+            new = built.add(
+                replace(
+                    row,
+                    name=named(row.name, micro_batch),
+                    reads=[ops.base(refs[tensor]) for tensor in row.reads],
+                    micro_batch=micro_batch,
+                )
+            )
             for output in part.tensors_of(op):
-                built.tensor_op.append(new)
-                built.tensor_output.append(like.tensor_output[output])
-                built.tensor_values.append(like.tensor_values[output])
-                refs[output] = Ref(tensor)
-                tensor += 1
-            for output in call.outputs:
-                outputs.append(-1 if output < 0 else refs[output].id)
+                refs[output] = Ref(built.add_tensor(replace(like.tensors[output], op=new)))
+            outputs = tuple(-1 if output < 0 else refs[output].id for output in call.outputs)
             if op in part.seeds:
                 ops.seeds.add(new)
-            ops.calls[new] = Call(
-                call.target, args, kwargs, tuple(outputs), call.returns_tuple, call.is_random, call.takes_device
-            )
+            ops.calls[new] = replace(call, args=args, kwargs=kwargs, outputs=outputs)
             if call.target is _ZEROS:
-                empty[like.modules[op], like.signatures[op]] = refs[call.outputs[0]]
+                empty[key] = refs[call.outputs[0]]
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
         """What stands for `ref` of `part`; views that nobody read so far are made."""
@@ -156,17 +136,16 @@ class Assembly:
     ) -> Ref:
         """Adds one call that returns one tensor, which comes back; its arguments may hold `Ref`s, `kwargs` none."""
         values = map_refs(self._value, args)
-        signature = facts.signature(str(target), values, kwargs)
-        if signature not in self._known:
+        signed = signature(str(target), values, kwargs)
+        if signed not in self._known:
             with self._mode, torch.no_grad():
                 output = target(*values, **kwargs)
-            self._known[signature] = facts.call_facts(target, values, kwargs, output), output
-        known, output = self._known[signature]
-        reads = tuple(self.ops.base(ref) for ref in refs_in(args))
-        op = self.ops.built.add_op(
-            named(name, micro_batch), str(target), module, phase, signature, known, reads, micro_batch=micro_batch
-        )
-        tensor = self.ops.built.add_tensor(op, 0, output)
+            self._known[signed] = call_facts(target, values, kwargs, output), output
+        cost, output = self._known[signed]
+        reads = [self.ops.base(ref) for ref in refs_in(args)]
+        row = OpRow(named(name, micro_batch), str(target), module, phase, signed, reads, *cost, micro_batch=micro_batch)
+        op = self.ops.built.add(row)
+        tensor = self.ops.add_tensor(op, 0, output)
         self.ops.calls[op] = Call(target, args, kwargs, (tensor,), returns_tuple=False)
         return Ref(tensor)
 
@@ -193,19 +172,20 @@ class Assembly:
         """Adds the copy of `value` into the source tensor `place`; it lives there, and the ops `together` with it."""
         built, ops, target = self.ops.built, self.ops, torch.ops.aten.copy_.default
         values = self._value(place), self._value(value)
-        home = built.tensor_op[place.id]
-        op = built.add_op(
+        home = ops.producer(place)
+        row = OpRow(
             name,
             str(target),
-            built.modules[home],
+            built.ops[home].module,
             UPDATE,
-            facts.signature(str(target), values, {}),
-            facts.call_facts(target, values, {}, values[0]),
+            signature(str(target), values, {}),
             (place.id, ops.base(value)),
+            *call_facts(target, values, {}, values[0]),
         )
+        op = built.add(row)
         ops.calls[op] = Call(target, (place, value), {}, (), returns_tuple=False)
         built.mutations.append((op, place.id))
-        built.colocated.append((op, home, *together))
+        built.together.append((op, home, *together))
 
 
 def named(name: str, micro_batch: int) -> str:
@@ -265,7 +245,7 @@ class Parts:
         step = lower_step(self._trace(index, part, seeds))
         built = step.ops.built
         if built.mutations:
-            changed = built.names[built.tensor_op[built.mutations[0][1]]]
+            changed = built.ops[built.tensors[built.mutations[0][1]].op].name
             raise CaptureError(
                 f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: `forward` changes "
                 f"{changed!r}, and every micro-batch would change it again; only running statistics of batch norm may "
@@ -306,7 +286,7 @@ class Parts:
         """Refuses a step that reads running statistics of a batch norm which updates them."""
         trace, built = step.trace, step.ops.built
         first = len(trace.trainable) + len(trace.fixed)
-        read = {tensor for reads in built.reads for tensor in reads}
+        read = {tensor for row in built.ops for tensor in row.reads}
         for tensor, name in enumerate(trace.buffers, start=first):
             if tensor in read and name.rpartition(".")[0] in trace.norms:
                 raise CaptureError(
@@ -327,11 +307,11 @@ class Parts:
         self._shared = [
             self._assembly.add_source(
                 first.ops.sources[op],
-                built.names[op],
-                module=built.modules[op],
-                gradient_bytes=built.gradient_bytes[op],
+                row.name,
+                module=row.module,
+                gradient_bytes=row.gradient_bytes,
             )
-            for op in range(state)
+            for op, row in enumerate(built.ops[:state])
         ]
         parts = [self.tensors(index) for index in range(slicing.num_micro_batches)]
         for position, (whole, dim) in enumerate(zip(self._tensors, slicing.dims, strict=True)):
@@ -380,7 +360,7 @@ class Parts:
             if source.kind == "constant":
                 key = memory(source.value)
                 if key not in self._constants:
-                    added = self._assembly.add_source(source, built.names[op], module=built.modules[op])
+                    added = self._assembly.add_source(source, built.ops[op].name, module=built.ops[op].module)
                     self._constants[key] = added
                 found[step.ops.tensor_of(op)] = self._constants[key]
         return found
@@ -388,7 +368,7 @@ class Parts:
 
 def running_ops(step: LoweredStep) -> list[int]:
     """The ops of a slice that run."""
-    return [op for op in range(len(step.ops.built.names)) if op not in step.ops.sources]
+    return [op for op in range(len(step.ops.built.ops)) if op not in step.ops.sources]
 
 
 def _dense(part: torch.Tensor) -> torch.Tensor:
@@ -464,7 +444,7 @@ class Gradients:
             if gradient is not None:
                 roots[position] = gradient, tuple(together)
                 if together:
-                    self._assembly.ops.built.colocated.append((home, *together))
+                    self._assembly.ops.built.together.append((home, *together))
         gradients: dict[str, Ref] = {}
         for position, name in enumerate(self._names):
             if self._alias[position] not in roots:
@@ -643,7 +623,7 @@ def _dim(shapes: Sequence[tuple[int, ...]]) -> int | None:
 
 def _tables_of(step: LoweredStep) -> dict[int, Table]:
     ops = step.ops
-    readers = Counter(tensor for reads in ops.built.reads for tensor in reads)
+    readers = Counter(tensor for row in ops.built.ops for tensor in row.reads)
     readers.update(ops.base(ref) for ref in (*step.results, *step.statistics, *filter(None, step.gradients)))
     found = {}
     for position, gradient in enumerate(step.gradients):

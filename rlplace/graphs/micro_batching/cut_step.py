@@ -132,7 +132,7 @@ class _Capture:
         for index in range(self.slicing.num_micro_batches):
             step, refs = self.parts.step(index), self.parts.refs(index, has_own_loss=False)
             self.refs.append(refs)
-            chosen = [op for op in running_ops(step) if step.ops.built.phases[op] == FORWARD]
+            chosen = [op for op in running_ops(step) if step.ops.built.ops[op].phase == FORWARD]
             ahead.append(set(chosen))
             self.assembly.copy(step.ops, chosen, refs, micro_batch=index)
         outputs = joined.join(self.refs)
@@ -249,7 +249,7 @@ class _Update:
             if count is not None:
                 stores.append((count, self._call(aten.add.Tensor, count, num_batches)))
         for place, value in stores:
-            name = self._assembly.ops.built.names[self._assembly.ops.built.tensor_op[place.id]]
+            name = self._assembly.ops.built.ops[self._assembly.ops.producer(place)].name
             self._assembly.store(place, value, name=f"store_{name}", together=self._own)
 
     def _flat(self, index: int, statistics: Found) -> list[Ref]:
@@ -396,7 +396,7 @@ class Joined:
                     target = aten.slice_copy.Tensor
                     args = (whole, dim, start * grown, (start + size) * grown)
                 seed = self._assembly.call(target, *args, name=f"slice_{index}", phase=BACKWARD)
-                self._assembly.ops.built.colocated.append((home, self._assembly.ops.producer(seed)))
+                self._assembly.ops.built.together.append((home, self._assembly.ops.producer(seed)))
                 seeds[index].append(seed)
         return self._assembly.here(step.ops, step.results[0], refs), seeds
 
@@ -424,8 +424,8 @@ class Joined:
         state = len(trace.trainable) + len(trace.fixed) + len(trace.buffers)
         dims = self._parts.micro.slicing.dims[: len(trace.values) - state - trace.num_targets]
         touched = {state + k for k, dim in enumerate(dims) if dim is not None}
-        for op, reads in enumerate(built.reads):
-            if touched.intersection(reads):
+        for op, row in enumerate(built.ops):
+            if touched.intersection(row.reads):
                 touched.update(ops.tensors_of(op))
         return ops.base(step.results[position]) in touched
 
