@@ -52,7 +52,7 @@ OPEN_CIRCLES = {
 SUBROOMS = {
     "export": {"device_map", "pipeline", "placed"},
     "graphs": {"capturing", "formats", "grouping", "micro"},
-    "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
+    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "schedule", "weights"},
     "report": {"html"},
     "runs": {"advise", "doctor"},

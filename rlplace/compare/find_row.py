@@ -17,8 +17,8 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Objective, Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.runs.calibration import Known
 from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single

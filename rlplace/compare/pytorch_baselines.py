@@ -11,10 +11,10 @@ from rlplace import cuda
 from rlplace.compare.replicas import ReplicaTeam, simulated_replicas, with_batch_share
 from rlplace.compare.row import Row
 from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.measure.execute.channels import torch_device
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.placed.channels import torch_device
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
+from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.workloads import Size, WorkloadSpec
 

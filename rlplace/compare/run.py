@@ -17,9 +17,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import Other
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import Other
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.runs.calibration import Known
 from rlplace.search.op_order import shorten
 from rlplace.search.task import Budget

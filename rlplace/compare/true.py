@@ -14,8 +14,8 @@ from rlplace.compare.true_rows import ROWS, Meter, Trial
 from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget, Failure
 from rlplace.seeds import check_seed

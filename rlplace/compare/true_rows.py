@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
-from rlplace.measure.calibrate import calibrate
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
+from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.registry import METHODS, find

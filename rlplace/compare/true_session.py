@@ -12,7 +12,7 @@ from rlplace.compare.true_rows import ROWS
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import make_progress
 from rlplace.runs.micro_batches import WHOLE, CutOptions

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
-from rlplace.measure.isolate.choice import make_runner
+from rlplace.measure.isolate.isolated_runner import make_runner
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.format import format_seconds
 from rlplace.search.registry import find
 from rlplace.search.rules.baselines import nearest_allowed, single

@@ -17,10 +17,9 @@ from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.micro.verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.present import check_present
+from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.problem import Problem
 from rlplace.runs.judge import judge_twin

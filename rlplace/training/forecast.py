@@ -8,8 +8,8 @@ import time
 from rlplace.errors import RlplaceError
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.format import format_clock
 from rlplace.runs.calibration import LEAST
 from rlplace.runs.durations import Durations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplace.cli.simulate import fidelity_words
-from rlplace.measure.fidelity import Fidelity
+from rlplace.measure.prediction_error import Fidelity
 
 
 def test_fidelity_tells_people_its_figures() -> None:

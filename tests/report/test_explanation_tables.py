@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.explain import explain
+from rlplace.measure.explain.explain_step import explain
 from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

@@ -19,10 +19,10 @@ from rlplace.export.placed.recapture import captured_again, captured_evaluation,
 from rlplace.export.placed.state import PlacedState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placed.placed_step import PlacedStep
-from rlplace.measure.placed.residents import Residents
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
 
 _log = logging.getLogger(__name__)

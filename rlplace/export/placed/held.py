@@ -14,7 +14,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.capturing.untouched import modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.placed.residents import Residents
+from rlplace.measure.execute.residents import Residents
 from rlplace.measure.plan import Plan
 
 

@@ -10,12 +10,11 @@ from typing import Any
 from rlplace.errors import RlplaceError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.links import profile_links
-from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, make_progress
 from rlplace.report.format import format_seconds
 from rlplace.runs.advise.advise import advise
