@@ -1,7 +1,7 @@
 """A search whose placements fail comes to the placement that it comes to where those are ruled out beforehand.
 
-What each fault costs its placement is in tests/measure/isolate/test_isolated_runner.py, what becomes of stores in tests/store,
-of disks in test_full_disk.py beside this file.
+What each fault costs its placement is in tests/measure/isolate/test_isolated_runner.py, what becomes of stores in
+tests/store, of disks in test_full_disk.py beside this file.
 """
 
 from __future__ import annotations

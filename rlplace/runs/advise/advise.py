@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, RlplaceError, UserError
+from rlplace.format import format_seconds
 from rlplace.measure.bounds import even_split_s, lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
@@ -20,7 +21,6 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import EagerRecipe, check_has_values
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.report.format import format_seconds
 from rlplace.runs.advise.verdict import Figures, Verdict, Words, decide
 from rlplace.runs.host_lock import measuring_alone
 from rlplace.search.registry import find
