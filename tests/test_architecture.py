@@ -67,7 +67,7 @@ OPEN_CIRCLES = {
 SUBROOMS = {
     "export": {"placed"},
     "graphs": {"capturing", "formats", "grouping", "micro_batching"},
-    "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
+    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "schedule", "weights"},
     "report": {"html"},
     "runs": {"advise", "doctor"},

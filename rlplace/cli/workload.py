@@ -149,7 +149,7 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
 
 
 def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int, count: int) -> Problem:
-    from rlplace.measure.costs.estimate import estimate_costs
+    from rlplace.measure.costs.costs import estimate_costs
     from rlplace.measure.problem import Problem
     from rlplace.session.steps import given_costs
 
