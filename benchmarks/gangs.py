@@ -11,13 +11,13 @@ from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.race import idle_share
-from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.calibration import calibrated
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.race import idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
+from rlplace.session.calibrate import calibrated
 from rlplace.workloads import build, parse_workload
 
 SEARCH_S = 60.0

@@ -17,13 +17,13 @@ from rlplace.measure import Host, Plan, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.run.race import RaceProtocol, idle_share
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.runs.setup import graph_for, make_problem
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.agent import AgentResult, learn_host
 from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload

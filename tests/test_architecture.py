@@ -15,8 +15,8 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
-    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"),
-    *("current_folder", "records"),
+    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
+    *("records", "format"),
 }
 """What everybody may import."""
 LAYERS = {
@@ -25,20 +25,35 @@ LAYERS = {
     "workloads": {"graphs"},
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
-    "env": {"graphs", "measure", "search", "report", "runs", "workloads"},
+    "env": {"graphs", "measure", "search", "report", "runs", "session", "workloads"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "store": {"graphs", "measure"},
-    "runs": {"graphs", "measure", "search", "store", "report", "workloads"},
-    "cluster": {"graphs", "measure", "store", "runs"},
+    "session": {"graphs", "measure", "search", "store", "report", "runs", "workloads"},
+    "runs": {"graphs", "measure", "search", "session", "store", "report", "workloads"},
+    "cluster": {"graphs", "measure", "store", "runs", "session"},
     "training": {
-        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "export", "cluster"),
+        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "session", "workloads", "cluster"),
     },
-    "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads", "cluster"},
+    "compare": {
+        *("graphs", "measure", "search", "store", "report", "runs", "session", "training", "workloads", "cluster"),
+    },
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
-    "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
+    "export": {"graphs", "measure", "search", "report", "runs", "session", "training", "workloads"},
     "cli": {
-        *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
+        *(
+            "graphs",
+            "measure",
+            "search",
+            "env",
+            "policy",
+            "report",
+            "runs",
+            "session",
+            "training",
+            "workloads",
+            "export",
+        ),
         *("compare", "partitioning", "store", "cluster"),
     },
     "__main__": {"cli"},
@@ -50,9 +65,9 @@ OPEN_CIRCLES = {
 }
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
-    "export": {"device_map", "pipeline", "placed"},
-    "graphs": {"capturing", "formats", "grouping", "micro"},
-    "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
+    "export": {"placed"},
+    "graphs": {"capturing", "formats", "grouping", "micro_batching"},
+    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "schedule", "weights"},
     "report": {"html"},
     "runs": {"advise", "doctor"},

@@ -70,7 +70,7 @@ def _made(problem: Problem, *, runs: bool) -> Measurer:
     simulator = Simulator(problem, threads=1)  # an env measures one placement at a time
     if not runs:
         return simulator
-    from rlplace.measure.run.runner import HostRunner
+    from rlplace.measure.timing.host_runner import HostRunner
 
     return HostRunner(problem, simulator)
 
@@ -78,7 +78,7 @@ def _made(problem: Problem, *, runs: bool) -> Measurer:
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     from rlplace.measure.hosts.resolve import resolve_host
     from rlplace.report.console import make_progress
-    from rlplace.runs.setup import Steps, make_problem
+    from rlplace.session.steps import Steps, make_problem
     from rlplace.workloads import parse_workload
 
     spec, place = parse_workload(workload), resolve_host(host) if isinstance(host, str) else host

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 
 from rlplace.errors import FileProblem
-from rlplace.forks import close_own, keep_from_children
+from rlplace.process import close_own, keep_from_children
 
 if sys.platform != "win32":
     import fcntl

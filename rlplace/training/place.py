@@ -10,16 +10,16 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps
 from rlplace.search.methods import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import prepare
+from rlplace.session.steps import Steps
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 

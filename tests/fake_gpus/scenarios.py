@@ -23,17 +23,17 @@ from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.export.placed.carried import carried_plan
+from rlplace.export.placed.graphs import carried_plan
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.export.placed.placed_module import ModuleGraph, backward_ops
 from rlplace.graphs import capture
 from rlplace.graphs.capturing.capture import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.placed.channels import CudaChannel
-from rlplace.measure.placed.placed_step import PlacedStep
-from rlplace.measure.placed.residents import Residents
-from rlplace.measure.placed.workers import Crew, CudaClock
+from rlplace.measure.execute.channels import CudaChannel
+from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew, CudaClock
 
 TWO_GPUS = gpu_host(("cuda:0", "cuda:1"))
 FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -26,23 +26,21 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName, UserError
 from rlplace.export.placed.arguments import Arguments
-from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
-from rlplace.export.placed.optimizer import CapturedOptimizer, Option, named_state
-from rlplace.export.placed.recapture import Call, Flags, as_cast, with_flags
-from rlplace.export.placed.state import PlacedState
+from rlplace.export.placed.graphs import Call, Flags, GraphsByShape, OtherShapes, as_cast, with_flags
+from rlplace.export.placed.model_state import CapturedOptimizer, Option, PlacedState, named_state
 from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Program, loss_of
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.threads import keep_freed_memory
+from rlplace.measure.timing.threads import keep_freed_memory
 
 if TYPE_CHECKING:
     from rlplace.training.table import Table

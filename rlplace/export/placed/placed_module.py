@@ -17,21 +17,19 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
-from rlplace.export.placed.arguments import InputCutter, check_data
-from rlplace.export.placed.carried import carried_plan
-from rlplace.export.placed.held import HeldConstants
-from rlplace.export.placed.recapture import flags_of, with_flags
+from rlplace.export.placed.arguments import HeldConstants, InputCutter, check_data
+from rlplace.export.placed.graphs import carried_plan, flags_of, with_flags
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
+from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.placed_step import Kept, TwoPartStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placed.channels import torch_device
-from rlplace.measure.placed.residents import Residents
-from rlplace.measure.placed.two_part_step import Kept, TwoPartStep
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.threads import keep_freed_memory
+from rlplace.measure.timing.threads import keep_freed_memory
 
 _log = logging.getLogger(__name__)
 

@@ -8,22 +8,21 @@ from functools import partial
 from typing import Any
 
 from rlplace.errors import RlplaceError
+from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.links import profile_links
-from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, make_progress
-from rlplace.report.format import format_seconds
 from rlplace.runs.advise.advise import advise
 from rlplace.runs.advise.verdict import Words
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import describe_cut
-from rlplace.runs.setup import Steps, make_problem
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import describe_cut
+from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import WorkloadSpec
 
 MOST_COUNT = 16

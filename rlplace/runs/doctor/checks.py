@@ -26,8 +26,8 @@ from statistics import median, quantiles
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlplace.openmp import SPIN_COUNT
-from rlplace.report.format import format_bytes, format_seconds
+from rlplace.format import format_bytes, format_seconds
+from rlplace.process import SPIN_COUNT
 from rlplace.runs.doctor.requirements import requirement_of
 from rlplace.runs.doctor.software import (
     check_extras,

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.merging import mirrored_twins
-from rlplace.graphs.micro_batches import roles
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
@@ -488,3 +487,24 @@ def thinnest_cuts(before: NDArray[np.float64], crossing: NDArray[np.float64], mo
     by_share = inner[np.lexsort((inner, crossing[inner], share[inner]))]
     thinnest = by_share[np.unique(share[by_share], return_index=True)[1]]
     return np.unique(np.concatenate(([0], thinnest, [count]))).astype(np.int64)
+
+
+def roles(graph: OpGraph) -> NDArray[np.int32]:
+    """(N,) int32: ops that do the same for different micro-batches have the same role, 0..R-1; others each their own.
+
+    Copies keep their order, so the r-th op of one micro-batch answers to the r-th of another with the same target,
+    module and phase. Roles are numbered by the first op that has them.
+    """
+    seen: dict[tuple[str, str, int, int, int], int] = {}
+    found = np.empty(graph.num_ops, dtype=np.int32)
+    count: dict[tuple[int, str, str, int], int] = {}
+    labels = zip(graph.micro_batch.tolist(), graph.targets, graph.modules, graph.phases.tolist(), strict=True)
+    for op, (micro_batch, target, module, phase) in enumerate(labels):
+        if micro_batch < 0:
+            key = ("", "", 0, op, -1)
+        else:
+            nth = count.get((micro_batch, target, module, phase), 0)
+            count[micro_batch, target, module, phase] = nth + 1
+            key = (target, module, phase, nth, 0)
+        found[op] = seen.setdefault(key, len(seen))
+    return found

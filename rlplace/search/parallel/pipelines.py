@@ -18,7 +18,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.host_tables import default_priorities, upward_ranks
+from rlplace.measure.simulate.compiled_problem import default_priorities, upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_stages, placement_of, step_roles
 from rlplace.search.rules.baselines import plain_devices

@@ -12,14 +12,14 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.checks import checked_policy
 from rlplace.policy.config import LearnConfig
 from rlplace.report.console import make_progress
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.runs.prepared import Prepared
 from rlplace.say import Say
+from rlplace.session.folder import RunFolder
+from rlplace.session.prepare import Prepared
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.offer import offering

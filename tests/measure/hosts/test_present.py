@@ -16,9 +16,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, HostRunner, Link, Problem, Route, Simulator
 from rlplace.measure.hosts.host_file import save_host
-from rlplace.measure.hosts.present import check_present
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.hosts.resolve import check_present, resolve_host
+from rlplace.measure.timing.threads import usable_cores
 
 
 def gpus(*names: str) -> Host:
@@ -95,7 +94,7 @@ def test_commands_say_so_before_anything_is_captured(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlplace.runs.setup.build", None)  # what makes the model: must not be reached
+    monkeypatch.setattr("rlplace.session.steps.build", None)  # what makes the model: must not be reached
     save_host(gpus("cuda:0", "cuda:1"), tmp_path / "lab.json")
     assert main([command, "nmt", "--host", "lab.json"]) == 2
     said = capsys.readouterr().err
