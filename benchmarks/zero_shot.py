@@ -29,8 +29,8 @@ from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.schedule.network import ScheduleNetwork, load_network
 from rlplace.policy.schedule.proposals import propose
-from rlplace.search.improve.greedy_starts import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
-from rlplace.search.registry import find
+from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE
 from rlplace.training.pretrain.run import draw

@@ -66,12 +66,12 @@ OPEN_CIRCLES = {
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
     "export": {"placed"},
-    "graphs": {"capturing", "formats", "grouping", "micro"},
-    "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
+    "graphs": {"capturing", "formats", "grouping", "micro_batching"},
+    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "schedule", "weights"},
     "report": {"html"},
     "runs": {"advise", "doctor"},
-    "search": {"exact", "improve", "parallel", "rules", "schedule"},
+    "search": {"improve", "parallel", "rules", "schedule"},
     "training": {"agent", "elastic", "pretrain", "resume", "searches"},
     "workloads": {"networks"},
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.measure.explain import explain as advice
+from rlplace.measure.explain import explain_step as advice
 from rlplace.runs.advise import verdict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explaining.md"

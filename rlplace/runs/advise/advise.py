@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, RlplaceError, UserError
 from rlplace.format import format_seconds
-from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.costs.single_device import capacity_bytes, single_device_peak_bytes
-from rlplace.measure.data_parallel import even_split_s
+from rlplace.measure.bounds import even_split_s, lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe, check_has_values
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import EagerRecipe, check_has_values
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.runs.advise.verdict import Figures, Verdict, Words, decide
 from rlplace.runs.host_lock import measuring_alone
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
 

@@ -11,12 +11,11 @@ from rlplace.errors import RlplaceError
 from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.links import profile_links
-from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, make_progress
 from rlplace.runs.advise.advise import advise
 from rlplace.runs.advise.verdict import Words

@@ -12,7 +12,7 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.checks import checked_policy
 from rlplace.policy.config import LearnConfig
 from rlplace.report.console import make_progress

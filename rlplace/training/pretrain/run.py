@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from rlplace.env.schedule_batch import GROUPINGS, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_json_atomic
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.schedule.network import KIND, Components, ScheduleNetwork, save_network
 from rlplace.policy.schedule.proposals import choose
 from rlplace.training.pretrain.config import PretrainConfig

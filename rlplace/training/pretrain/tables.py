@@ -17,8 +17,8 @@ from rlplace.env.schedule_batch import ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import write_bytes_atomic
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.schedule.network import problem_summary
 
 if TYPE_CHECKING:
