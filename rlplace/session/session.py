@@ -38,6 +38,7 @@ from rlplace.measure.placement import Placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.records import Count, Number, Seconds, Seed, Whole, read_record, record, to_json
+from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import SESSION, RunFolder
@@ -317,10 +318,9 @@ class Session:
         """
         return self._required("problem", ProblemFacts)
 
-    @property
-    def has_problem(self) -> bool:
-        """Whether the run had come to its problem."""
-        return self._text("problem") is not None
+    def has(self, name: str) -> bool:
+        """Whether there is a record under a name: `request`, `problem`, `table`, ..."""
+        return self._text(name) is not None
 
     @property
     def host(self) -> Host:
@@ -490,6 +490,31 @@ class Session:
 
     # results of methods
 
+    def begin(self, signature: str, *, is_resumed: bool) -> None:
+        """Makes this the session of a problem and configuration, which `signature` stands for.
+
+        Args:
+            signature: 16 hex digits.
+            is_resumed: go on from what was found before; otherwise that is forgotten.
+
+        Raises:
+            FileProblem: what was found before is of another problem or configuration.
+        """
+        before = self.fact("signature", str)
+        if is_resumed and before is not None and before != signature:
+            raise FileProblem(
+                self.path,
+                "the results of another problem, or with other options, than those that it is to go on with: start "
+                "the run again in another folder.",
+            )
+        with self._writing() as execute:
+            if before is not None and not is_resumed:
+                kept = "'request', 'config', 'problem', 'host'"
+                execute(f"DELETE FROM facts WHERE name NOT IN ({kept})")
+                execute("DELETE FROM arrays WHERE name != 'problem'")
+                execute("DELETE FROM races")
+            self.keep(signature=to_json(signature))
+
     def load_results(self, problem: Problem) -> None:
         """Reads what the methods found before; `results` knows it then with plans and races.
 
@@ -511,7 +536,8 @@ class Session:
         found = {}
         for name in self._names("method/"):
             result = self._required(f"method/{name}", MethodResult)
-            found[name] = result
+            apart = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
+            found[name] = dataclasses.replace(result, **apart)
         return found
 
     @property
@@ -709,6 +735,36 @@ class Session:
         """A transaction, or part of one that is under way."""
         with told(self.path, RUN), transaction(self._connection):
             yield self._connection.execute
+
+
+class MethodKeeper:
+    """A session, for one method of a run.
+
+    Args:
+        session: of the run.
+        method: its name.
+        num_devices: of the host.
+        keep_learned: keeps what the method has learned.
+    """
+
+    def __init__(
+        self, session: Session, method: str, num_devices: int, keep_learned: Callable[[Saveable], None]
+    ) -> None:
+        self._session, self._method, self._num_devices = session, method, num_devices
+        self.keep_learned = keep_learned
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to keep a result that is still changing."""
+        return self._session.is_due
+
+    def keep(self, result: MethodResult) -> None:
+        """Keeps what the method found so far.
+
+        Raises:
+            FileProblem: the store cannot be written.
+        """
+        self._session.keep_result(self._method, result, self._num_devices)
 
 
 def _shaped(

@@ -32,13 +32,13 @@ from rlplace.training.forecast import (
     within,
     within_rest,
 )
-from rlplace.training.heuristics import num_rows
 from rlplace.training.methods import methods_of
-from rlplace.training.outcome import TrainResult
+from rlplace.training.outputs import TrainResult
 from rlplace.training.resume.config_file import Request
 from rlplace.training.resume.journal import mark_finished
 from rlplace.training.resume.prepared import describe_prepared, read_prepared
 from rlplace.training.run import train_made
+from rlplace.training.table import num_rows
 
 if TYPE_CHECKING:
     from rlplace.report.console import Progress

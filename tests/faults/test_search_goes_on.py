@@ -34,7 +34,7 @@ from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
-from rlplace.training.searches.budget import LoopBudget
+from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
 
 FAULTS: dict[int, tuple[Status, str]] = {

@@ -29,7 +29,7 @@ from rlplace.search.methods import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
 from rlplace.session.folder import RunFolder
 from rlplace.training import SearchConfig, TrainConfig, train
-from rlplace.training.outcome import title_of
+from rlplace.training.outputs import title_of
 
 
 def simulated_problem() -> Problem:

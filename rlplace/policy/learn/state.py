@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
+from rlplace.files import jsonable, parse_json
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
 from rlplace.policy.learn.elites import Elites
 from rlplace.policy.protocols import Policy
@@ -279,10 +279,20 @@ EVERY_S = 5.0
 """So long at least between two writes ..."""
 SHARE = 0.05
 """... and as long as keeps their share of the time below this."""
-LARGEST_BYTES = 1 << 30
-"""A larger file is not read: that of a policy with its optimizer has some ten megabytes."""
 RECORDS = "records"
 """The tensor that holds the facts, as JSON: one file is written whole or not at all, two are not."""
+
+
+class Files(Protocol):
+    """Where files are kept by name: the session of a run."""
+
+    def file(self, name: str) -> bytes | None:
+        """What a file holds; None where there is none."""
+        ...
+
+    def keep_files(self, files: Mapping[str, bytes]) -> None:
+        """Keeps files, all or none."""
+        ...
 
 
 class LearnerFile:
@@ -291,7 +301,8 @@ class LearnerFile:
     A learner that is not `Resumable` is left alone: it begins anew.
 
     Args:
-        path: of the file, safetensors.
+        files: where it is kept, as safetensors.
+        name: of the file.
         is_resumed: whether a learner goes on from what is there; otherwise that is replaced.
         say: told what cannot be gone on from.
         clock: seconds that never go back.
@@ -299,27 +310,29 @@ class LearnerFile:
 
     def __init__(
         self,
-        path: Path,
+        files: Files,
+        name: str,
         *,
         is_resumed: bool,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._is_resumed, self._say, self._clock = path, is_resumed, say, clock
+        self._files, self._name, self._is_resumed, self._say, self._clock = files, name, is_resumed, say, clock
         self._next_s = clock() + EVERY_S
 
     def restore(self, learner: object) -> None:
         """Puts a learner that was just made where the last one was, if that was of its kind."""
-        begun = _state(learner) if self._is_resumed and self._path.is_file() else None
-        if begun is None or not isinstance(learner, Resumable):
+        data = self._files.file(self._name) if self._is_resumed else None
+        begun = None if data is None else _state(learner)
+        if data is None or begun is None or not isinstance(learner, Resumable):
             return
         try:
-            learner.load_state(self._read(type(learner).__name__))
+            learner.load_state(self._read(data, type(learner).__name__))
         except FileProblem as error:
             self._say(f"warning: {error} The learner begins anew.")
         except _STRANGE as error:
             learner.load_state(begun)
-            self._say(f"warning: {self._path}: not the state of this learner ({error}). It begins anew.")
+            self._say(f"warning: {self._name}: not the state of this learner ({error}). It begins anew.")
 
     def keep(self, learner: object) -> None:
         """Writes the learner's state, if the last time was long enough ago.
@@ -335,18 +348,18 @@ class LearnerFile:
         text = json.dumps(jsonable(facts), allow_nan=False).encode("utf-8")
         records = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
         tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-        write_bytes_atomic(self._path, save({RECORDS: records, **tensors}))
+        self._files.keep_files({self._name: save({RECORDS: records, **tensors})})
         self._next_s = self._clock() + max(EVERY_S, (self._clock() - begin_s) / SHARE)
 
-    def _read(self, learner: str) -> LearnerState:
+    def _read(self, data: bytes, learner: str) -> LearnerState:
         try:
-            tensors = load(read_plain(self._path, largest_bytes=LARGEST_BYTES, holds="a learner's state"))
+            tensors = load(data)
             text = tensors.pop(RECORDS).numpy().tobytes().decode("utf-8")
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FileProblem(self._path, f"not the state of a learner: {error}.") from error
-        about = parse_json(text, self._path)
+            raise FileProblem(self._name, f"not the state of a learner: {error}.") from error
+        about = parse_json(text, self._name)
         if not isinstance(about, dict) or not isinstance(about.get("facts"), dict) or about.get("learner") != learner:
-            raise FileProblem(self._path, f"not the state of a {learner}.")
+            raise FileProblem(self._name, f"not the state of a {learner}.")
         return LearnerState(tensors, about["facts"])
 
 

@@ -20,6 +20,7 @@ from rlplace.measure.problem import Problem
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.folder import RunFolder
+from rlplace.session.method import MethodState
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.kept import (
     KNOWN_HOSTS,
@@ -35,7 +36,6 @@ from rlplace.training.resume.kept import (
     encode_hosts,
 )
 from rlplace.training.resume.kept_state import PlanOf, arrays_of, kept_method, state_of
-from rlplace.training.resume.state import MethodState
 from rlplace.training.table import Table
 
 FILE = "progress.safetensors"

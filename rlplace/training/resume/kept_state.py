@@ -14,8 +14,8 @@ from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.search.task import BestSoFar
+from rlplace.session.method import MethodState, Race, Unmeasured
 from rlplace.training.resume.kept import Arrays, KeptMethod, KeptOutcome, KeptRace, whole_numbers
-from rlplace.training.resume.state import MethodState, Race, Unmeasured
 
 PLAN = ("devices", "transfer_tensor", "transfer_destination", "sequence")
 NARROW_DEVICES = 256

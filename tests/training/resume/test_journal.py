@@ -21,10 +21,10 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.session.calibrate import Known
 from rlplace.session.folder import RunFolder
+from rlplace.session.method import MethodState, Race, Unmeasured
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.journal import EVERY_S, FILE, Journal, is_finished, mark_finished
 from rlplace.training.resume.kept import RECORDS
-from rlplace.training.resume.state import MethodState, Race, Unmeasured
 from rlplace.training.table import Table
 
 PROBLEM = chain_problem(5, 2)

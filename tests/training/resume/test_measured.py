@@ -15,11 +15,11 @@ from rlplace.measure import Host, Problem
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
 from rlplace.session.folder import RunFolder
+from rlplace.session.method import MethodState
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.agent import agent as agents
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.resume.journal import Journal
-from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.racing_host import ROUND
 
 CONFIG = TrainConfig(

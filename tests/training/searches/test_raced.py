@@ -12,8 +12,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import BestSoFar
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.raced import Raced
+from rlplace.session.method import MethodState
+from rlplace.training.searches.racing_host import Raced
 
 SIMULATOR = Simulator(chain_problem(3), threads=1)
 SLOW, MIDDLE, FAST = (SIMULATOR.plan(np.array(row, dtype=np.int32)) for row in ([0, 0, 0], [0, 0, 1], [0, 1, 1]))

@@ -19,10 +19,8 @@ from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.budget import LoopBudget
-from rlplace.training.searches.racing_host import FINAL, ROUND
-from rlplace.training.searches.result import LoopResult
+from rlplace.session.method import LoopResult, MethodState
+from rlplace.training.searches.racing_host import FINAL, ROUND, LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
 
 PROBLEM = chain_problem(4)

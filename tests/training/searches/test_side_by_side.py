@@ -16,9 +16,8 @@ from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Budget, Task
-from rlplace.training.resume.state import MethodState
+from rlplace.session.method import LoopResult, MethodState
 from rlplace.training.searches import side_by_side
-from rlplace.training.searches.result import LoopResult
 
 PROBLEM = chain_problem(4)
 LONG_S = 600.0
