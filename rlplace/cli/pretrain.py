@@ -14,8 +14,8 @@ import tyro
 
 from rlplace.cli.arguments import print_json
 from rlplace.errors import FileProblem, InvalidValue
+from rlplace.policy.options import PretrainConfig
 from rlplace.say import say
-from rlplace.training.pretrain.config import PretrainConfig
 
 
 def pretrain(
@@ -38,7 +38,7 @@ def pretrain(
         quiet: no progress
     """
     from rlplace.cluster import reach
-    from rlplace.training.pretrain.run import pretrain as train
+    from rlplace.pretrain.pretraining import pretrain as train
 
     tell = (lambda text: None) if quiet else say
     with reach(cluster, say=tell) as workers:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.report.console import make_progress
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import CutOptions
 from rlplace.runs.setup import Steps, make_problem
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import FileProblem, RlplaceError
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.runs.folder import RunFolder
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.runs.micro_batches import WHOLE, CutOptions
 from rlplace.runs.setup import Steps
 from rlplace.training.config import TrainConfig

@@ -7,8 +7,8 @@ from io import StringIO
 
 from rich.console import Console
 
+from rlplace.advice.verdict import WORDS, Figures, decide
 from rlplace.report.printed import advice_panel
-from rlplace.runs.advise.verdict import WORDS, Figures, decide
 
 FIGURES = Figures(
     kind="simulated",

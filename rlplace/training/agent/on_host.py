@@ -14,8 +14,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.policy.config import LearnConfig
 from rlplace.policy.learn.state import LearnerFile
+from rlplace.policy.options import LearnConfig
 from rlplace.runs.calibration import Known
 from rlplace.search.guide import Guide
 from rlplace.search.registry import METHODS
