@@ -29,12 +29,12 @@ from rlplace.measure.run.race import RaceProtocol, idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
-from rlplace.runs.calibration import Known, measure_all, plans_of, step_times
-from rlplace.runs.setup import graph_for, make_problem
 from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
 from rlplace.search.rules import baselines
 from rlplace.search.task import majority_devices
+from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
+from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.methods import LEARNED
 from rlplace.training.searches.budget import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure

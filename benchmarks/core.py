@@ -20,8 +20,8 @@ from record import RESULTS, as_markdown, record
 from suites import SUITES, WORKLOADS, key_of, problem_of
 
 from rlplace.cluster import Cluster, reach
-from rlplace.compare.ratios import mean_ratio
-from rlplace.compare.run import CompareConfig, compare
+from rlplace.compare.comparison import mean_ratio
+from rlplace.compare.equal_budgets import CompareConfig, compare
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.search.registry import METHODS
 

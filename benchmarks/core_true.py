@@ -26,8 +26,8 @@ from record import RESULTS, record
 from suites import CORE_DEV, LEARN_DEV, key_of, problem_of
 
 from rlplace.cluster import Cluster, reach
-from rlplace.compare.row import Row
-from rlplace.compare.true import TrueConfig, compare_true
+from rlplace.compare.comparison import Row
+from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.files import jsonable, read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem

@@ -10,8 +10,8 @@ from typing import Any
 
 from record import as_markdown
 
-from rlplace.compare.ratios import mean_ratio, paired_ratio
-from rlplace.compare.true_rows import ROWS
+from rlplace.compare.comparison import mean_ratio, paired_ratio
+from rlplace.compare.hidden_truth import ROWS
 from rlplace.measure.truth import KINDS
 
 AGENT = "learned"

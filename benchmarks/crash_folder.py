@@ -18,8 +18,8 @@ from rlplace.locks import LOCK_FILE
 from rlplace.measure import Problem, Simulator, load_placement, resolve_host
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
-from rlplace.runs.micro_batches import WHOLE
-from rlplace.runs.setup import Steps
+from rlplace.session.cut import WHOLE
+from rlplace.session.steps import Steps
 from rlplace.store import MeasurementStore
 from rlplace.workloads import parse_workload
 

@@ -21,17 +21,16 @@ from torch import nn
 
 from rlplace.cli.arguments import finite
 from rlplace.errors import MissingExtra
-from rlplace.export.device_map import device_map, map_devices, map_places, project
-from rlplace.export.device_map.format import gradients_kept
+from rlplace.export.device_map import device_map, gradients_kept, map_devices, map_places, project
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.setup import build_for, capture_workload
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
+from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import parse_workload
 
 HOST = "RTX4090+RTX3060"

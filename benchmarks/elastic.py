@@ -19,10 +19,10 @@ from rlplace.files import write_json_atomic
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.micro_batches import WHOLE
-from rlplace.runs.setup import graph_for
 from rlplace.search import Budget
 from rlplace.search.registry import find
+from rlplace.session.cut import WHOLE
+from rlplace.session.steps import graph_for
 from rlplace.training.elastic.known import Choices, KnownRun
 from rlplace.training.elastic.replace import PORTFOLIO, Replaced, replaced, search
 from rlplace.workloads import parse_workload

@@ -19,9 +19,9 @@ from rlplace.measure.calibrate import calibrate
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
-from rlplace.runs.calibration import calibrate_on, step_times
 from rlplace.runs.fidelity import measure_mix
-from rlplace.runs.setup import graph_for, make_problem
+from rlplace.session.calibrate import calibrate_on, step_times
+from rlplace.session.steps import graph_for, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")

@@ -14,10 +14,10 @@ from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
 from rlplace.measure.run.eager_step import EagerStep
 from rlplace.measure.run.race import idle_share
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.calibration import calibrated
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.rules import baselines
 from rlplace.search.task import majority_devices
+from rlplace.session.calibrate import calibrated
 from rlplace.workloads import build, parse_workload
 
 SEARCH_S = 60.0

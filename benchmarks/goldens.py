@@ -19,7 +19,7 @@ from record import RESULTS
 from suites import CORE_DEV, problem_of
 
 from rlplace.compare import CompareConfig, Row, compare
-from rlplace.compare.true import TrueConfig, compare_true
+from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure import Problem
 from rlplace.measure.truth import Truth

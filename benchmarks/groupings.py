@@ -16,10 +16,10 @@ from rlplace.measure.costs.estimate import estimate_costs
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.setup import build_for, capture_workload
 from rlplace.search import anneal_from
 from rlplace.search.registry import SearchResult, find
 from rlplace.search.task import Budget
+from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"

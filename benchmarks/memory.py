@@ -27,11 +27,11 @@ from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.runs.micro_batches import CutOptions
-from rlplace.runs.setup import Steps, make_problem
 from rlplace.search import Budget
 from rlplace.search.registry import find
 from rlplace.search.task import majority_devices
+from rlplace.session.cut import CutOptions
+from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small", "inception_v3@small", "bert@small", "gpt2@small/2")

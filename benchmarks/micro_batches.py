@@ -23,12 +23,12 @@ from rlplace.measure.run.race import RaceProtocol, Timer, idle_share
 from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.runs.calibration import calibrated
-from rlplace.runs.micro_batches import AUTO, CutOptions
-from rlplace.runs.prepared import prepare, verdict_of
-from rlplace.runs.setup import Steps
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
+from rlplace.session.calibrate import calibrated
+from rlplace.session.cut import AUTO, CutOptions
+from rlplace.session.prepare import prepare, verdict_of
+from rlplace.session.steps import Steps
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("gpt2@small", "bert@small", "vit@small", "nmt@small")

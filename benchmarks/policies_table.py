@@ -16,7 +16,7 @@ from core import LEARNED_ON
 from numpy.typing import NDArray
 from record import as_markdown
 
-from rlplace.compare.ratios import mean_ratio, paired_ratio
+from rlplace.compare.comparison import mean_ratio, paired_ratio
 
 Rows = Sequence[dict[str, Any]]
 BASE = "portfolio"

@@ -21,9 +21,9 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.run.race import RaceProtocol, idle_share
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.runs.setup import graph_for, make_problem
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.agent import AgentResult, learn_host
 from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload

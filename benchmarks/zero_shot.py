@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from record import RESULTS, as_markdown, record
 from suites import CORE, CORE_DEV, WORKLOADS, key_of, problem_of
 
-from rlplace.compare.ratios import mean_ratio
+from rlplace.compare.comparison import mean_ratio
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic

@@ -1,7 +1,7 @@
 """rlplace: reinforcement-learning device placement for PyTorch.
 
 The face of the package; importing it imports no torch. Import it before torch where gangs of cores run ops: it tells
-OpenMP how long to spin (`rlplace.openmp`).
+OpenMP how long to spin (`rlplace.process`).
 
     graph   = rlplace.capture(model, inputs, loss_fn=loss, optimizer="adam", targets=labels)
     problem = rlplace.Problem.profile(graph, rlplace.Host.detect())
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlplace.faces import lazy
-from rlplace.openmp import spin_briefly
+from rlplace.process import spin_briefly
 
 spin_briefly()
 
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rlplace import cli, compare, env, errors, export, graphs, measure, policy, report, search, workloads  # noqa: F401
     from rlplace.advice.advising import advise
-    from rlplace.export.place import place
+    from rlplace.export.place_model import place
     from rlplace.graphs import (
         Constraints,
         Grouping,

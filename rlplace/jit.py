@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.current_folder import unseen
+from rlplace.process import unseen
 
 # The file can name a folder of kernels, which numba unpickles, or modules, which it imports. `NUMBA_...` still counts.
 with unseen(".numba_config.yaml"):

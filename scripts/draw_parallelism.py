@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rlplace.measure import Plan, Problem, Simulator, resolve_host
 from rlplace.report import save_timeline_png
-from rlplace.runs.setup import build_for, capture_workload
 from rlplace.search.parallel.layouts import Layout, layouts, placement_of
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
+from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import parse_workload
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rlplace.report.field_picture import save_field_png
+from rlplace.report.drawing import save_field_png
 from rlplace.runs.report import write_report
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"

@@ -13,8 +13,8 @@ from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import save_placement
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.setup import describe_problem
+from rlplace.session.folder import RunFolder
+from rlplace.session.steps import describe_problem
 
 WORKED_S = 1e-3
 """What every op takes."""

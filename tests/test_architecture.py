@@ -15,8 +15,8 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
-    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "openmp", "say", "forks"),
-    *("current_folder", "records", "locks"),
+    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
+    *("records", "format", "locks"),
 }
 """What everybody may import."""
 LAYERS = {
@@ -25,24 +25,27 @@ LAYERS = {
     "workloads": {"graphs"},
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
-    "env": {"graphs", "measure", "search", "report", "runs", "workloads"},
+    "env": {"graphs", "measure", "search", "report", "runs", "session", "workloads"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "store": {"graphs", "measure"},
-    "runs": {"graphs", "measure", "search", "store", "report", "workloads"},
-    "cluster": {"graphs", "measure", "store", "runs"},
+    "session": {"graphs", "measure", "search", "store", "report", "runs", "workloads"},
+    "runs": {"graphs", "measure", "search", "session", "store", "report", "workloads"},
+    "cluster": {"graphs", "measure", "store", "runs", "session"},
     "training": {
-        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "workloads", "export", "cluster"),
+        *("graphs", "measure", "search", "store", "env", "policy", "report", "runs", "session", "workloads", "cluster"),
     },
-    "compare": {"graphs", "measure", "search", "store", "report", "runs", "training", "workloads", "cluster"},
-    "doctor": {"measure", "report"},
-    "advice": {"graphs", "measure", "search", "report", "runs", "workloads"},
-    "pretrain": {"graphs", "measure", "env", "policy", "runs", "workloads", "cluster"},
+    "compare": {
+        *("graphs", "measure", "search", "store", "report", "runs", "session", "training", "workloads", "cluster"),
+    },
+    "doctor": {"measure"},
+    "advice": {"graphs", "measure", "search", "report", "session", "workloads"},
+    "pretrain": {"graphs", "measure", "env", "policy", "session", "workloads", "cluster"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
-    "export": {"graphs", "measure", "search", "report", "runs", "training", "workloads"},
+    "export": {"graphs", "measure", "search", "report", "runs", "session", "training", "workloads"},
     "cli": {
-        *("graphs", "measure", "search", "env", "policy", "report", "runs", "training", "workloads", "export"),
-        *("compare", "partitioning", "store", "cluster", "doctor", "advice", "pretrain"),
+        *("graphs", "measure", "search", "env", "policy", "report", "runs", "session", "training", "workloads"),
+        *("export", "compare", "partitioning", "store", "cluster", "doctor", "advice", "pretrain"),
     },
     "__main__": {"cli"},
 }
@@ -53,7 +56,7 @@ OPEN_CIRCLES = {
 }
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
-    "export": {"device_map", "pipeline", "placed"},
+    "export": {"placed"},
     "graphs": {"capturing", "formats", "grouping", "micro"},
     "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
     "policy": {"learn", "weights"},

@@ -16,7 +16,7 @@ from run_folders import placed_run
 from stored import SESSION, plan_of, row_of
 
 from rlplace.measure import Problem, Simulator, load_placement, resolve_host
-from rlplace.runs.folder import RUN_FILES
+from rlplace.session.folder import RUN_FILES
 from rlplace.store import MeasurementStore
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -64,11 +64,26 @@ def test_every_method_is_in_the_docs() -> None:
     assert [name for name in (*METHODS, *BASELINES) if f"`{name}`" not in text] == []
 
 
-def test_every_export_format_is_in_the_readme() -> None:
+def test_every_export_format_is_in_the_docs() -> None:
     from rlplace.export import FORMATS
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert [name for name, entry in FORMATS.items() if f"| `{entry.file}` |" not in text] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(ROOT / "docs" / "tutorial.md", "python"):
+        exec(compile(block.replace("budget_s=5", "budget_s=2"), "tutorial.md", "exec"), names)
+    assert float(names["loss"]) > 0
+    assert (tmp_path / "placement.json").is_file()
+    assert names["step"].table is not None
 
 
 @pytest.mark.slow

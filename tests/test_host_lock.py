@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[str]]:
     """Another process that measures here."""
-    command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent.parent)]
+    command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.export.placed.optimizer import OPTIONS
+from rlplace.export.placed.model_state import OPTIONS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "training-loops.md"
 

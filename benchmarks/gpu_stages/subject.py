@@ -15,7 +15,7 @@ from rlplace.measure.placed.placed_step import PlacedStep
 from rlplace.measure.placed.residents import Residents
 from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.runs.setup import capture_workload
+from rlplace.session.steps import capture_workload
 from rlplace.workloads import build
 
 SMALL = "nmt@layers=1,units=32,batch=8,steps=4,vocab=100"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rlplace.advice.verdict import Figures, Verdict, Words, decide
 from rlplace.errors import InvalidValue, RlplaceError, UserError
+from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.locks import measuring_alone
@@ -34,13 +35,12 @@ from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, make_progress
-from rlplace.report.format import format_seconds
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import describe_cut
-from rlplace.runs.setup import Steps, make_problem
 from rlplace.search.registry import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import describe_cut
+from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import WorkloadSpec
 
 SEARCH = "portfolio"

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rlplace.report.format import format_bytes, format_seconds
+from rlplace.format import format_bytes, format_seconds
 
 SCHEMA = 1
 WORTH = 1.05

@@ -22,7 +22,7 @@ from rlplace.training.config import TrainConfig
 if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
-    from rlplace.runs.micro_batches import CutOptions, Loss
+    from rlplace.session.cut import CutOptions, Loss
     from rlplace.workloads import WorkloadSpec
 
 GRANULARITIES = ("op", "module")
@@ -174,7 +174,7 @@ class BatchOptions:
             InvalidValue: a word of another form, or an option of a cut without one.
             UnknownName: no such loss.
         """
-        from rlplace.runs.micro_batches import CutOptions, parse_batch_dims, parse_count
+        from rlplace.session.cut import CutOptions, parse_batch_dims, parse_count
 
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
         return CutOptions(count, dims, cast("Loss", self.loss), self.exact)

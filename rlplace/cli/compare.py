@@ -64,8 +64,8 @@ def compare(
         quiet: no progress; the table stays, but beside `--json`
     """
     spec, asked = check_workload(workload), batch.parse()
-    from rlplace.compare.row import OBJECTIVES
-    from rlplace.compare.run import CompareConfig
+    from rlplace.compare.comparison import OBJECTIVES
+    from rlplace.compare.equal_budgets import CompareConfig
     from rlplace.partitioning.compare import is_published_file, run_published
 
     num_seeds = CompareConfig.seeds if seeds is None else seeds
@@ -103,7 +103,7 @@ def compare(
             is_table=not (quiet and json),
         )
     elif true is not None or (measured is not None and found.is_simulated):
-        from rlplace.compare.true_session import run_true_compare, true_config
+        from rlplace.compare.run_compare import run_true_compare, true_config
 
         drawn = seed if "seed" in given_options() else None
         hidden = true_config(
@@ -133,7 +133,7 @@ def compare(
                 where="compare",
                 hint="max-load and piece-latency are for files of the published benchmark.",
             )
-        from rlplace.compare.session import run_compare, split_methods
+        from rlplace.compare.run_compare import run_compare, split_methods
 
         searches, baselines = split_methods(methods)
         config = CompareConfig(

@@ -1,8 +1,13 @@
-"""`rlplace`: parses the command line, runs the command, turns errors into exit codes."""
+"""`rlplace`: parses the command line, runs the command, turns errors into exit codes.
+
+`--help` shows everyday options, `--help-all` every one: which are left out, and how.
+"""
 
 from __future__ import annotations
 
 import _thread
+import dataclasses
+import inspect
 import os
 import signal
 import sys
@@ -12,26 +17,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import Event
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli.advise import advise
 from rlplace.cli.arguments import only_json_on_stdout, options_given
 from rlplace.cli.compare import compare
-from rlplace.cli.explain import explain
-from rlplace.cli.export import export
-from rlplace.cli.graph import graph
+from rlplace.cli.knowledge import fit_priors, measurements, pretrain
 from rlplace.cli.machine import bench, doctor, hosts, workloads
-from rlplace.cli.measurements import measurements
 from rlplace.cli.place import place
-from rlplace.cli.pretrain import fit_priors, pretrain
-from rlplace.cli.report import report
-from rlplace.cli.short_help import shortened
+from rlplace.cli.run_folder import explain, export, report
 from rlplace.cli.simulate import fidelity, measure, simulate
 from rlplace.cli.train import train
+from rlplace.cli.workload import advise, graph
 from rlplace.errors import RlplaceError, UserError
 from rlplace.say import say
 
@@ -188,3 +188,53 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+RARE = frozenset(
+    {
+        *("exclude", "together", "gangs", "num_groups", "rule", "granularity", "acyclic"),
+        *("batch_dims", "loss", "exact"),
+        *("storing", "no_wait", "in_process", "cluster", "track", "objective", "true", "save"),
+        *("guide", "simulate_share", "num_calibrated", "priors", "table_rounds", "learn", "agent"),
+        *("num_drawn", "drawn_problems", "num_bases", "num_varied", "varied_problems", "num_components"),
+    }
+)
+"""Parameters of commands, and fields of their groups of options, that `--help` leaves out."""
+SUPPRESS: Any = tyro.conf.Suppress
+MORE = "These are the everyday options; `--help-all` shows every one."
+
+
+def shortened(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` without its rare options, for its help alone: nothing calls it; itself where it has none."""
+    hints = get_type_hints(command, include_extras=True)
+    types = {name: SUPPRESS[hint] if name in RARE else _short(hint) for name, hint in hints.items()}
+    if types == hints:
+        return command
+    kept = [one.replace(annotation=types[name]) for name, one in inspect.signature(command).parameters.items()]
+
+    def short(**_: Any) -> None:
+        raise AssertionError("help ends before a command runs")
+
+    summary, _, rest = inspect.getdoc(command).partition("\n")  # type: ignore[union-attr]  # every command has one
+    short.__doc__ = f"{summary}\n\n{MORE}\n{rest}"
+    short.__annotations__ = {one.name: one.annotation for one in kept}
+    vars(short)["__signature__"] = inspect.Signature(kept)
+    return short
+
+
+def _short(hint: Any) -> Any:
+    """A group of options without the rare ones; anything else as it is."""
+    group, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
+    if not isinstance(group, type) or not dataclasses.is_dataclass(group):
+        return hint
+    hints = get_type_hints(group, include_extras=True)
+    rare = [
+        (one.name, SUPPRESS[hints[one.name]], dataclasses.field(default=one.default))
+        for one in dataclasses.fields(group)
+        if one.name in RARE
+    ]
+    if not rare:
+        return hint
+    short: Any = dataclasses.make_dataclass(group.__name__, rare, bases=(group,), frozen=True)
+    short.__doc__ = group.__doc__
+    return Annotated[short, *extras] if extras else short

@@ -10,7 +10,7 @@ import tyro
 
 from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.report.format import format_ms
+from rlplace.format import format_ms
 from rlplace.say import say
 
 EVALUATIONS = 16

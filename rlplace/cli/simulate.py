@@ -13,7 +13,7 @@ from typing import Any
 import tyro
 
 from rlplace.cli.arguments import Batched, Placing, Seed, Stored, check_workload, print_json
-from rlplace.report.format import format_ms
+from rlplace.format import format_ms
 from rlplace.say import say
 
 

@@ -1,22 +1,37 @@
-"""PyTorch baselines, which place nothing: the rows set apart in the table, measured on a real host, or estimated."""
+"""PyTorch baselines, which place nothing: the rows set apart in the table, measured on a real host, or estimated.
+
+Data parallelism as PyTorch has it: `ReplicaTeam` for real, `simulated_replicas` by ring all-reduce.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from rlplace import cuda
-from rlplace.compare.replicas import ReplicaTeam, simulated_replicas, with_batch_share
-from rlplace.compare.row import Row
-from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.compare.comparison import Row
+from rlplace.errors import InvalidValue, RlplaceError, RunnerError
+from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.opgraph import BACKWARD, FORWARD
+from rlplace.measure.data_parallel import ring_all_reduce_s
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.placed.channels import torch_device
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
-from rlplace.search.rules.baselines import plain_devices
-from rlplace.workloads import Size, WorkloadSpec
+from rlplace.measure.run.race import LOOKS_EVERY_S, Suspensions
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.rules.baselines import plain_devices, single
+from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
 
 BASELINES = {
     "eager": "plain PyTorch on one device (one core, or the first GPU)",
@@ -142,3 +157,228 @@ def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_s
         return simulated_replicas(problem, share, default_size=default_size, seed=seed)
     except (_CannotRun, RlplaceError) as error:
         return Row(name, 0, "skipped", is_placement=False, why=str(error))
+
+
+START_TIMEOUT_S = 300.0
+STEP_TIMEOUT_S = 300.0
+
+
+def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> WorkloadSpec:
+    """The workload with its batch divided by `count`.
+
+    Raises:
+        InvalidValue: it has no option `batch`, or one that cannot be divided.
+    """
+    batch = getattr(spec.config(default_size), "batch", None) if spec.name in CONFIGS else None
+    if not isinstance(batch, int):
+        hint = "A function of yours or a graph file has none: leave `ddp` out of --methods."
+        raise InvalidValue("workload", str(spec), "one with an option `batch`, to share it out", where="ddp", hint=hint)
+    if batch % count:
+        raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
+    options = {**dict(spec.options), "batch": batch // count}
+    return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
+
+
+def simulated_replicas(problem: Problem, share: WorkloadSpec, *, default_size: Size, seed: int) -> Row:
+    """The step of a replica on every device and a ring all-reduce of the gradients, which overlaps all of the backward.
+
+    Args:
+        problem: on a simulated host.
+        share: the workload of one replica.
+        default_size: of a workload named without one.
+        seed: of the workload.
+    """
+    begin = time.monotonic()
+    with without_memory():
+        work = build(share, default_size=default_size, seed=seed)
+        graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer, targets=work.targets)
+    replica = Problem.estimate(graph, problem.host, num_groups=1)
+    simulator = Simulator(replica)
+    devices = plain_devices(problem)
+    all_reduce_s = ring_all_reduce_s(problem.host, devices, float(graph.gradient_bytes.sum()))
+    slowest_s, peaks = 0.0, [0] * problem.host.num_devices
+    for device in devices:
+        plan, outcome = simulator.plan_and_time(single(replica, device))
+        peaks[device] = outcome.peak_bytes[device]
+        if not outcome.ok:
+            return Row("ddp", 0, "oom", peak_bytes=tuple(peaks), why=outcome.why, is_placement=False)
+        ends_s = simulator.timeline(plan).op_end_s
+        forward_s = float(ends_s[graph.phases == FORWARD].max(initial=0.0))
+        backward_s = float(ends_s[graph.phases <= BACKWARD].max(initial=0.0)) - forward_s
+        update_s = outcome.step_time_s - forward_s - backward_s
+        slowest_s = max(slowest_s, forward_s + max(backward_s, all_reduce_s) + update_s)
+    return Row(
+        "ddp",
+        0,
+        "ok",
+        slowest_s,
+        1,
+        time.monotonic() - begin,
+        tuple(peaks),
+        "ring all-reduce behind the backward",
+        is_placement=False,
+    )
+
+
+class ReplicaTeam:
+    """A process a device with `DistributedDataParallel`, told step by step; calling it times one step of all.
+
+    Args:
+        share: the workload of one replica.
+        devices: one a replica, all of one backend.
+        default_size: of a workload named without one.
+        seed: of the workload.
+
+    Raises:
+        RunnerError: a replica did not start.
+    """
+
+    def __init__(self, share: WorkloadSpec, devices: Sequence[Device], *, default_size: Size, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="rlplace-replicas-")
+        meeting = f"file://{self._folder.name}/meeting"
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank, device in enumerate(devices):
+            here, there = context.Pipe()
+            arguments = (there, meeting, rank, len(devices), share, device, default_size, seed)
+            process = context.Process(target=_replica, args=arguments, name=f"rlplace replica {rank}", daemon=True)
+            with _path_without_current_folder():
+                process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+        try:
+            self._collect(START_TIMEOUT_S)
+        except RunnerError:
+            self.close()
+            raise
+
+    def __call__(self) -> float:
+        """Seconds of one step of all replicas.
+
+        Raises:
+            RunnerError: a replica failed, or did not answer.
+        """
+        begin = time.perf_counter()
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send("step")
+            except OSError as error:
+                raise RunnerError(f"replica {rank} ended: {error}") from error
+        self._collect(STEP_TIMEOUT_S)
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        """Ends the replicas."""
+        for pipe in self._pipes:
+            try:
+                pipe.send("stop")
+            except OSError:  # it ended before
+                continue
+        for process in self._processes:
+            process.join(timeout=10.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def _collect(self, timeout_s: float) -> None:
+        deadline_s, suspensions = time.monotonic() + timeout_s, Suspensions()
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                while not pipe.poll(LOOKS_EVERY_S):
+                    deadline_s += suspensions.look()
+                    if time.monotonic() > deadline_s:
+                        raise RunnerError(f"replica {rank} did not answer within {timeout_s:.0f} s")
+                answer = pipe.recv()
+            except (EOFError, OSError) as error:
+                raise RunnerError(f"replica {rank} ended: {error or 'its process is gone'}") from error
+            if answer != "done":
+                raise RunnerError(f"replica {rank} failed: {answer}")
+
+
+@contextmanager
+def _path_without_current_folder() -> Iterator[None]:
+    """While active, Python starts without looking for modules in the current folder, which may be a stranger's."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _replica(
+    pipe: Connection,
+    meeting: str,
+    rank: int,
+    count: int,
+    share: WorkloadSpec,
+    device: Device,
+    default_size: Size,
+    seed: int,
+) -> None:
+    """A replica's process: builds its share, then steps whenever it is told."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rlplace import cuda
+    from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
+    from rlplace.measure.placed.channels import torch_device
+
+    is_cuda = device.backend == "cuda"
+    try:
+        if device.cores:
+            os.sched_setaffinity(0, device.cores)
+        torch.set_num_threads(max(len(device.cores), 1))
+        place = torch_device(device)
+        if is_cuda:
+            cuda.use(place)  # else every replica's first allocations, and NCCL's, are on GPU 0
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            init_method=meeting,
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=START_TIMEOUT_S),
+        )
+        work = build(share, default_size=default_size, seed=seed)
+        inputs, targets = torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(place), (work.inputs, work.targets)
+        )
+        model = work.model.to(place)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        is_training = work.loss_fn is not None and bool(parameters)
+        model = DistributedDataParallel(model, device_ids=[place.index] if is_cuda else None) if is_training else model
+        spec = resolve_optimizer(work.optimizer)
+        optimizer = torch_optimizer(spec, parameters) if spec is not None else None
+        pipe.send("done")
+        while pipe.recv() == "step":
+            _step(model, inputs, work.loss_fn if is_training else None, targets, optimizer)
+            if is_cuda:
+                cuda.await_all(place)
+            pipe.send("done")
+        dist.destroy_process_group()
+    except EOFError:  # the parent is gone
+        return
+    except Exception as error:  # whatever it is, the parent's row says so
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _step(model: Any, inputs: Any, loss_fn: Any, targets: Any, optimizer: Any) -> None:
+    import torch
+
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
+    if loss_fn is None:
+        with torch.no_grad():
+            model(*args, **kwargs)
+        return
+    if optimizer is not None:
+        optimizer.zero_grad()
+    loss_fn(model(*args, **kwargs), *targets).backward()
+    if optimizer is not None:
+        optimizer.step()

@@ -36,8 +36,8 @@ from rlplace.doctor.installation import (
     torch_build,
 )
 from rlplace.doctor.system import Check, Finding, System
-from rlplace.openmp import SPIN_COUNT
-from rlplace.report.format import format_bytes, format_seconds
+from rlplace.format import format_bytes, format_seconds
+from rlplace.process import SPIN_COUNT
 
 LEAST_FREE_DISK_BYTES = 1 << 30
 

@@ -302,7 +302,7 @@ def _made(problem: Problem, *, runs: bool) -> Measurer:
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     from rlplace.measure.hosts.resolve import resolve_host
     from rlplace.report.console import make_progress
-    from rlplace.runs.setup import Steps, make_problem
+    from rlplace.session.steps import Steps, make_problem
     from rlplace.workloads import parse_workload
 
     spec, place = parse_workload(workload), resolve_host(host) if isinstance(host, str) else host

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.export.captured import CapturedRun
-from rlplace.export.ranks import rank_devices
-from rlplace.export.registry import Exported, ExportFormat, ExportRequest
+from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.measure.hosts.host import Host

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.compare.row import PUBLISHED, Comparison, Objective, Row, RowStatus
-from rlplace.compare.run import OP_ORDER, CompareConfig, compare
-from rlplace.compare.session import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
+from rlplace.compare.comparison import PUBLISHED, Comparison, Objective, Row, RowStatus
+from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, compare
+from rlplace.compare.run_compare import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.formats.dnn_partitioning import LARGEST_FILE_BYTES, DnnPartitioning, load_dnn_partitioning

@@ -125,7 +125,7 @@ class _Given:
 
 @lru_cache(maxsize=64)
 def _capture(workload: str, count: int) -> OpGraph:
-    from rlplace.runs.setup import build_for, capture_workload
+    from rlplace.session.steps import build_for, capture_workload
     from rlplace.workloads import parse_workload
 
     built = build_for(parse_workload(workload), resolve_host(BUILT_FOR), 0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlplace.faces import lazy
-from rlplace.report.format import format_bytes, format_clock, format_ms, format_seconds
+from rlplace.format import format_bytes, format_clock, format_ms, format_seconds
 
 if TYPE_CHECKING:
-    from rlplace.report.best_so_far import Curve, save_best_so_far_png
     from rlplace.report.chrome_trace import write_chrome_trace
+    from rlplace.report.drawing import Curve, save_best_so_far_png, save_fidelity_png
     from rlplace.report.printed import results_table
-    from rlplace.report.scatter import save_fidelity_png
     from rlplace.report.timeline import save_timeline_png
 
 __all__ = [

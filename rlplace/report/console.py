@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.segment import Segment
 from rich.table import Column
 
-from rlplace.report.format import format_clock, format_seconds
+from rlplace.format import format_clock, format_seconds
 from rlplace.say import clean_lines, is_shown
 
 

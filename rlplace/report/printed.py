@@ -26,9 +26,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from rlplace.format import NOTHING, format_bytes, format_ms, format_seconds
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.report.console import CleanConsole
-from rlplace.report.format import NOTHING, format_bytes, format_ms, format_seconds
 from rlplace.say import clean
 
 WIDTH = 120

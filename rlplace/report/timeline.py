@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
+from rlplace.format import format_bytes, format_seconds
 from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Timeline
 from rlplace.report.drawing import Axes, Figure, FigureCanvasAgg, MaxNLocator, Patch, PolyCollection
-from rlplace.report.format import format_bytes, format_seconds
 from rlplace.say import clean
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}

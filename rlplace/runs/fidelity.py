@@ -23,14 +23,14 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
-from rlplace.runs.calibration import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.runs.measuring import measuring
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps, versions
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.task import majority_devices
+from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import prepare
+from rlplace.session.steps import Steps, versions
 from rlplace.store.log import check_store
 from rlplace.workloads import WorkloadSpec
 

@@ -9,7 +9,7 @@ from rlplace.errors import FileProblem
 from rlplace.files import write_text_atomic
 from rlplace.measure.explain.explanation import FILE as EXPLANATION
 from rlplace.measure.explain.explanation import load_explanation
-from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.session.folder import RUN_FILES, RunFolder
 
 if TYPE_CHECKING:
     from rlplace.report.html import RunData

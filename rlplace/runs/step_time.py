@@ -26,10 +26,10 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.console import make_progress
 from rlplace.runs.measuring import measuring
-from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, number_only
-from rlplace.runs.prepared import COUNTS, describe_cut, judged
-from rlplace.runs.setup import Steps, make_problem
 from rlplace.search.rules import baselines
+from rlplace.session.cut import WHOLE, CutOptions, Loss, number_only
+from rlplace.session.prepare import COUNTS, describe_cut, judged
+from rlplace.session.steps import Steps, make_problem
 from rlplace.store.log import check_store
 from rlplace.workloads import WorkloadSpec
 

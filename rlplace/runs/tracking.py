@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlplace.errors import FileProblem, UnknownName, UserError
 from rlplace.files import jsonable, refuse_link
-from rlplace.report.format import format_ms
+from rlplace.format import format_ms
 
 if TYPE_CHECKING:
     import wandb

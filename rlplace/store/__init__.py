@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from rlplace.faces import lazy
 
 if TYPE_CHECKING:
-    from rlplace.store.filters import Filter
     from rlplace.store.log import StoreLog, open_log
     from rlplace.store.records import Session, StoredMeasurement
-    from rlplace.store.store import MeasurementStore
+    from rlplace.store.store import Filter, MeasurementStore
 
 __all__ = ["Filter", "MeasurementStore", "Session", "StoreLog", "StoredMeasurement", "open_log"]
 

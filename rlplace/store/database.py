@@ -3,6 +3,8 @@
 `connect_safely` opens any database of a folder that somebody may have sent. Opening runs no code: no extension is
 loaded, what a schema says is not trusted, no other database can be attached, and a file that holds a view or a trigger
 is refused before anything else is read.
+
+What a store's database holds: its tables, word by word, and a check that a file holds nothing else.
 """
 
 from __future__ import annotations
@@ -14,19 +16,17 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from rlplace.errors import FileProblem
 from rlplace.files import open_plain
-from rlplace.store import schema
 
 BUSY_S = 5.0
 """How long another process that is writing is waited for."""
-LARGEST_VALUE = 64 << 20
-"""Bytes of a value or a row."""
 LARGEST_COPY = 1 << 30
 """Bytes of a database, with its write-ahead log, that is read: it is copied first."""
 COMPANIONS = ("-wal", "-shm", "-journal")
@@ -43,46 +43,222 @@ _MOST_OPERATIONS = 1_000_000
 """Steps of SQLite's until the tables of a file are known; those of a store take some thousand."""
 _MOST_LETTERS = 160
 """Of what SQLite says of a damaged database."""
-_ELSEWHERE = "name another with `--store PATH`, or `--store off`"
+_WRITING = threading.RLock()
+"""Threads of this process write one after another: a connection has one transaction at a time."""
 _COPYING = threading.Lock()
 """SQLite's locks on a file end when its process closes any descriptor of it: nothing is opened while one is copied."""
 
 
-def open_for_writing(path: Path) -> sqlite3.Connection:
-    """A connection to the store at `path`, which is made where there is none.
+_MEASURED = {
+    "sessions": """CREATE TABLE sessions (
+        id INTEGER PRIMARY KEY,
+        begun_s REAL NOT NULL,
+        workload TEXT NOT NULL,
+        machine TEXT NOT NULL,
+        host_name TEXT NOT NULL,
+        versions TEXT NOT NULL,
+        idle_share REAL,
+        load REAL,
+        clock_hz REAL
+    ) STRICT""",
+    "plans": """CREATE TABLE plans (
+        fingerprint TEXT PRIMARY KEY,
+        num_ops INTEGER NOT NULL,
+        devices BLOB NOT NULL,
+        transfer_tensor BLOB NOT NULL,
+        transfer_destination BLOB NOT NULL,
+        sequence BLOB NOT NULL
+    ) STRICT""",
+    "measurements": """CREATE TABLE measurements (
+        id INTEGER PRIMARY KEY,
+        session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+        taken_s REAL NOT NULL,
+        graph TEXT NOT NULL,
+        host TEXT NOT NULL,
+        plan TEXT NOT NULL REFERENCES plans (fingerprint),
+        protocol TEXT NOT NULL,
+        versions TEXT NOT NULL,
+        reference TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('ok', 'oom', 'error', 'timeout')),
+        why TEXT NOT NULL,
+        step_time_s REAL,
+        reference_s REAL NOT NULL,
+        samples_s TEXT NOT NULL,
+        peak_bytes TEXT NOT NULL,
+        is_whole INTEGER NOT NULL
+    ) STRICT""",
+    "traces": """CREATE TABLE traces (
+        id INTEGER PRIMARY KEY,
+        session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+        taken_s REAL NOT NULL,
+        graph TEXT NOT NULL,
+        host TEXT NOT NULL,
+        plan TEXT NOT NULL REFERENCES plans (fingerprint),
+        summary TEXT NOT NULL
+    ) STRICT""",
+    "learned_hosts": """CREATE TABLE learned_hosts (
+        id INTEGER PRIMARY KEY,
+        session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+        taken_s REAL NOT NULL,
+        graph TEXT NOT NULL,
+        host TEXT NOT NULL,
+        model TEXT NOT NULL
+    ) STRICT""",
+}
+_INDEXES = {
+    "measurements_by_key": "CREATE INDEX measurements_by_key ON measurements (graph, host, plan)",
+    "measurements_by_plan": "CREATE INDEX measurements_by_plan ON measurements (plan)",
+    "measurements_by_session": "CREATE INDEX measurements_by_session ON measurements (session_id)",
+    "traces_by_plan": "CREATE INDEX traces_by_plan ON traces (plan)",
+    "traces_by_session": "CREATE INDEX traces_by_session ON traces (session_id)",
+    "learned_hosts_by_host": "CREATE INDEX learned_hosts_by_host ON learned_hosts (host)",
+    "learned_hosts_by_session": "CREATE INDEX learned_hosts_by_session ON learned_hosts (session_id)",
+}
+_KEPT = {
+    "facts": """CREATE TABLE facts (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    ) STRICT""",
+    "arrays": """CREATE TABLE arrays (
+        name TEXT PRIMARY KEY,
+        value BLOB NOT NULL
+    ) STRICT""",
+    "races": """CREATE TABLE races (
+        id INTEGER PRIMARY KEY,
+        method TEXT NOT NULL,
+        is_final INTEGER NOT NULL,
+        plans TEXT NOT NULL,
+        outcomes TEXT NOT NULL
+    ) STRICT""",
+}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a database of ours holds, statement by statement, and nothing else.
+
+    Attributes:
+        what: its kind, for messages.
+        application_id: in the header of the file; four letters.
+        version: likewise (`user_version`).
+        statements: by name of the table or index.
+        elsewhere: what to do where it cannot be used.
+        largest_value: bytes of a value or a row.
+    """
+
+    what: str
+    application_id: int
+    version: int
+    statements: Mapping[str, str]
+    elsewhere: str
+    largest_value: int
+
+    def create(self, connection: sqlite3.Connection) -> None:
+        """Makes the tables of an empty database; the caller begins and commits."""
+        for statement in self.statements.values():
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {self.application_id}")
+        connection.execute(f"PRAGMA user_version = {self.version}")
+
+    def check(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Refuses a database that holds anything but these tables: a view, a trigger, a table of others.
+
+        Raises:
+            FileProblem: it is the database of another program, of another version, or was tampered with.
+        """
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if application != self.application_id:
+            raise FileProblem(path, f"a database of another program, expected {self.what}: name another.")
+        if version != self.version:
+            hint = (
+                "a newer rlplace wrote it: update rlplace" if version > self.version else "rlplace never wrote this one"
+            )
+            raise FileProblem(path, f"its schema is {version}, expected {self.version}; {hint}, or name another.")
+        expected = {name: " ".join(sql.split()) for name, sql in self.statements.items()}
+        found = {
+            str(name): " ".join(str(sql).split())
+            for name, sql in connection.execute("SELECT name, sql FROM sqlite_schema")
+            if not (sql is None and str(name).startswith("sqlite_autoindex_"))
+        }
+        for name, sql in found.items():
+            if name not in expected:
+                what = f"it holds a {_kind_of(sql)} {name[:40]!r}, which {self.what} has not"
+                raise FileProblem(path, f"{what}: do not use this file.")
+            if sql != expected[name]:
+                raise FileProblem(path, f"its {name!r} is not as in {self.what}: do not use this file.")
+        if missing := sorted(expected.keys() - found.keys()):
+            raise FileProblem(path, f"it lacks {missing[0]!r}, which {self.what} has: do not use this file.")
+
+
+STORE = Schema(
+    "a store of measurements",
+    0x726C706C,  # rlpl
+    1,
+    _MEASURED | _INDEXES,
+    "name another with `--store PATH`, or `--store off`",
+    64 << 20,
+)
+"""The user's store: step times of all runs on a machine."""
+RUN = Schema(
+    "the session of a run", 0x726C7072, 1, _MEASURED | _INDEXES | _KEPT, "start the run in another folder", 10**9
+)
+"""The session of a run (`session.db`): the tables of a store, and what else the run knows."""
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether the database holds nothing yet."""
+    (count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return bool(count == 0)
+
+
+def _kind_of(sql: str) -> str:
+    """`table`, `index`, `view` or `trigger`, from the statement that made it."""
+    return next((word.lower() for word in sql.split()[1:3] if word.isalpha() and word.lower() != "temp"), "table")
+
+
+def open_for_writing(path: Path, *schemas: Schema) -> sqlite3.Connection:
+    """A connection to the database at `path`, of the first of `schemas` where it is made new, else of any of them.
 
     A new one is in WAL mode on a local file system, so that readers and one writer never wait for each other. On any
     other it has a rollback journal, since several hosts may write: a write-ahead log needs memory that they share.
 
     Raises:
-        FileProblem: it cannot be made or written, is no store, is of another version, or is locked by another process.
+        FileProblem: it cannot be made or written, is of another kind or version, or is locked by another process.
     """
-    with told(path):
+    with told(path, schemas[0]):
         connection = connect_safely(path, is_writable=True)
         try:
-            _set_up(connection, path)
+            _set_up(connection, path, schemas)
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection to the store at `path` as it is now (`connect_safely`), which it cannot change.
+def open_for_reading(path: Path, *schemas: Schema) -> sqlite3.Connection:
+    """A connection that only reads the database at `path` as it is now (`connect_safely`), of one of `schemas`.
 
     Raises:
-        FileProblem: there is none, it cannot be read, is no store, or is of another version.
+        FileProblem: there is none, it cannot be read, or is of another kind or version.
     """
     if not os.path.lexists(path):
         hint = "Searches on this machine keep what they measure in one; name it, or a run folder that has one."
         raise FileProblem(path, f"no such store. {hint}")
-    with told(path):
+    with told(path, schemas[0]):
         connection = connect_safely(path, is_writable=False)
         try:
-            _check(connection, path)
+            _check(connection, path, schemas)
         except BaseException:
             connection.close()
             raise
+    return connection
+
+
+def open_in_memory(schema: Schema) -> sqlite3.Connection:
+    """A connection to a new database that ends with it."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    schema.create(connection)
     return connection
 
 
@@ -143,31 +319,32 @@ def is_local(folder: Path, mounts: str) -> bool:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
     """While active, what SQLite raises becomes a `FileProblem` that says what to do."""
     try:
         yield
     except sqlite3.Error as error:
-        raise FileProblem(path, _words(error)) from error
+        raise FileProblem(path, _words(error, schema.elsewhere)) from error
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Everything that is written while active, or nothing of it."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    with _WRITING:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     address = f"file:{quote(os.path.abspath(path))}?mode={mode}"
     connection = sqlite3.connect(address, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, STORE.largest_value)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     for setting in ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "mmap_size = 0"):
         connection.execute(f"PRAGMA {setting}")
@@ -175,18 +352,26 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuses what is no store, and pages that stand for more than is there.
+def _check(connection: sqlite3.Connection, path: Path, schemas: Sequence[Schema]) -> None:
+    """Refuses what is of none of the schemas, and pages that stand for more than is there.
 
     Where the pages of a table lead to one page again and again, a small file stands for rows without end. The check
     of SQLite's counts each page once, in time that grows with the file (0.4 s for 90 MB).
     """
-    schema.check(connection, path)
+    _schema_of(connection, schemas).check(connection, path)
     connection.set_progress_handler(None, 0)
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         what = " ".join(str(found).split())[:_MOST_LETTERS]
-        raise FileProblem(path, f"the database is damaged ({what}): move it away, or {_ELSEWHERE}.")
+        raise FileProblem(path, f"the database is damaged ({what}): move it away, or {schemas[0].elsewhere}.")
+
+
+def _schema_of(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Schema:
+    """The one of the schemas that the header of the file names, else the first; its limit holds from now on."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    found = next((schema for schema in schemas if schema.application_id == application), schemas[0])
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, found.largest_value)
+    return found
 
 
 def _for_reading(path: Path) -> sqlite3.Connection:
@@ -200,7 +385,7 @@ def _for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _set_up(connection: sqlite3.Connection, path: Path) -> None:
+def _set_up(connection: sqlite3.Connection, path: Path, schemas: Sequence[Schema]) -> None:
     try:
         mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -208,9 +393,9 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     is_shared = not is_local(path.parent, mounts)
     if is_shared:  # a write-ahead log of before is read without memory that other hosts would have to share
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    is_new = schema.is_empty(connection)
+    is_new = is_empty(connection)
     if not is_new:  # a file of others is refused before anything in it changes
-        _check(connection, path)
+        _check(connection, path, schemas)
     connection.execute("PRAGMA auto_vacuum = FULL")  # before the first table: what is pruned gives its space back
     if is_shared:
         connection.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -220,9 +405,9 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         connection.execute("PRAGMA synchronous = NORMAL")
     with transaction(connection):
-        if schema.is_empty(connection):
-            schema.create(connection)
-    schema.check(connection, path)
+        if is_empty(connection):
+            schemas[0].create(connection)
+    _schema_of(connection, schemas).check(connection, path)
     connection.set_progress_handler(None, 0)
 
 
@@ -350,19 +535,19 @@ def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _words(error: sqlite3.Error) -> str:
+def _words(error: sqlite3.Error, elsewhere: str) -> str:
     code = _code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"another process has kept it locked for {BUSY_S:g} s: try again when it is done, or {_ELSEWHERE}."
+        return f"another process has kept it locked for {BUSY_S:g} s: try again when it is done, or {elsewhere}."
     if code == sqlite3.SQLITE_NOTADB:
-        return f"no database, expected a store of measurements: move the file away, or {_ELSEWHERE}."
+        return f"no database, expected a store of measurements: move the file away, or {elsewhere}."
     if code == sqlite3.SQLITE_FULL:
-        return f"the disk is full: free some space, or {_ELSEWHERE}."
+        return f"the disk is full: free some space, or {elsewhere}."
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return f"cannot be opened or written ({error}): make it and its folder writable, or {_ELSEWHERE}."
+        return f"cannot be opened or written ({error}): make it and its folder writable, or {elsewhere}."
     if code == sqlite3.SQLITE_IOERR:
-        return f"the disk did not take or give what was asked ({error}): look for space on it, or {_ELSEWHERE}."
-    return f"the database is damaged ({error}): move it away (run folders keep their own), or {_ELSEWHERE}."
+        return f"the disk did not take or give what was asked ({error}): look for space on it, or {elsewhere}."
+    return f"the database is damaged ({error}): move it away (run folders keep their own), or {elsewhere}."
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -15,9 +15,8 @@ from rlplace.measure.measurement import Measurement, MeasurementKey, Measurement
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.store.folders import AUTO, FILE, OFF, store_path
-from rlplace.store.records import Session, StoredMeasurement
+from rlplace.store.records import Session, StoredMeasurement, summarise
 from rlplace.store.store import MeasurementStore
-from rlplace.store.trace import summarise
 
 DAY_S = 86400.0
 ANSWERS_S = 30 * DAY_S

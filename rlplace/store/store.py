@@ -1,4 +1,7 @@
-"""`MeasurementStore`: one database of measurements, read and written."""
+"""`MeasurementStore`: one database of measurements, read and written.
+
+`Filter`: which measurements are meant.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,18 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from rlplace.decode import decode_record
-from rlplace.errors import FileProblem
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
-from rlplace.measure.measurement import MeasurementKey
+from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.measure.plan import Plan
-from rlplace.store.database import open_for_reading, open_for_writing, told, transaction
-from rlplace.store.filters import Filter
+from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
 from rlplace.store.records import (
     ARRAYS,
     LISTS,
@@ -70,7 +72,7 @@ class MeasurementStore:
         Raises:
             FileProblem: it cannot be written, is no store, is of another version, or is locked by another process.
         """
-        return cls(open_for_writing(Path(path)), Path(path), is_writable=True)
+        return cls(open_for_writing(Path(path), STORE, RUN), Path(path), is_writable=True)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -79,7 +81,7 @@ class MeasurementStore:
         Raises:
             FileProblem: it is missing, cannot be read, is no store, or is of another version.
         """
-        return cls(open_for_reading(Path(path)), Path(path), is_writable=False)
+        return cls(open_for_reading(Path(path), STORE, RUN), Path(path), is_writable=False)
 
     def __enter__(self) -> Self:
         return self
@@ -291,3 +293,66 @@ class MeasurementStore:
 def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:
     names = ", ".join(columns)
     return f"INSERT {how}INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in columns)})"
+
+
+STATUSES = tuple(status for status in get_args(Status) if status != "lost")
+"""Those that are kept: where a device was lost, nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Measurements that are all of this; what is empty is not asked for.
+
+    Raises:
+        UnknownName: no such status.
+        InvalidValue: an age below 0.
+    """
+
+    workload: str = ""
+    """A pattern of the workload's name, such as `nmt*`."""
+    graph: str = ""
+    """How the graph's fingerprint begins."""
+    host: str = ""
+    """How the host's fingerprint begins, or a pattern of its name."""
+    status: str = ""
+    older_than_s: float | None = None
+    """Taken at least so many seconds ago."""
+    newer_than_s: float | None = None
+    """Taken at most so many seconds ago."""
+
+    def __post_init__(self) -> None:
+        if self.status and self.status not in STATUSES:
+            raise UnknownName("status", self.status, STATUSES)
+        for name in ("older_than_s", "newer_than_s"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InvalidValue(name, value, "at least 0", where="filter")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every measurement is meant."""
+        return all(getattr(self, field.name) in ("", None) for field in fields(self))
+
+    def sql(self) -> tuple[str, dict[str, object]]:
+        """A condition on `measurements m` and `sessions s`, and the values in it."""
+        words, values = ["1"], dict[str, object]()
+        if self.workload:
+            words.append("s.workload GLOB :workload")
+            values["workload"] = self.workload
+        if self.graph:
+            words.append("substr(m.graph, 1, length(:graph)) = :graph")
+            values["graph"] = self.graph
+        if self.host:
+            words.append("(substr(m.host, 1, length(:host)) = :host OR s.host_name GLOB :host)")
+            values["host"] = self.host
+        if self.status:
+            words.append("m.status = :status")
+            values["status"] = self.status
+        now_s = time.time()
+        if self.older_than_s is not None:
+            words.append("m.taken_s <= :before")
+            values["before"] = now_s - self.older_than_s
+        if self.newer_than_s is not None:
+            words.append("m.taken_s >= :after")
+            values["after"] = now_s - self.newer_than_s
+        return " AND ".join(words), values

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplace.errors import RunnerError
+from rlplace.format import format_seconds
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import save_explanation
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
@@ -16,13 +17,12 @@ from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.report import Curve, save_best_so_far_png, save_timeline_png, write_chrome_trace
-from rlplace.report.format import format_seconds
-from rlplace.runs.durations import Durations
-from rlplace.runs.explained import explain_run
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.task import Saveable
+from rlplace.session.explained import explain_run
+from rlplace.session.folder import RunFolder
 from rlplace.training.agent.agent import AgentResult
+from rlplace.training.forecast import Durations
 from rlplace.training.resume.state import ratio_of
 from rlplace.training.searches.result import LoopResult
 from rlplace.training.table import Table

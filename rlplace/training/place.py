@@ -14,12 +14,12 @@ from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import make_progress
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.prepared import prepare
-from rlplace.runs.setup import Steps
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import prepare
+from rlplace.session.steps import Steps
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 

@@ -21,17 +21,25 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, progress_of
-from rlplace.runs.calibration import calibrated
-from rlplace.runs.durations import Durations, Stopwatch, limit_s
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
+from rlplace.session.calibrate import calibrated
+from rlplace.session.folder import RunFolder
 from rlplace.store.log import StoreLog
 from rlplace.training.checks import check_beside_problem, check_names, completed
 from rlplace.training.config import TrainConfig
-from rlplace.training.forecast import CALIBRATION_SHARE, afterwards, ahead, searching_within, within
+from rlplace.training.forecast import (
+    CALIBRATION_SHARE,
+    Durations,
+    Stopwatch,
+    afterwards,
+    ahead,
+    limit_s,
+    searching_within,
+    within,
+)
 from rlplace.training.heuristics import HEURISTICS, compile_kernels, num_rows, place_quickly
 from rlplace.training.methods import LEARNED, method_of, methods_of
 from rlplace.training.outcome import Keeper, TrainResult, keep_placement, keep_result, timeline_of

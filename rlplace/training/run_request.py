@@ -16,15 +16,16 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
-from rlplace.runs.durations import Durations, Stopwatch
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.prepared import Prepared, prepare
-from rlplace.runs.setup import Steps, default_size
 from rlplace.search.improve.moves import are_kernels_kept
+from rlplace.session.folder import RunFolder
+from rlplace.session.prepare import Prepared, prepare
+from rlplace.session.steps import Steps, default_size
 from rlplace.store.log import check_store
 from rlplace.training.checks import check_names
 from rlplace.training.forecast import (
     PROFILING_SHARE,
+    Durations,
+    Stopwatch,
     afterwards,
     ahead,
     one_device_step_s,
@@ -165,7 +166,7 @@ def _said_ahead(steps: Steps, request: Request, progress: Progress) -> Durations
 
 def _write_script(run: RunFolder, request: Request, prepared: Prepared) -> None:
     """Writes the step as a script, where it is of a workload that anybody can build."""
-    from rlplace.export.script import script
+    from rlplace.session.step_script import script
 
     spec, host = request.spec, request.host
     if spec.is_function or spec.is_file:

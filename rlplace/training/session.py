@@ -14,9 +14,9 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.run.threads import one_thread_here
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.micro_batches import WHOLE, CutOptions
-from rlplace.runs.setup import Steps
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.folder import RunFolder
+from rlplace.session.steps import Steps
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.offer import offering
 from rlplace.training.resume.config_file import Request, again_words, read_request

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlplace.errors import InvalidValue
+from rlplace.format import format_seconds
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -16,13 +17,12 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.run.threads import usable_cores
-from rlplace.report.format import format_seconds
 from rlplace.report.printed import as_html, as_text, results_table
-from rlplace.runs.durations import cut_words, limit_s
 from rlplace.say import Say
 from rlplace.search.task import BestSoFar, Failure
+from rlplace.session.calibrate import cut_words
 from rlplace.training.config import TrainConfig
-from rlplace.training.forecast import LEAST_RACE_S, LOAD_S_PER_OP, race_within
+from rlplace.training.forecast import LEAST_RACE_S, LOAD_S_PER_OP, limit_s, race_within
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def _seeing(seen: list[Any], what: str) -> Any:
         ("fidelity", "rlplace.runs.fidelity.run_fidelity", "keyword"),
         ("advise", "rlplace.advice.advising.advise_workload", "keyword"),
         ("train", "rlplace.training.session.run_training", "config"),
-        ("compare", "rlplace.compare.session.run_compare", "config"),
+        ("compare", "rlplace.compare.run_compare.run_compare", "config"),
     ],
 )
 def test_it_is_handed_on(

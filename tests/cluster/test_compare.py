@@ -13,9 +13,9 @@ from search_problems import tight_problem
 
 from rlplace.cli.main import main
 from rlplace.cluster import Cluster
-from rlplace.compare.row import Comparison, Row
-from rlplace.compare.run import CompareConfig, compare
-from rlplace.compare.true import TrueConfig, compare_true
+from rlplace.compare.comparison import Comparison, Row
+from rlplace.compare.equal_budgets import CompareConfig, compare
+from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import Truth
 from rlplace.search.registry import METHODS as REGISTRY

@@ -7,8 +7,8 @@ from ray_nodes import ray_nodes
 from search_problems import tight_problem
 
 from rlplace.cluster import Cluster
-from rlplace.compare.row import Row
-from rlplace.compare.run import CompareConfig, compare
+from rlplace.compare.comparison import Row
+from rlplace.compare.equal_budgets import CompareConfig, compare
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""PyTorch baselines: which rows there are, and what runs behind them."""
+"""PyTorch baselines: which rows there are, and what runs behind them.
+
+Data parallelism: shares of a batch, and real replicas.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace import cuda
-from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines, replica_devices
+from rlplace.compare.pytorch_baselines import (
+    BASELINES,
+    ReplicaTeam,
+    pytorch_baselines,
+    replica_devices,
+    with_batch_share,
+)
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.detect import gpu_host
-from rlplace.measure.hosts.host import Host, Link, Route
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.eager_step import EagerRecipe
@@ -111,3 +121,35 @@ def test_a_gpu_in_parts_gets_one_replica(monkeypatch: pytest.MonkeyPatch) -> Non
     host = gpu_host("lab", num_parts=2, with_cpu=True, cores=(0, 1), ram_bytes=1 << 30)
     problem = Problem.grouped(graph, host, Costs(np.ones((graph.num_ops, 5)), "profiled"), 4)
     assert [device.name for device in replica_devices(problem)] == ["cuda:0/0", "cuda:1/0"]
+
+
+CORE = Device("cpu", "cpu-core", "cpu", 1 << 30)
+"""Pinned nowhere."""
+
+
+def test_a_share_of_the_batch() -> None:
+    share = with_batch_share(parse_workload(TINY), 2, "small")
+    assert dict(share.options)["batch"] == 2
+    assert share.config().units == 8  # type: ignore[union-attr]
+    assert with_batch_share(parse_workload("nmt"), 4, "paper").config().batch == 16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("text", "words"), [("nmt@batch=3", "multiple of 2"), ("some.module:function", "batch")])
+def test_what_cannot_be_shared_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InvalidValue, match=words):
+        with_batch_share(parse_workload(text), 2, "small")
+
+
+@pytest.mark.slow
+def test_replicas_step_together() -> None:
+    team = ReplicaTeam(parse_workload(TINY), [CORE, CORE], default_size="small", seed=0)
+    try:
+        assert all(team() > 0 for _ in range(3))
+    finally:
+        team.close()
+
+
+@pytest.mark.slow
+def test_a_replica_that_cannot_start_says_why() -> None:
+    with pytest.raises(RunnerError, match="no_such_module"):
+        ReplicaTeam(WorkloadSpec("no_such_module:f"), [CORE], default_size="small", seed=0)

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "rlplace.measure.run.eager_step": "waits for all of the GPU, for its own times alone",
     "rlplace.measure.costs.links": "sends by the same channels what is there for long; waits for what it times",
     "rlplace.measure.costs.profile": "waits for what it times, on one stream",
-    "rlplace.compare.replicas": "likewise, in processes with one GPU each",
+    "rlplace.compare.pytorch_baselines": "likewise, in processes with one GPU each",
 }
 """Modules that call these functions for no order between threads or streams."""
 

@@ -1,4 +1,7 @@
-"""Export formats: what is built in, what is registered, and what each needs of a run."""
+"""Export formats: what is built in, what is registered, and what each needs of a run.
+
+Which devices have a process, and what PyTorch calls them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
 from placed_steps import single
 from search_problems import chain_problem, fork_problem
 from torch import nn
@@ -19,13 +24,14 @@ from torch import nn
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import FORMATS, Exported, ExportFormat, ExportRequest
-from rlplace.export.script import script
-from rlplace.export.session import export_run
+from rlplace.export.export_run import export_run
+from rlplace.export.formats import rank_devices
 from rlplace.graphs import capture
-from rlplace.measure import Placement, Problem, Simulator
+from rlplace.measure import Placement, Problem, Simulator, resolve_host
 from rlplace.measure.placement import save_placement
-from rlplace.runs.folder import RUN_FILES, RunFolder
-from rlplace.runs.setup import describe_problem
+from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.step_script import script
+from rlplace.session.steps import describe_problem
 
 FORK = fork_problem(seed=0)
 MODULES = ("", "encoder", "encoder", "encoder.norm", "decoder", "")
@@ -223,3 +229,41 @@ def test_another_workload_is_refused_before_anything_is_written(
     assert main(["export", str(folder.root), "--workload", "a_users_work:work"]) == 0
     assert folder.path("step.py").is_file()
     sys.modules.pop("a_users_work", None)
+
+
+def test_cores_are_ranks_and_gangs_are_not() -> None:
+    assert rank_devices(core_host(3, has_gang=True), "test") == {0: "cpu", 1: "cpu", 2: "cpu"}
+
+
+def test_gpus_are_ranks_and_the_cpu_beside_them_is_not() -> None:
+    host = resolve_host("cpu+4xA100")
+    names = [host.devices[index].name for index in rank_devices(host, "test")]
+    assert len(names) == 4
+    assert "cpu" not in names
+    assert list(rank_devices(host, "test").values()) == [f"cuda:{index}" for index in range(4)]
+
+
+def test_gpus_are_counted_on_each_machine() -> None:
+    host = resolve_host("2x8xV100-25gbe")
+    assert list(rank_devices(host, "test").values()) == [f"cuda:{index % 8}" for index in range(16)]
+
+
+def test_parts_of_a_gpu_have_no_process_of_their_own() -> None:
+    host = core_host(2)
+    parts = tuple(
+        replace(device, name=f"cuda:0/{index}", backend="simulated") for index, device in enumerate(host.devices)
+    )
+    parted = replace(
+        host,
+        devices=parts,
+        routes=tuple(
+            replace(
+                route,
+                source=route.source.replace("cpu:", "cuda:0/"),
+                destination=route.destination.replace("cpu:", "cuda:0/"),
+            )
+            for route in host.routes
+        ),
+    )
+    with pytest.raises(InvalidValue, match=r"test: device is 'cuda:0/0', expected a whole GPU"):
+        rank_devices(parted, "test")

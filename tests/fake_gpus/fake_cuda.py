@@ -15,7 +15,7 @@ from fake_gpus.fake_threads import FakeThreading
 from fake_gpus.late_queues import FakeEvent, FakeStream, Position
 from fake_gpus.machine import Machine
 from rlplace import cuda
-from rlplace.export.placed.state import PlacedState
+from rlplace.export.placed.model_state import PlacedState
 from rlplace.measure.placed import channels, placed_step, workers
 from rlplace.measure.placed.residents import Residents
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from rlplace.export.placed import graphs_by_shape as placed_graph
+from rlplace.export.placed import graphs as placed_graph
 from rlplace.export.placed import placed_model
 from rlplace.export.placed import placed_module as module_graph
 from rlplace.measure.placed import channels, generate, placed_step, residents, workers

@@ -23,7 +23,7 @@ from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import Body, crew_of, differences, placed_steps, plain, train
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.export.placed.carried import carried_plan
+from rlplace.export.placed.graphs import carried_plan
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.export.placed.placed_module import ModuleGraph, backward_ops
 from rlplace.graphs import capture

@@ -13,7 +13,7 @@ from stored import PLAN, REFERENCE, SESSION, outcome_of, plan_of, row_of
 from rlplace.errors import FileProblem
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.measurement import MeasurementKey
-from rlplace.runs.folder import RunFolder
+from rlplace.session.folder import RunFolder
 from rlplace.store import MeasurementStore, StoreLog
 
 SIZE = 8 << 20

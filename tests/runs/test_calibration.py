@@ -15,8 +15,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.run.race import RaceProtocol
-from rlplace.runs import calibration
-from rlplace.runs.calibration import Calibration, Known, calibrate_on, calibrated, plans_of, step_times
+from rlplace.session import calibrate as calibration
+from rlplace.session.calibrate import Calibration, Known, calibrate_on, calibrated, plans_of, step_times
 
 WIDE = Prior(op_type=0.5, device=0.3, bandwidth=0.6)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.runs.durations import LEAST_LIMIT_S, Durations, Stopwatch, cut_words, limit_s
+from rlplace.session.calibrate import cut_words
+from rlplace.training.forecast import LEAST_LIMIT_S, Durations, Stopwatch, limit_s
 
 
 def test_parts_that_are_not_there_are_left_out() -> None:

@@ -16,8 +16,8 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.explanation import Alternative, save_explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.explained import data_parallel, explain_run, read_explanation
-from rlplace.runs.folder import RunFolder
+from rlplace.session.explained import data_parallel, explain_run, read_explanation
+from rlplace.session.folder import RunFolder
 
 ROWS = [
     {"method": "single", "placement": True, "status": "ok", "step_time_s": 4.0},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.session.folder import RUN_FILES, RunFolder
 
 
 def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:

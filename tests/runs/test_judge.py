@@ -12,11 +12,10 @@ import torch
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure import resolve_host
-from rlplace.runs import judge
-from rlplace.runs.judge import judge_workload
-from rlplace.runs.micro_batches import CutOptions
-from rlplace.runs.prepared import judged, verdict_of
-from rlplace.runs.setup import Steps
+from rlplace.session import steps as judge
+from rlplace.session.cut import CutOptions
+from rlplace.session.prepare import judged, verdict_of
+from rlplace.session.steps import Steps, judge_workload
 from rlplace.workloads import parse_workload
 
 MINE = """

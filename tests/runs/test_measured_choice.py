@@ -11,11 +11,10 @@ import torch
 
 import rlplace
 from rlplace.measure import Host, Problem
-from rlplace.runs import measured_choice
-from rlplace.runs.measured_choice import is_cut_faster
-from rlplace.runs.micro_batches import CutOptions
-from rlplace.runs.prepared import chosen_problem
 from rlplace.search.parallel import choose
+from rlplace.session import prepare as measured_choice
+from rlplace.session.cut import CutOptions
+from rlplace.session.prepare import chosen_problem, is_cut_faster
 
 
 @cache

@@ -13,9 +13,9 @@ from rlplace import capture
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.measure import Problem, resolve_host
 from rlplace.report.console import Progress
-from rlplace.runs.micro_batches import WHOLE, CutOptions, read_asked
-from rlplace.runs.prepared import candidates, chosen_problem, prepare, verdict_of
-from rlplace.runs.setup import Steps, capture_workload
+from rlplace.session.cut import WHOLE, CutOptions, read_asked
+from rlplace.session.prepare import candidates, chosen_problem, prepare, verdict_of
+from rlplace.session.steps import Steps, capture_workload
 from rlplace.workloads import Workload, parse_workload
 
 TINY = "gpt2@small,layers=1,width=16,heads=2,tokens=4,vocab=50,batch=4"

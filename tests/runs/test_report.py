@@ -7,8 +7,8 @@ import pytest
 from run_files import change, write_run
 
 from rlplace.errors import FileProblem, InvalidValue, UserError
-from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.report import read_run, write_report
+from rlplace.session.folder import RUN_FILES, RunFolder
 
 
 def test_the_report_lies_beside_what_it_was_made_from_and_is_replaced_whole(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rlplace.search.task import BestSoFar
 OFFLINE_RUN = """
 import json, sys
 from pathlib import Path
-from rlplace.report.scatter import save_fidelity_png
+from rlplace.report.drawing import save_fidelity_png
 from rlplace.runs.tracking import make_tracker
 from rlplace.search.task import BestSoFar
 

@@ -15,7 +15,7 @@ from stored import PLAN, SESSION, foreign, plan_of, row_of
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.measure.plan import Plan
-from rlplace.store import MeasurementStore, database, schema
+from rlplace.store import MeasurementStore, database
 
 Maker = Callable[[Path], object]
 
@@ -49,12 +49,12 @@ FAULTS: dict[str, tuple[Maker, str]] = {
     ),
     "view": (
         lambda path: made(path, "DROP TABLE traces", "CREATE VIEW traces AS SELECT 1 AS plan"),
-        "it holds a view 'traces'",
+        "its 'traces' is not as in a store",
     ),
     "other table": (lambda path: made(path, "CREATE TABLE more (x)"), "it holds a table 'more'"),
     "other columns": (
         lambda path: made(path, "ALTER TABLE sessions ADD COLUMN extra TEXT"),
-        "its table 'sessions' is not as a store has it",
+        "its 'sessions' is not as in a store of measurements",
     ),
     "lacking": (lambda path: made(path, "DROP TABLE learned_hosts"), "it lacks 'learned_hosts"),
     "folder": (lambda path: path.mkdir(), "not a regular file"),
@@ -210,7 +210,7 @@ def test_on_a_full_disk_nothing_that_was_kept_is_lost(path: Path, small_disk: No
 
 def test_the_schema_is_what_a_new_store_has(path: Path) -> None:
     connection = MeasurementStore.open(path)._connection
-    schema.check(connection, path)
+    database.STORE.check(connection, path)
     assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert connection.execute("PRAGMA foreign_keys").fetchone()[0] == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,7 +17,8 @@ from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, VERSIONS, key
 from rlplace.errors import FileProblem, UnknownName
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
-from rlplace.store import Filter, MeasurementStore, schema
+from rlplace.store import Filter, MeasurementStore
+from rlplace.store.database import STORE, open_in_memory
 
 LEARNED = LearnedHost(
     "cores", HOST, "profiled", Prior(), (LearnedFactor("device", "cpu:0", 0.1, 0.01, 0.1, prior_mean=0.02),), ("a",)
@@ -56,9 +56,7 @@ def test_any_figures_and_words_come_back(samples: list[float], peaks: list[int],
 
 
 def in_memory() -> MeasurementStore:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    schema.create(connection)
-    return MeasurementStore(connection, Path("memory.db"), is_writable=True)
+    return MeasurementStore(open_in_memory(STORE), Path("memory.db"), is_writable=True)
 
 
 def test_the_latest_whole_one_under_a_key_beside_the_same_reference_is_found(store: MeasurementStore) -> None:

@@ -47,7 +47,7 @@ costs = profile_isolated(graph, rlplace.Host.detect("cores"), num_steps=1, warmu
 print(costs.source)
 """
 REPLICAS = """
-from rlplace.compare.replicas import ReplicaTeam
+from rlplace.compare.pytorch_baselines import ReplicaTeam
 from rlplace.measure.hosts.host import Device
 from rlplace.workloads import parse_workload
 if __name__ == "__main__":

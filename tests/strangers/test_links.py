@@ -17,8 +17,8 @@ from rlplace.measure import load_placement
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.hosts.host_file import load_host
 from rlplace.policy import load_policy
-from rlplace.runs.folder import RUN_FILES, RunFolder
 from rlplace.runs.tracking import make_tracker
+from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.store import MeasurementStore
 from rlplace.training.resume.journal import read_progress
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.export.pipeline.script import _TEMPLATE
-from rlplace.export.script import script
+from rlplace.export.pipeline import _TEMPLATE
+from rlplace.session.step_script import script
 
 MARK = "import os\nos.write(2, b'RAN ' + __name__.encode())\nos._exit(9)\n"
 PIPELINE = _TEMPLATE.format_map(

@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 from rlplace.graphs.formats import save_graph
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.runs.folder import RunFolder
+from rlplace.session.folder import RunFolder
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.config_file import Request
 from rlplace.training.resume.journal import mark_finished

@@ -16,8 +16,8 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.report.html.trace import Trace
-from rlplace.runs.folder import RunFolder
+from rlplace.report.chrome_trace import Trace
+from rlplace.session.folder import RunFolder
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure import Host
-from rlplace.runs.durations import Durations
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.forecast import (
     COMPILING_S,
     HEURISTICS_S,
     LOAD_S_PER_OP,
+    Durations,
     afterwards,
     ahead,
     forecast,

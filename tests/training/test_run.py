@@ -24,10 +24,10 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.run.race import RaceProtocol
 from rlplace.policy import load_policy
 from rlplace.report.console import make_progress
-from rlplace.runs.folder import RunFolder
 from rlplace.runs.tracking import make_tracker
 from rlplace.search.registry import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
+from rlplace.session.folder import RunFolder
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.outcome import title_of
 

@@ -26,10 +26,8 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName, UserError
 from rlplace.export.placed.arguments import Arguments
-from rlplace.export.placed.graphs_by_shape import GraphsByShape, OtherShapes
-from rlplace.export.placed.optimizer import CapturedOptimizer, Option, named_state
-from rlplace.export.placed.recapture import Call, Flags, as_cast, with_flags
-from rlplace.export.placed.state import PlacedState
+from rlplace.export.placed.graphs import Call, Flags, GraphsByShape, OtherShapes, as_cast, with_flags
+from rlplace.export.placed.model_state import CapturedOptimizer, Option, PlacedState, named_state
 from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with

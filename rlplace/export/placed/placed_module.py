@@ -17,10 +17,8 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
-from rlplace.export.placed.arguments import InputCutter, check_data
-from rlplace.export.placed.carried import carried_plan
-from rlplace.export.placed.held import HeldConstants
-from rlplace.export.placed.recapture import flags_of, with_flags
+from rlplace.export.placed.arguments import HeldConstants, InputCutter, check_data
+from rlplace.export.placed.graphs import carried_plan, flags_of, with_flags
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph

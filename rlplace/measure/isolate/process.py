@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any
 
 from rlplace.errors import RunnerError
-from rlplace.forks import close_own, keep_from_children
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
@@ -30,6 +29,7 @@ from rlplace.measure.isolate.packing import Packed, Section
 from rlplace.measure.placed.generate import generate
 from rlplace.measure.plan import Plan
 from rlplace.measure.run.race import LOOKS_EVERY_S, Suspensions
+from rlplace.process import close_own, keep_from_children
 
 STARTS_WITHIN_S = 600.0
 """Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""

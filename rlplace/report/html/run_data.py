@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rlplace.decode import decode_record, described
 from rlplace.errors import InvalidValue
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.report.html.trace import Trace
+from rlplace.report.chrome_trace import Trace
 
 T = TypeVar("T")
 

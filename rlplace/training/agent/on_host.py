@@ -16,10 +16,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import LearnConfig
-from rlplace.runs.calibration import Known
 from rlplace.search.guide import Guide
 from rlplace.search.registry import METHODS
 from rlplace.search.task import Budget, Task
+from rlplace.session.calibrate import Known
 from rlplace.training.agent.agent import Agent, AgentResult
 from rlplace.training.agent.config import AgentConfig
 

@@ -17,9 +17,9 @@ from rlplace.measure.run.threads import one_thread_here
 from rlplace.policy.options import LearnConfig
 from rlplace.policy.policies import checked_policy
 from rlplace.report.console import make_progress
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.prepared import Prepared
 from rlplace.say import Say
+from rlplace.session.folder import RunFolder
+from rlplace.session.prepare import Prepared
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.offer import offering

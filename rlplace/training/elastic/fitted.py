@@ -14,8 +14,8 @@ from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.store import MeasurementStore
-from rlplace.store.filters import Filter
 from rlplace.store.folders import FILE
+from rlplace.store.store import Filter
 
 MOST = 64
 """The latest plans are enough, and fitted within seconds."""

@@ -21,8 +21,8 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement, load_placement
 from rlplace.measure.problem import OP_ORDERS
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.micro_batches import CutOptions, read_asked
+from rlplace.session.cut import CutOptions, read_asked
+from rlplace.session.folder import RunFolder
 from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_kept_workload
 
 

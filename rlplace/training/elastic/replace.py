@@ -24,10 +24,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy.options import LearnConfig
-from rlplace.runs.setup import capture_workload, only_simulated, read_graph
 from rlplace.say import Say
 from rlplace.search.registry import SearchResult
 from rlplace.search.task import Budget, Task
+from rlplace.session.steps import capture_workload, only_simulated, read_graph
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.devices import DeviceMatch, match_devices
 from rlplace.training.elastic.figures import CarriedCosts, carried_costs, carried_host, carried_learned

@@ -16,12 +16,12 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import make_progress
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.prepared import Prepared
-from rlplace.runs.setup import versions
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
+from rlplace.session.folder import RunFolder
+from rlplace.session.prepare import Prepared
+from rlplace.session.steps import versions
 from rlplace.training.elastic.known import read_known
 from rlplace.training.elastic.replace import Replaced, replaced, search, without_policy
 from rlplace.training.elastic.report import describe_costs, describe_devices, device_lines, move_lines, moves

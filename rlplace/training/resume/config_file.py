@@ -13,10 +13,10 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.micro_batches import WHOLE, CutOptions, Loss, parse_count
-from rlplace.runs.setup import default_size, versions
 from rlplace.seeds import check_seed
+from rlplace.session.cut import WHOLE, CutOptions, Loss, parse_count
+from rlplace.session.folder import RunFolder
+from rlplace.session.steps import default_size, versions
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 from rlplace.training.methods import method_of

@@ -17,9 +17,9 @@ from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.runs.calibration import Known
-from rlplace.runs.folder import RunFolder
 from rlplace.search.task import Saveable
+from rlplace.session.calibrate import Known
+from rlplace.session.folder import RunFolder
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.kept import (
     KNOWN_HOSTS,

@@ -12,9 +12,9 @@ from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
 from rlplace.measure.costs.costs import Costs, CostSource, read_workspaces
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import OP_ORDERS, Problem
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.prepared import Prepared
-from rlplace.runs.setup import Steps, describe_problem
+from rlplace.session.folder import RunFolder
+from rlplace.session.prepare import Prepared
+from rlplace.session.steps import Steps, describe_problem
 from rlplace.training.config import TrainConfig
 
 FILE = "problem.json"

@@ -13,9 +13,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.hosts.resolve import is_host_file, resolve_host
 from rlplace.policy.options import WEIGHTS_ENDING
-from rlplace.runs.folder import RunFolder
-from rlplace.runs.setup import versions
 from rlplace.say import clean, say
+from rlplace.session.folder import RunFolder
+from rlplace.session.steps import versions
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.config_file import FILE, HARMLESS, KeptRequest, Request, again_words, read_request
 from rlplace.workloads import WorkloadSpec, parse_kept_workload

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, Prior
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.runs.calibration import Known
-from rlplace.runs.folder import RunFolder
+from rlplace.session.calibrate import Known
+from rlplace.session.folder import RunFolder
 from rlplace.training.config import TrainConfig
 from rlplace.training.methods import GUIDED, LEARNED, POLICY, PORTFOLIO, SCHEDULE
 from rlplace.training.resume.journal import Journal

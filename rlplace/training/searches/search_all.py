@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from rlplace.cluster import Cluster
+from rlplace.format import format_clock
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import LearnedHost
 from rlplace.report.console import Progress
-from rlplace.report.format import format_clock
 from rlplace.runs.tracking import Tracker
 from rlplace.search.task import Budget, Saveable
 from rlplace.store.log import StoreLog

@@ -11,8 +11,7 @@ from placed_steps import alternating
 from torch import nn
 from torch.nn import functional
 
-from rlplace.export.placed.carried import carried_plan
-from rlplace.export.placed.recapture import captured_again, captured_evaluation, flags_of
+from rlplace.export.placed.graphs import captured_again, captured_evaluation, carried_plan, flags_of
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.placement import check_plan

@@ -12,7 +12,7 @@ from loops import assert_same_state, batches, captured, classifier, placed, twin
 from torch.nn import functional
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.export.placed.optimizer import OPTIONS
+from rlplace.export.placed.model_state import OPTIONS
 from rlplace.graphs import OptimizerSpec
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
 

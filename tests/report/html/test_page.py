@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import base64
@@ -6,15 +8,28 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
-from run_files import change, hostile_run, write_run
+from run_files import HOSTILE, change, explanation_of, hostile_run, rows_of, write_run
 
 from rlplace.errors import MissingExtra
+from rlplace.measure.explain.explanation import Explanation
 from rlplace.report.html import page, report_page
-from rlplace.report.html.page import SECTIONS, plotly_script
-from rlplace.runs.folder import RunFolder
+from rlplace.report.html.page import (
+    SECTIONS,
+    command,
+    explained_section,
+    field_section,
+    learned_host_section,
+    overview,
+    plotly_script,
+    sentence,
+    what_was_run_section,
+)
+from rlplace.report.html.run_data import decode_run
 from rlplace.runs.report import read_run
+from rlplace.session.folder import RunFolder
 
 MOST_BYTES_BESIDE_PLOTLY = 1_000_000
 
@@ -118,3 +133,180 @@ def test_a_run_of_failures_has_a_page(tmp_path: Path) -> None:
     rows = [{"method": "single", "placement": True, "status": "error", "why": "it broke"}]
     change(write_run(tmp_path), "result.json", rows=rows, best={"method": "", "step_time_s": None})
     assert "No placement ran to its end." in page_of(tmp_path)
+
+
+RESULT: dict[str, Any] = {"rows": rows_of(), "best": {"method": "portfolio"}, "measured": True}
+
+
+def test_the_result_is_a_sentence() -> None:
+    assert sentence(decode_run({}, RESULT)) == (
+        "The best placement, found by portfolio, takes 20.00 ms a step, measured: 0.67 of the best single device's "
+        "time and 0.80 of eager PyTorch's."
+    )
+    assert sentence(decode_run({}, {"rows": []})) == "No placement ran to its end."
+
+
+def test_where_eager_is_faster_it_says_so() -> None:
+    rows = rows_of()
+    rows[-1]["step_time_s"] = 0.01
+    assert sentence(decode_run({}, {**RESULT, "rows": rows})).endswith("use eager.")
+
+
+def test_the_head_shows_what_where_and_when(tmp_path: Path) -> None:
+    head = overview(read_run(RunFolder.open(write_run(tmp_path))))
+    for part in ("inception_v3@small", "20.00 ms", "0.67×", "16.0 MiB", "2 × cpu-core", "2027-01-15", "torch 2"):
+        assert part in head
+    assert "Simulated" not in head
+
+
+def test_a_simulated_run_says_so_and_a_strange_time_is_left_out() -> None:
+    head = overview(decode_run({"versions": [1]}, {**RESULT, "measured": False, "time": 1e18}))
+    assert "no step of this run was measured" in head
+    assert "finished" not in head
+
+
+def test_a_hostile_workload_is_text(tmp_path: Path) -> None:
+    head = overview(read_run(RunFolder.open(hostile_run(tmp_path))))
+    assert "<script" not in head
+    assert HOSTILE[0].replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#x27;") in head
+
+
+def test_rows_are_in_order_with_ratios_and_reasons() -> None:
+    data = decode_run({}, {"rows": rows_of(), "best": {"method": "portfolio"}, "measured": True})
+    body = field_section(data).body
+    assert re.findall(r"<tr[^>]*><td>(.*?)</td>", body) == [
+        "portfolio ★", "learned", "heft", "single", "blocks", "eager †",
+    ]  # fmt: skip
+    assert '<tr class="best"><td>portfolio ★</td><td class="number">20.00</td>' in body
+    assert "0.67×" in body
+    assert "0.80×" in body
+    assert "oom: cpu:0 is full" in body
+    assert "cannot be handed back" in body
+
+
+def test_of_equals_the_one_that_is_handed_back_is_first() -> None:
+    rows = [{"method": name, "step_time_s": 0.5} for name in ("a", "b")]
+    body = field_section(decode_run({}, {"rows": rows, "best": {"method": "b"}})).body
+    assert body.index("b ★") < body.index("<td>a<")
+
+
+def test_hostile_methods_are_text() -> None:
+    body = field_section(decode_run({}, {"rows": rows_of(HOSTILE), "best": {"method": HOSTILE[0]}})).body
+    assert "<script" not in body
+    assert "<img" not in body
+    assert "&lt;script&gt;" in body
+
+
+def test_a_table_of_failures_can_be_drawn() -> None:
+    rows = [{"method": "single", "placement": True, "step_time_s": None, "status": "error", "why": "it broke"}]
+    body = field_section(decode_run({}, {"rows": rows})).body
+    assert "error: it broke" in body
+    assert 'class="bar"' not in body
+
+
+NO_ROWS: dict[str, Any] = {"rows": rows_of()}
+FACTOR = {"kind": "device", "name": "cpu:1", "log_mean": 0.0953, "log_deviation": 0.01, "prior_deviation": 0.1}
+
+
+def test_lines_and_factors_the_surest_first() -> None:
+    unsure = {**FACTOR, "name": "unsure", "log_mean": 0.001}
+    section = learned_host_section(
+        decode_run({}, NO_ROWS, host_model={"lines": ["cpu:1 is slow"], "factors": [unsure, FACTOR]})
+    )
+    assert section is not None
+    assert "<li>cpu:1 is slow</li>" in section.body
+    assert section.body.index(">cpu:1<") < section.body.index(">unsure<")
+    assert "1.1×" in section.body
+    assert "1.08 to 1.12" in section.body
+    assert "10%" in section.body
+
+
+def test_nothing_learned_is_said_and_no_model_no_section() -> None:
+    section = learned_host_section(decode_run({}, NO_ROWS, host_model={"lines": [], "factors": []}))
+    assert section is not None
+    assert "as profiled" in section.body
+    assert learned_host_section(decode_run({}, NO_ROWS)) is None
+
+
+def test_strange_factors_are_left_out_and_names_are_text() -> None:
+    strange = [{**FACTOR, "log_mean": 1e6}, {**FACTOR, "log_deviation": 0.0}, {**FACTOR, "name": HOSTILE[0]}]
+    section = learned_host_section(decode_run({}, NO_ROWS, host_model={"lines": [HOSTILE[1]], "factors": strange}))
+    assert section is not None
+    assert "1 of 1 factors" in section.body
+    assert "<script" not in section.body
+
+
+def test_the_command_asks_for_the_same_run() -> None:
+    config = {
+        "workload": "a model:of(mine)",
+        "host": "4xV100-pcie",
+        "gangs": True,
+        "micro_batches": {"count": 4},
+        "train": {"budget_s": 150.0, "seed": 0, "search": {"method": "policy"}, "learn": {"policy": "gnn"}},
+    }
+    assert command(config) == (
+        "rlplace train 'a model:of(mine)' --host 4xV100-pcie --budget 150s --seed 0 --method policy --policy gnn "
+        "--gangs --micro-batches 4"
+    )
+    assert command({"workload": "$(reboot)"}).startswith("rlplace train '$(reboot)'")
+
+
+def test_what_took_how_long() -> None:
+    durations = {"expected": {"search_s": 60.0, "calibration_s": 0.0}, "taken": {"search_s": 75.0, "<b>_s": 5.0}}
+    body = what_was_run_section(decode_run({}, {"rows": rows_of(), "durations": durations})).body
+    assert '<td>search</td><td class="number">1:00</td><td class="number">1:15</td>' in body
+    assert "calibration" not in body
+    assert "<td>&lt;b&gt;</td>" in body
+
+
+def test_every_setting_is_listed_and_hostile_ones_are_text() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(500):
+        deep = {"down": deep}
+    config = {"train": {"seed": 3, "pins": [["a", "b"]]}, HOSTILE[0]: HOSTILE[2], "deep": deep, "none": None}
+    body = what_was_run_section(decode_run(config, {"rows": rows_of()}, files=("result.json",))).body
+    assert "train.seed" in body
+    assert "<script" not in body
+    assert "<img" not in body
+    assert '<a href="result.json">' in body
+
+
+def test_a_config_of_other_types_is_no_reason_to_fail() -> None:
+    assert command({"train": [], "micro_batches": 3, "workload": None}) == "rlplace train None --host auto"
+
+
+def body_of(names: list[str], devices: list[str]) -> str:
+    explanation = Explanation.from_dict(explanation_of(names, devices), "explanation.json")
+    section = explained_section(decode_run({}, {"rows": rows_of()}, explanation=explanation))
+    assert section is not None
+    return section.body
+
+
+def test_devices_path_copies_alternatives_and_advice_are_there() -> None:
+    body = body_of([f"op{k}" for k in range(20)], ["cpu:0", "cpu:1"])
+    assert "Keep this placement, op0." in body
+    assert "57%" in body
+    assert "6 more" in body
+    assert "copies cpu:0 → cpu:1" in body
+    assert "cpu:0: op0 in op1" in body
+    assert "cpu:1: op1 in op0 and 2 more" in body
+    assert "1.50×" in body
+    assert "it does not fit" in body
+
+
+def test_names_are_text() -> None:
+    body = body_of(list(HOSTILE), [HOSTILE[0], HOSTILE[2]])
+    assert "<script" not in body
+    assert "<img" not in body
+
+
+def test_a_run_without_an_explanation_has_no_section() -> None:
+    assert explained_section(decode_run({}, {"rows": rows_of()})) is None
+
+
+def test_a_disturbed_run_says_so_before_anything_else() -> None:
+    data = explanation_of([f"op{k}" for k in range(20)], ["cpu:0", "cpu:1"])
+    explanation = Explanation.from_dict({**data, "disturbed": "Disturbed: <b>"}, "explanation.json")
+    section = explained_section(decode_run({}, {"rows": rows_of()}, explanation=explanation))
+    assert section is not None
+    assert section.body.startswith('<p class="warning">Disturbed: &lt;b&gt;</p>')

@@ -15,7 +15,7 @@ from run_folders import WORKED_S, placed_run
 from rlplace.errors import FingerprintMismatch, RlplaceError
 from rlplace.graphs.formats import save_graph
 from rlplace.graphs.synthetic import synthetic
-from rlplace.runs.folder import RunFolder
+from rlplace.session.folder import RunFolder
 from rlplace.training.elastic.known import KnownRun, read_known, sized
 from rlplace.workloads import parse_workload
 

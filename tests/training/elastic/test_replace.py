@@ -19,9 +19,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.micro_batches import WHOLE
 from rlplace.search.registry import find
 from rlplace.search.task import Budget
+from rlplace.session.cut import WHOLE
 from rlplace.training.elastic.known import Choices, KnownRun
 from rlplace.training.elastic.replace import replaced, search
 from rlplace.workloads import parse_workload

@@ -18,7 +18,7 @@ from random_problems import random_graph
 from rlplace.errors import FileProblem, InvalidValue, RlplaceError
 from rlplace.graphs import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.runs.folder import RUN_FILES, RunFolder
+from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.resume.reopen import NOTHING, Named
 from rlplace.training.searches.search_all import search_all

@@ -18,9 +18,9 @@ from rlplace.measure.host_model import LearnedHost, Posterior, Scales, prior_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.runs.calibration import Known
-from rlplace.runs.folder import RunFolder
 from rlplace.search.task import BestSoFar, Failure
+from rlplace.session.calibrate import Known
+from rlplace.session.folder import RunFolder
 from rlplace.training.config import TrainConfig
 from rlplace.training.resume.journal import EVERY_S, FILE, Journal, is_finished, mark_finished
 from rlplace.training.resume.kept import RECORDS

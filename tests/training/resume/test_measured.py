@@ -14,7 +14,7 @@ from rlplace.graphs.capturing.capture import capture
 from rlplace.measure import Host, Problem
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
-from rlplace.runs.folder import RunFolder
+from rlplace.session.folder import RunFolder
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.agent import agent as agents
 from rlplace.training.agent.config import AgentConfig

@@ -13,7 +13,7 @@ from small_models import CASES, Case
 from torch import Tensor
 
 from rlplace.errors import RunnerError
-from rlplace.export.placed.carried import carried_plan
+from rlplace.export.placed.graphs import carried_plan
 from rlplace.export.placed.placed_module import backward_ops
 from rlplace.graphs.capturing.capture import CapturedModule, as_call, capture_module
 from rlplace.graphs.interpreter import require_program

@@ -1,0 +1,260 @@
+"""`rlplace measurements`: what was measured on this machine: listed, written for other tools, or forgotten.
+
+`rlplace pretrain`: weights of a policy that suit any problem.
+
+`rlplace fit-priors`: what to expect of a new host, from what runs learned about theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from rlplace.cli.arguments import parse_duration, print_json
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.policy.options import PretrainConfig
+from rlplace.say import clean, say
+
+if TYPE_CHECKING:
+    from rlplace.store.records import StoredMeasurement
+    from rlplace.store.store import Filter
+
+MOST_LETTERS = 40
+"""Of a text in the table."""
+MOST_LISTED = 50
+"""Of all measurements, where no limit is given."""
+OPTIONS = {"list": {"limit"}, "export": {"format", "out"}, "prune": {"all", "dry-run"}}
+"""What only one action takes: `prune --limit 3` must not forget everything that a list of three would have shown."""
+
+
+def measurements(
+    action: tyro.conf.Positional[Literal["list", "export", "prune"]] = "list",
+    store: str = "auto",
+    workload: str = "",
+    graph: str = "",
+    host: str = "",
+    status: str = "",
+    older_than: str = "",
+    newer_than: str = "",
+    most: Annotated[int | None, tyro.conf.arg(name="limit")] = None,
+    form: Annotated[str | None, tyro.conf.arg(name="format")] = None,
+    out: Path | None = None,
+    every: Annotated[bool, tyro.conf.arg(name="all")] = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> None:
+    """List, export or prune what was measured on this machine.
+
+    Args:
+        action: list the latest, export all of them as a table, or prune (forget) those that the options mean
+        store: auto (the one in your cache folder), a file, or a run folder
+        workload: only these: a pattern of the workload's name, such as 'nmt*'
+        graph: only these: how the graph's fingerprint begins
+        host: only these: a pattern of the host's name, or how its fingerprint begins
+        status: only these: ok, oom, error or timeout
+        older_than: only those taken so long ago or longer, such as 12h or 30d
+        newer_than: only those taken so long ago or later
+        most: measurements that are listed, the latest (50 where nothing is said)
+        form: of an export: csv, json or parquet; by default as the file's name says, else csv
+        out: where an export goes; by default stdout
+        every: prune everything, also what was learned about hosts
+        dry_run: only count what would be pruned
+        json: print one JSON object on stdout
+    """
+    from rlplace.store.folders import OFF, store_path
+    from rlplace.store.store import Filter
+
+    chosen = Filter(workload, graph, host, status, _age("older-than", older_than), _age("newer-than", newer_than))
+    path = store_path(store)
+    if path is None:
+        raise InvalidValue("store", OFF, "auto, a file or a run folder", where="measurements")
+    if most is not None and most < 1:
+        raise InvalidValue("limit", most, "at least 1", where="measurements")
+    _check_options_of(
+        action,
+        {"limit": most, "format": form, "out": out and str(out), "all": every or None, "dry-run": dry_run or None},
+    )
+    if action == "list":
+        _list(path, chosen, MOST_LISTED if most is None else most, json)
+    elif action == "export":
+        _export(path, chosen, form, out, json)
+    else:
+        _prune(path, chosen, every, dry_run, json)
+
+
+def _check_options_of(action: str, given: dict[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None and option not in OPTIONS[action]:
+            (owner,) = (other for other, options in OPTIONS.items() if option in options)
+            hint = f"`--{option}` is an option of `{owner}`."
+            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
+
+
+def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
+    from itertools import islice
+
+    from rlplace.store.store import MeasurementStore
+
+    with MeasurementStore.read(path) as store:
+        count, rows = store.count(chosen), list(islice(store.measurements(chosen), most))
+    if json:
+        print_json({"schema": 1, "store": str(path), "count": count, "measurements": [row.to_dict() for row in rows]})
+        return
+    _show(rows)
+    say(f"{path}: {count} measurement{'s' * (count != 1)}{f', the latest {most}' * (count > most)}")
+
+
+def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json: bool) -> None:
+    from rlplace.store.store import MeasurementStore
+    from rlplace.store.tables import FORMATS, format_of, write_table
+
+    kind = format_of(form, out)
+    if json and out is None:
+        hint = "Give --out FILE, or --format json."
+        raise InvalidValue("json", True, "a file for the table", where="measurements", hint=hint)
+    with MeasurementStore.read(path) as store:
+        rows = list(store.measurements(chosen))
+    if out is None:
+        sys.stdout.buffer.write(FORMATS[kind](rows))
+        sys.stdout.buffer.flush()
+        return
+    write_table(rows, out, kind)
+    if json:
+        print_json({"schema": 1, "store": str(path), "out": str(out), "format": kind, "count": len(rows)})
+    else:
+        say(f"{out}: {len(rows)} measurement{'s' * (len(rows) != 1)}")
+
+
+def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -> None:
+    from rlplace.store.store import MeasurementStore
+
+    if chosen.is_empty and not every:
+        hint = "For example: rlplace measurements prune --older-than 30d. Everything: --all."
+        raise InvalidValue("what to prune", "everything", "an option that says which", where="measurements", hint=hint)
+    if every and not chosen.is_empty:
+        raise InvalidValue("all", True, "no other option that says which", where="measurements")
+    if dry_run or not path.exists():
+        with MeasurementStore.read(path) as store:
+            count = store.count(chosen)
+    else:
+        with MeasurementStore.open(path) as store:
+            count = store.prune(chosen)
+    if json:
+        print_json({"schema": 1, "store": str(path), "pruned": 0 if dry_run else count, "matched": count})
+    else:
+        say(f"{path}: {count} measurement{'s' * (count != 1)} {'would be ' * dry_run}forgotten")
+
+
+def _age(option: str, text: str) -> float | None:
+    return parse_duration(text, option) if text else None
+
+
+def _show(rows: list[StoredMeasurement]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlplace.format import format_seconds
+    from rlplace.report.console import CleanConsole
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("taken", "workload", "host", "graph", "plan", "status", "step", "ratio", "why"):
+        table.add_column(name, no_wrap=name not in ("workload", "why"))
+    for row in rows:
+        outcome = row.measurement
+        step = format_seconds(outcome.step_time_s) if outcome.ok else ""
+        ratio = f"{outcome.ratio:.3f}" if outcome.ok and row.reference_s > 0 else ""
+        taken = time.strftime("%m-%d %H:%M", time.localtime(row.taken_s))
+        words = (taken, row.workload, row.host_name, row.graph[:8], row.plan[:8], row.status, step, ratio, row.why)
+        table.add_row(*(Text(_plain(word)) for word in words))
+    CleanConsole(stderr=True).print(table)
+
+
+def _plain(text: str) -> str:
+    """On one line and short, without what a terminal would act on: a store may be a stranger's."""
+    plain = clean(text)
+    return plain if len(plain) <= MOST_LETTERS else plain[: MOST_LETTERS - 3] + "..."
+
+
+def pretrain(
+    out: tyro.conf.Positional[Path],
+    config: Annotated[PretrainConfig, tyro.conf.arg(name="")],
+    resume: bool = False,
+    cluster: str = "off",
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Train weights of the policy `schedule` on many simulated problems; `--init FILE` takes them.
+
+    Args:
+        out: a folder for the weights, and for what was simulated on the way
+        config: how much
+        resume: go on where a run with the same options was stopped
+        cluster: whose workers simulate: off, auto (the Ray cluster that runs here, else one that is started here), or
+            the ADDRESS of one
+        json: print one JSON object on stdout
+        quiet: no progress
+    """
+    from rlplace.cluster import reach
+    from rlplace.pretrain.pretraining import pretrain as train
+
+    tell = (lambda text: None) if quiet else say
+    with reach(cluster, say=tell) as workers:
+        result = train(config, out, resume=resume, say=tell, cluster=workers)
+    if json:
+        print_json(result)
+
+
+def fit_priors(
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (),
+    out: Path = Path("priors.json"),
+    store: str = "off",
+    overwrite: bool = False,
+    json: bool = False,
+) -> None:
+    """Fit what is expected of a new host to what runs learned about theirs.
+
+    Args:
+        runs: run folders with a `host_model.json`, or such files
+        out: where the priors go
+        store: also what searches kept in a store: auto (the one in your cache folder), a file or a run folder
+        overwrite: replace an existing file
+        json: print one JSON object on stdout
+    """
+    from rlplace.measure.host_model.learned_host import FILE, load_learned_host
+    from rlplace.measure.host_model.priors import load_priors, save_priors
+    from rlplace.measure.host_model.refit import fit_priors as fit
+    from rlplace.store.folders import OFF, store_path
+    from rlplace.store.log import LEAST_IDLE
+    from rlplace.store.store import MeasurementStore
+
+    if not runs and store == OFF:
+        hint = "For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto."
+        raise InvalidValue("number of runs", 0, "at least one run folder", where="fit-priors", hint=hint)
+    files = [(path / FILE if os.path.isdir(path) else path).resolve() for path in runs]
+    for place, (path, file) in enumerate(zip(runs, files, strict=True)):
+        if file in files[:place]:
+            raise InvalidValue("RUN", str(path), "every run once", where="fit-priors")
+    if out.resolve() in files:
+        raise FileProblem(out, "what was learned is read from here: name another file for the priors.")
+    if os.path.lexists(out) and not overwrite:
+        raise FileProblem(out, "is there already: name another file, or give `--overwrite`.")
+    learned = [load_learned_host(path) for path in runs]
+    if (database := store_path(store)) is not None:
+        with MeasurementStore.read(database) as kept:
+            learned += [host for host in kept.learned_hosts(least_idle=LEAST_IDLE) if host not in learned]
+    priors, fitted = fit(learned, load_priors())
+    save_priors(priors, out)
+    if json:
+        figures = [dataclasses.asdict(figure) for figure in fitted]
+        print_json({"schema": 1, "out": str(out), "num_runs": len(learned), "fitted": figures})
+        return
+    for figure in fitted:
+        source = priors.section(figure.section)[figure.name].source
+        say(f"{figure.section:10} {figure.name:16} {figure.value:<10g} {source}")
+    say(f"{out}: {len(fitted)} figure{'s' * (len(fitted) != 1)} fitted, the others as they ship")

@@ -1,0 +1,269 @@
+"""`Row` and `Comparison`: what `rlplace compare` reports.
+
+Ratios over a suite of problems: their geometric mean and how sure one can be of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.measure.plan import Plan
+from rlplace.report.printed import as_html, as_text, compare_table
+from rlplace.search.task import BestSoFar
+
+Objective = Literal["latency", "throughput", "max-load", "piece-latency"]
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece-latency")
+PUBLISHED: tuple[Objective, ...] = ("max-load", "piece-latency")
+"""Objectives of the published benchmark: their values are in ms, and no step is simulated."""
+
+RowStatus = Literal["ok", "oom", "error", "timeout", "lost", "skipped"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with one seed, or a PyTorch baseline.
+
+    Attributes:
+        method: its name.
+        seed: of its random draws.
+        status: `ok`; `oom`, `error` or `timeout` where its placement failed; `skipped` where it could not run.
+        value_s: what was minimised, in seconds: the step time or the published objective; infinite without one.
+        evaluations: placements scored.
+        plan_s: wall time that finding the placement took.
+        peak_bytes: of each device; empty where memory was not followed.
+        why: the reason where the status is not `ok`, or a remark.
+        simulated_s: the simulator's step time, where `value_s` was measured.
+        spread_s: half the interquartile range of the measured steps; 0 where nothing was measured.
+        is_placement: whether it is a placement that can be handed back.
+        proved_s: a lower bound that the method proved on the way; 0 where it proved none.
+        history: the best value so far wherever it improved, as it was scored; empty where nobody kept it.
+        devices: (N,) int32; None where there is no placement.
+        plan: the plan behind `value_s`; None where nothing was planned.
+        measured: plans that it measured before it named one; None where it measured none.
+        traceback: of a method that raised; empty for all others.
+    """
+
+    method: str
+    seed: int
+    status: RowStatus
+    value_s: float = math.inf
+    evaluations: int = 0
+    plan_s: float = 0.0
+    peak_bytes: tuple[int, ...] = ()
+    why: str = ""
+    simulated_s: float | None = None
+    spread_s: float = 0.0
+    is_placement: bool = True
+    proved_s: float = 0.0
+    history: tuple[BestSoFar, ...] = field(default=(), repr=False)
+    devices: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
+    plan: Plan | None = field(default=None, repr=False, compare=False)
+    measured: int | None = None
+    traceback: str = field(default="", repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows of one comparison.
+
+    Attributes:
+        workload: as the user wrote it.
+        host: name of the host.
+        objective: what was minimised.
+        rows: in the order in which they ran.
+        lower_bound_s: no placement can do better.
+        lower_bound: the argument that gives it.
+        budget: what each method could spend, as people read it.
+        is_measured: whether step times come from running.
+        is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
+        truth: kind and seed of the hidden truth that step times are of; empty where there is none.
+    """
+
+    workload: str
+    host: str
+    objective: Objective
+    rows: tuple[Row, ...]
+    lower_bound_s: float
+    lower_bound: str
+    budget: dict[str, float | None]
+    is_measured: bool = False
+    is_interrupted: bool = False
+    truth: str = ""
+
+    def __repr__(self) -> str:
+        """In one line; `print` shows all of it."""
+        best = "nothing feasible" if self.best is None else f"best {self.best.method!r}"
+        of = f" of {self.workload}" if self.workload else ""
+        return f"Comparison({len(self.rows)} rows{of} on {self.host}, {best})"
+
+    def __str__(self) -> str:
+        """The table as `rlplace compare` prints it, without colours."""
+        return as_text(compare_table(self.to_dict()))
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return as_html(compare_table(self.to_dict()))
+
+    @property
+    def best(self) -> Row | None:
+        """The placement with the least value; None where nothing feasible was found."""
+        placed = [row for row in self.rows if row.is_placement and row.ok]
+        return min(placed, key=lambda row: row.value_s) if placed else None
+
+    def gap(self, row: Row) -> float | None:
+        """`value / bound - 1` of a row that is `ok`; None otherwise, or without a bound."""
+        return row.value_s / self.lower_bound_s - 1 if row.ok and self.lower_bound_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        is_published = self.objective in PUBLISHED
+        best = self.best
+        return {
+            "schema": 1,
+            "workload": self.workload,
+            "host": self.host,
+            "objective": self.objective,
+            "measured": self.is_measured,
+            "interrupted": self.is_interrupted,
+            "budget": self.budget,
+            "lower_bound": self.lower_bound,
+            "lower_bound_s": None if is_published else self.lower_bound_s,
+            "lower_bound_ms": self.lower_bound_s * 1e3 if is_published else None,
+            "best": None if best is None else {"method": best.method, "seed": best.seed},
+            "rows": [self._row(row, is_published=is_published) for row in self.rows],
+            **({"truth": self.truth} if self.truth else {}),
+        }
+
+    def _row(self, row: Row, *, is_published: bool) -> dict[str, Any]:
+        value_s = row.value_s if row.ok else None
+        facts: dict[str, Any] = {
+            "method": row.method,
+            "seed": row.seed,
+            "placement": row.is_placement,
+            "step_time_s": None if is_published else value_s,
+            "value_ms": value_s * 1e3 if is_published and value_s is not None else None,
+            "gap_to_bound": self.gap(row),
+            "evaluations": row.evaluations,
+            "plan_s": row.plan_s,
+            "peak_bytes": list(row.peak_bytes),
+            "history": [best.to_list() for best in row.history],
+            "status": row.status,
+        }
+        if self.is_measured:
+            facts |= {"spread_s": row.spread_s if row.ok else None, "simulated_s": row.simulated_s}
+        if self.truth:
+            facts |= {"simulated_s": row.simulated_s}
+        if self.truth or row.measured is not None:
+            facts["measured"] = row.measured
+        if row.why:
+            facts["why"] = row.why
+        if row.traceback:
+            facts["traceback"] = row.traceback
+        return facts
+
+
+DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class MeanRatio:
+    """A geometric mean with its 95 % interval.
+
+    Attributes:
+        mean: geometric mean over problems.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        num_problems: how many ratios went in.
+    """
+
+    mean: float
+    low: float
+    high: float
+    num_problems: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def mean_ratio(ratios: Sequence[float], workloads: Sequence[str], *, seed: int = 0) -> MeanRatio:
+    """The geometric mean of `ratios`, its interval bootstrapped by workload.
+
+    Problems of one workload are alike, so whole workloads are drawn with replacement (cluster bootstrap, percentile
+    interval; Efron & Tibshirani 1993, chapter 13).
+
+    Args:
+        ratios: positive, one a problem.
+        workloads: of each problem.
+        seed: of the draws.
+
+    Raises:
+        InvalidValue: no ratio, one that is not positive and finite, or another number of workloads.
+
+    Example:
+        >>> print(mean_ratio([1.0, 4.0], ["a", "a"]))
+        2.000 [2.000, 2.000]
+    """
+    logs, sums, counts = _by_workload(ratios, workloads)
+    drawn = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5))
+    return MeanRatio(float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high)), len(logs))
+
+
+def paired_ratio(ratios: Sequence[float], workloads: Sequence[str]) -> MeanRatio:
+    """The geometric mean over workloads of what each has on geometric average, with a t-interval over the workloads.
+
+    For ratios of two methods on the same problems: a workload counts once, however many problems it has. With a single
+    workload the interval is without end.
+
+    Args:
+        ratios: positive, one a problem.
+        workloads: of each problem.
+
+    Raises:
+        InvalidValue: no ratio, one that is not positive and finite, or another number of workloads.
+
+    Example:
+        >>> print(paired_ratio([1.0, 4.0, 2.0], ["a", "a", "b"]))
+        2.000 [2.000, 2.000]
+    """
+    from scipy.stats import t
+
+    logs, sums, counts = _by_workload(ratios, workloads)
+    means = sums / counts
+    half = np.inf
+    if len(means) > 1:
+        half = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
+    low, high = float(np.exp(means.mean() - half)), float(np.exp(means.mean() + half))
+    return MeanRatio(float(np.exp(means.mean())), low, high, len(logs))
+
+
+def _by_workload(
+    ratios: Sequence[float], workloads: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Logarithms (P,), their sum for each workload (W,), and how many each has (W,).
+
+    Raises:
+        InvalidValue: no ratio, one that is not positive and finite, or another number of workloads.
+    """
+    values = np.asarray(ratios, dtype=np.float64)
+    if len(values) == 0 or len(workloads) != len(values):
+        raise InvalidValue("ratios", len(values), f"one for each of {len(workloads)} problems, at least one")
+    if not np.all(np.isfinite(values)) or np.any(values <= 0):
+        raise InvalidValue("ratios", values.tolist(), "positive finite numbers")
+    logs: NDArray[np.float64] = np.log(values)
+    names, cluster = np.unique(np.asarray(workloads), return_inverse=True)
+    sums = np.bincount(cluster, weights=logs, minlength=len(names)).astype(np.float64)
+    counts = np.bincount(cluster, minlength=len(names)).astype(np.float64)
+    return logs, sums, counts

@@ -1,0 +1,556 @@
+"""`compare`: runs search methods on one problem at equal budgets and sets their results beside a proven bound.
+
+`find_row`: one method with one seed on one problem, as a row; `spread_rows`: many of them, on a cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.compare.comparison import Comparison, Objective, Row
+from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
+from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement, MeasurementLog
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.eager_step import Other
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.op_order import shorten
+from rlplace.search.registry import Method, SearchResult, adopt_methods, find
+from rlplace.search.rules.baselines import best_single
+from rlplace.search.task import Budget, Failure, Task
+from rlplace.seeds import check_seed
+from rlplace.session.calibrate import Known
+from rlplace.training.agent.agent import AgentResult
+from rlplace.training.config import SearchConfig
+from rlplace.training.methods import LEARNED, METHODS
+from rlplace.training.searches.racing_host import ROUND
+
+if TYPE_CHECKING:
+    from rlplace.cluster import Cluster
+
+RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
+"""Rounds of the final race on a real host."""
+DEFAULT_SECONDS = 60.0
+OP_ORDER = "op-order"
+"""A row of its own at the end: the best placement with a better op order."""
+ORDER_EVALUATIONS = 300
+"""Plans that the op order is improved with, where the budget is in seconds."""
+ROUNDING = 1e-9
+"""By what share two sums of the same seconds may differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig:
+    """Who takes part and what each may spend.
+
+    Raises:
+        UnknownName: no such method.
+        InvalidValue: a budget or a number of seeds out of range.
+    """
+
+    methods: tuple[str, ...] = ("all",)
+    """Names of methods, `op-order`, or `all`."""
+    evaluations: int | None = None
+    """Placements that each method may score with each seed."""
+    seconds: float | None = None
+    """Wall time of all methods and seeds together; 60 s where no budget is given."""
+    seeds: int = 1
+    """How many seeds each method that draws is run with: `seed`, `seed` + 1, ..."""
+    objective: Objective = "latency"
+    """What is minimised."""
+    threads: int | None = None
+    """Placements simulated at once; every core by default."""
+    isolated: bool | None = None
+    """Whether rows are measured in a worker process (on a real host); by default they are, unless the environment says
+    `RLPLACE_IN_PROCESS=1`."""
+    is_count_chosen: bool = False
+    """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
+    seed: int = 0
+    """Of every method's draws, the first of `seeds`; and of random ops."""
+    measured: int | None = None
+    """Plans that `learned` measures on a host of this machine; without them it has nothing to learn from."""
+
+    def __post_init__(self) -> None:
+        given: object = self.methods
+        if isinstance(given, str):
+            hint = f"Write `methods=({given!r},)`."
+            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
+        for name in self.methods:
+            if name not in ("all", OP_ORDER) and name not in METHODS:
+                raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
+        if self.seeds < 1:
+            raise InvalidValue("seeds", self.seeds, "at least 1", where="compare")
+        check_seed(self.seed, where="compare")
+        check_seed(self.seed + self.seeds - 1, where="the last of compare")
+        if self.measured is not None and self.measured < 1:
+            raise InvalidValue("measured", self.measured, "at least 1", where="compare")
+        if self.measured is not None and LEARNED not in self.names:
+            hint = f"Only `{LEARNED}` measures while it searches."
+            raise InvalidValue("measured", self.measured, f"none without {LEARNED}", where="compare", hint=hint)
+        if self.measured is not None and self.objective != "latency":
+            hint = "What is measured is the time of a step."
+            raise InvalidValue("objective", self.objective, "latency beside measured", where="compare", hint=hint)
+        if self.evaluations is not None and self.evaluations < 1:
+            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise InvalidValue("seconds", self.seconds, "more than 0, and finite", where="compare")
+
+    @property
+    def total_s(self) -> float:
+        """Wall time of the whole command; infinite where only evaluations count."""
+        if self.seconds is not None:
+            return self.seconds
+        return DEFAULT_SECONDS if self.evaluations is None else math.inf
+
+    @property
+    def budget(self) -> dict[str, float | None]:
+        """What `--json` says of the budget."""
+        spent = {"evaluations": self.evaluations, "seconds": None if math.isinf(self.total_s) else self.total_s}
+        return spent if self.measured is None else spent | {"measured": self.measured}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The methods, `all` spelt out, each once."""
+        listed = (name for word in self.methods for name in (METHODS if word == "all" else (word,)))
+        return tuple(name for name in dict.fromkeys(listed) if name != OP_ORDER)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the best placement's op order is improved at the end."""
+        return self.objective == "latency" and not {"all", OP_ORDER}.isdisjoint(self.methods)
+
+    @property
+    def num_quick(self) -> int:
+        """How many of `runs`, the first ones, need no budget."""
+        return sum(METHODS[name].kind in ("baseline", "scheduler") for name in self.names)
+
+    @property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """Methods and seeds in the order in which they run: what needs no budget first."""
+        kinds = {name: METHODS[name].kind for name in self.names}
+        quick = [(name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")]
+        spent = [
+            (name, seed)
+            for seed in range(self.seed, self.seed + self.seeds)
+            for name in self.names
+            if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
+        ]
+        return (*quick, *spent)
+
+
+def compare(
+    problem: Problem,
+    config: CompareConfig | None = None,
+    *,
+    workload: str = "",
+    others: Sequence[tuple[Row, Other | None]] = (),
+    on_row: Callable[[Row], None] | None = None,
+    log: MeasurementLog | None = None,
+    cluster: Cluster | None = None,
+    known: Known | None = None,
+) -> Comparison:
+    """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
+
+    Methods search on the simulator; `learned` also measures, as many plans as `config` says. A method that lacks its
+    extra, or raises, gives a row that says so. Ctrl-C ends the search: what was found until then is compared as
+    simulated.
+
+    Args:
+        problem: what is placed; profiled (and calibrated) where the host is real.
+        config: who takes part and what each may spend.
+        workload: its name, for the record.
+        others: rows of PyTorch baselines; one with a timer is measured in the same race.
+        on_row: told each row as it comes, before it is measured.
+        log: keeps what is measured.
+        cluster: whose workers search, a run each; it is closed before anything is measured, on this machine alone.
+        known: what was measured to calibrate, which `learned` learns from, too.
+
+    Raises:
+        UnknownName, InvalidValue: a mistake in `config`; or plans are to be measured on a simulated host, or while a
+            cluster searches.
+    """
+    config = config or CompareConfig()
+    if config.objective not in ("latency", "throughput"):
+        raise InvalidValue(
+            "objective",
+            config.objective,
+            "latency or throughput",
+            where="compare",
+            hint="max-load and piece-latency are for files of the published benchmark.",
+        )
+    check_measured(config, problem.host, is_spread=cluster is not None)
+    simulator = Simulator(problem, objective=config.objective, threads=config.threads)
+    learning = Learning(known, log, config.isolated, config.measured or 0)
+    others = [(dataclasses.replace(row, seed=config.seed), timer) for row, timer in others]
+    found: dict[int, Row] = {}
+    is_interrupted = False
+    try:
+        for number, row in _searched(problem, simulator, config, found, cluster, learning):
+            found[number] = row
+            if on_row is not None:
+                on_row(row)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        is_interrupted = True
+    rows = [found[number] for number in sorted(found)]
+    is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
+    if is_measured:
+        if cluster is not None:
+            cluster.close()
+        rows = _measured(problem, simulator, rows, others, log, config)
+    else:
+        rows += [row for row, timer in others if timer is None]
+    bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
+    reached = min((row.value_s for row in rows if row.is_placement), default=math.inf)
+    if bound_s * (1 - ROUNDING) <= reached < bound_s:  # a bound that is reached, summed up in another order
+        bound_s = reached
+    return Comparison(
+        workload,
+        problem.host.name,
+        config.objective,
+        tuple(rows),
+        bound_s,
+        bound,
+        config.budget,
+        is_measured,
+        is_interrupted,
+    )
+
+
+def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> None:
+    """Refuses plans to be measured where nothing can be measured while methods search.
+
+    Args:
+        config: who takes part and what each may spend.
+        host: where.
+        is_spread: whether a cluster searches.
+
+    Raises:
+        InvalidValue: the host is simulated, or a cluster searches.
+    """
+    if config.measured is not None and (host.is_simulated or is_spread):
+        expected = "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated"
+        raise InvalidValue("measured", config.measured, expected, where="compare")
+
+
+def _searched(
+    problem: Problem,
+    simulator: Simulator,
+    config: CompareConfig,
+    before: Mapping[int, Row],
+    cluster: Cluster | None,
+    learning: Learning,
+) -> Iterator[tuple[int, Row]]:
+    """The number of a run and its row, then the best of `before`, which holds the rows so far, in a better order."""
+    if cluster is None:
+        yield from _one_by_one(problem, simulator, config, learning)
+    else:
+        yield from _on_cluster(simulator, config, cluster)
+    found = (before[number] for number in sorted(before) if before[number].ok)
+    best = min(found, key=lambda row: row.value_s, default=None)
+    if config.is_ordered and best is not None:
+        yield len(config.runs), _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)
+
+
+def _one_by_one(
+    problem: Problem, simulator: Simulator, config: CompareConfig, learning: Learning
+) -> Iterator[tuple[int, Row]]:
+    deadline_s = time.monotonic() + config.total_s
+    for number, (name, seed) in enumerate(config.runs):
+        budget = _budget(config, deadline_s, len(config.runs) - number)
+        chosen = config.is_count_chosen
+        yield number, find_row(problem, simulator, name, seed, budget, is_count_chosen=chosen, learning=learning)
+
+
+def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
+    """Where time counts, searches begin when what needs no budget is done, and share what is left of it."""
+    deadline_s = time.monotonic() + config.total_s
+    cut = 0 if math.isinf(config.total_s) else config.num_quick
+    for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):
+        if runs:
+            budget = _budget(config, deadline_s, math.ceil(len(runs) / cluster.num_workers))
+            rows = spread_rows(cluster, simulator, runs, budget, is_count_chosen=config.is_count_chosen)
+            yield from ((first + number, row) for number, row in rows)
+
+
+def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int) -> Row:
+    assert best.devices is not None
+    begin = time.monotonic()
+    order = shorten(problem, best.devices, evaluations=evaluations)
+    plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
+    rule = order.rule
+    if best.plan is not None and best.value_s < outcome.step_time_s:  # it came with an order of its own
+        plan, outcome, rule = best.plan, simulator.retime(best.plan), "the method itself"
+    return Row(
+        OP_ORDER,
+        best.seed,
+        outcome.status,
+        outcome.step_time_s,
+        evaluations,
+        time.monotonic() - begin,
+        outcome.peak_bytes,
+        f"the placement of {best.method}, ordered by {rule}",
+        devices=best.devices,
+        plan=plan,
+    )
+
+
+def _budget(config: CompareConfig, deadline_s: float, left: int) -> Budget:
+    """The evaluations of one run, and an equal share of the time that is left."""
+    seconds = math.inf if math.isinf(deadline_s) else max((deadline_s - time.monotonic()) / left, 0.05)
+    return Budget(evaluations=math.inf if config.evaluations is None else config.evaluations, seconds=seconds)
+
+
+def _measured(
+    problem: Problem,
+    simulator: Simulator,
+    rows: Sequence[Row],
+    others: Sequence[tuple[Row, Other | None]],
+    log: MeasurementLog | None,
+    config: CompareConfig,
+) -> list[Row]:
+    """The rows with measured step times, equal placements measured once, all in one race with `others`."""
+    lanes: dict[str, int] = {}
+    plans: list[Plan] = []
+    for row in rows:
+        if row.plan is not None and row.ok and row.plan.fingerprint not in lanes:
+            lanes[row.plan.fingerprint] = len(plans)
+            plans.append(row.plan)
+    timers = [timer for _, timer in others if timer is not None]
+    evaluator = Evaluator(problem, simulator, seed=config.seed, log=log, isolated=config.isolated)
+    try:
+        outcomes = evaluator.measure_plans(plans, RACE, others=timers)
+    finally:
+        evaluator.close()
+    timed = iter(outcomes[len(plans) :])
+    measured = [
+        row
+        if row.plan is None or not row.ok
+        else _timed(row, outcomes[lanes[row.plan.fingerprint]], simulated_s=row.value_s)
+        for row in rows
+    ]
+    return measured + [row if timer is None else _timed(row, next(timed)) for row, timer in others]
+
+
+def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> Row:
+    return dataclasses.replace(
+        row,
+        status=outcome.status,
+        value_s=outcome.step_time_s,
+        spread_s=outcome.spread_s,
+        why=outcome.why or row.why,
+        simulated_s=simulated_s,
+    )
+
+
+Run = tuple[str, int]
+"""A method and a seed."""
+
+
+def spread_rows(
+    cluster: Cluster, simulator: Simulator, runs: Sequence[Run], budget: Budget, *, is_count_chosen: bool = False
+) -> Iterator[tuple[int, Row]]:
+    """The number of each of `runs` and its row, as they end on the workers of a cluster.
+
+    Under a budget of evaluations the rows are those of this machine, to the bit.
+
+    Args:
+        cluster: whose workers search, each with one simulator thread.
+        simulator: of the problem.
+        runs: methods and seeds.
+        budget: of each run.
+        is_count_chosen: as `find_row`.
+
+    Raises:
+        RunnerError: the cluster is lost.
+    """
+    methods = [METHODS[name] for name in dict(runs)]
+    return cluster.map(partial(_search, methods, simulator.problem, simulator.objective, budget, is_count_chosen), runs)
+
+
+def _search(
+    methods: Sequence[Method],
+    problem: Problem,
+    objective: Literal["latency", "throughput"],
+    budget: Budget,
+    is_count_chosen: bool,
+    run: Run,
+) -> Row:
+    adopt_methods(methods)
+    with one_thread_here():
+        simulator = Simulator(problem, objective=objective, threads=1)
+        return find_row(problem, simulator, *run, budget, is_count_chosen=is_count_chosen)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What `learned` has on a host of this machine, as in `train`.
+
+    Attributes:
+        known: what was measured to calibrate, and the problem as it was profiled.
+        log: keeps what is measured, and answers what was measured before.
+        isolated: whether plans run in a worker process.
+        measured: plans that it may measure.
+    """
+
+    known: Known | None = None
+    log: MeasurementLog | None = None
+    isolated: bool | None = None
+    measured: int = 0
+
+
+def find_row(
+    problem: Problem,
+    simulator: Simulator,
+    name: str,
+    seed: int,
+    budget: Budget,
+    *,
+    is_count_chosen: bool = False,
+    learning: Learning | None = None,
+) -> Row:
+    """The row of a method and a seed: a method that lacks its extra, or fails, gives one that says so.
+
+    Args:
+        problem: what is placed.
+        simulator: of the problem.
+        name: of the method.
+        seed: of its draws.
+        budget: what it may spend.
+        is_count_chosen: whether the number of micro-batches was chosen by `auto`, as a row that needs more says.
+        learning: what `learned` has; nothing by default.
+    """
+    begin = time.monotonic()
+    if is_count_chosen and METHODS[name].refusal(problem) is not None:
+        return Row(name, seed, "skipped", why="auto chose the whole batch")
+    learning = learning or Learning()
+    if name == LEARNED and not learning.measured:
+        ask = "`--true KIND:SEED`" if problem.host.is_simulated else "`--measured N`"
+        return Row(name, seed, "skipped", why=f"it learns from measured steps: ask for them with {ask}")
+    if (refused := METHODS[name].refusal(problem)) is not None:
+        return Row(name, seed, "skipped", why=str(refused))
+    try:
+        if name == LEARNED:
+            return _learned(problem, simulator, seed, budget, learning)
+        found = find(problem, name, simulator, budget, seed=seed)
+    except MissingExtra as error:
+        return Row(name, seed, "skipped", why=str(error))
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: a method that failed is one row, not the table
+        failed, spent_s = Failure.of(error), time.monotonic() - begin
+        return Row(name, seed, "error", plan_s=spent_s, why=failed.why, traceback=failed.traceback)
+    return _row(simulator, name, seed, found, budget)
+
+
+class _RacingHost:
+    """Races the plans that `learned` asks for beside the best single device, while there is time."""
+
+    def __init__(self, evaluator: Evaluator, deadline_s: float) -> None:
+        self.problem, self._evaluator, self._deadline_s = evaluator.problem, evaluator, deadline_s
+        self._has_raced = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is time left; the first race is always run."""
+        return not self._has_raced or time.monotonic() < self._deadline_s
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        """(0, N): the agent proposes plans itself."""
+        return np.zeros((0, self.problem.graph.num_ops), dtype=np.int32)
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """As `measure_plans`, of the plans of placements (B, N)."""
+        return self.measure_plans([self._evaluator.simulator.plan(devices) for devices in placements])
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """A measurement for each plan, all in one race."""
+        self._has_raced = True
+        return self._evaluator.measure_plans(plans, ROUND, deadline_s=self._deadline_s, is_recalled=True)
+
+
+def _learned(problem: Problem, simulator: Simulator, seed: int, budget: Budget, learning: Learning) -> Row:
+    """The row of `learned`, which measures: as in `train`, a share of its seconds is for simulated placements."""
+    begin = time.monotonic()
+    reference = best_single(problem, simulator)
+    evaluator = Evaluator(problem, simulator, reference, seed=seed, log=learning.log, isolated=learning.isolated)
+    try:
+        host = _RacingHost(evaluator, begin + budget.seconds)
+        searched = Budget(budget.evaluations, budget.seconds * SearchConfig.simulate_share, learning.measured)
+        task = Task(problem, simulator, searched, seed=seed, host=host)
+        result = METHODS[LEARNED].run(task, known=learning.known)
+    finally:
+        evaluator.close()
+    spent_s, count = time.monotonic() - begin, task.measurements
+    if not isinstance(result, AgentResult) or result.plan is None:
+        why = f"none of {count} plans ran to its end"
+        return Row(LEARNED, seed, "error", evaluations=task.evaluations, plan_s=spent_s, why=why, measured=count)
+    outcome = simulator.retime(result.plan)
+    return Row(
+        LEARNED,
+        seed,
+        "ok",
+        outcome.step_time_s,
+        task.evaluations,
+        spent_s,
+        outcome.peak_bytes,
+        f"measured {count} plan{'s' * (count != 1)}",
+        devices=result.plan.devices,
+        plan=result.plan,
+        measured=count,
+    )
+
+
+def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget: Budget) -> Row:
+    if found.devices is None and found.evaluations == 0:
+        is_late = found.plan_s >= budget.seconds
+        is_free = simulator.problem.allowed is None
+        why = "it tried no placement" if is_free else "pins and exclusions leave it no placement"
+        if is_late:
+            why = "its time was up before its first placement"
+        return Row(
+            name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why, proved_s=found.lower_bound_s
+        )
+    if found.devices is None:
+        return Row(
+            name,
+            seed,
+            "oom",
+            evaluations=found.evaluations,
+            plan_s=found.plan_s,
+            why="found no placement that fits into memory",
+            proved_s=found.lower_bound_s,
+        )
+    if found.plan is None:
+        plan, outcome = simulator.plan_and_time(found.devices)
+    else:
+        plan, outcome = found.plan, simulator.retime(found.plan)
+    return Row(
+        name,
+        seed,
+        outcome.status,
+        outcome.step_time_s,
+        found.evaluations,
+        found.plan_s,
+        outcome.peak_bytes,
+        outcome.why,
+        proved_s=found.lower_bound_s,
+        history=found.history,
+        devices=found.devices,
+        plan=plan,
+    )

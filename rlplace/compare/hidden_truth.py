@@ -1,0 +1,374 @@
+"""`compare_true`: methods that know a nominal problem and may measure a little, judged by a truth that none sees.
+
+`ROWS`: what is compared where the truth is hidden: ways to name one plan after a few measurements.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.compare.comparison import Comparison, Row
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName, UserError
+from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.calibrate import calibrate
+from rlplace.measure.measurement import Measurement, PlanMeasurer
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.truth import TrueTimer, Truth, true_problem
+from rlplace.search.registry import METHODS, find
+from rlplace.search.task import BestSoFar, Budget, Failure, Task
+from rlplace.search.winners import SEARCH, find_winners
+from rlplace.seeds import check_seed
+from rlplace.training.agent.config import AgentConfig
+
+if TYPE_CHECKING:
+    from rlplace.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class TrueConfig:
+    """Who takes part, what each may spend, and what is true.
+
+    Raises:
+        UnknownName: no such row.
+        InvalidValue: a budget out of range.
+    """
+
+    truth: Truth
+    """Kind and seed."""
+    measured: int
+    """Plans that each row may measure."""
+    methods: tuple[str, ...] = ("all",)
+    """Names of `ROWS`, or `all`."""
+    evaluations: int | None = None
+    """Placements that each row may simulate; as many as the agent takes by default."""
+    seconds: float | None = None
+    """Wall time of all rows together, in equal shares; no end by default."""
+    threads: int = 1
+    """Placements simulated at once."""
+    seed: int | None = None
+    """Of every row's own draws; that of the truth by default."""
+
+    def __post_init__(self) -> None:
+        given: object = self.methods
+        if isinstance(given, str):
+            hint = f"Write `methods=({given!r},)`."
+            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
+        for name in self.methods:
+            if name != "all" and name not in ROWS:
+                raise UnknownName("method with a hidden truth", name, ("all", *ROWS))
+        if self.seed is not None:
+            check_seed(self.seed, where="compare")
+        if self.measured < 1:
+            raise InvalidValue("measured", self.measured, "at least 1", where="compare")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise InvalidValue("seconds", self.seconds, "more than 0, and finite", where="compare")
+
+    @property
+    def drawn_from(self) -> int:
+        """The seed of every row's own draws."""
+        return self.truth.seed if self.seed is None else self.seed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rows, `all` spelt out, each once, in the order in which they run."""
+        named = ROWS if "all" in self.methods else self.methods
+        return tuple(name for name in ROWS if name in named)
+
+    @property
+    def budget(self) -> Budget:
+        """Of one row, where they run one after the other."""
+        return self.budget_beside(1)
+
+    def budget_beside(self, count: int) -> Budget:
+        """Of one row, where `count` of them run at once."""
+        evaluations = self.evaluations or AgentConfig().whole_evaluations(self.measured)
+        seconds = math.inf if self.seconds is None else self.seconds / math.ceil(len(self.names) / count)
+        return Budget(evaluations, seconds, self.measured)
+
+
+def compare_true(
+    problem: Problem,
+    config: TrueConfig,
+    *,
+    workload: str = "",
+    on_row: Callable[[Row], None] | None = None,
+    cluster: Cluster | None = None,
+) -> Comparison:
+    """For every row the true step time of the one plan that it names, beside a bound of the true problem.
+
+    A row that fails says so. Ctrl-C ends it: the rows that were done are compared.
+
+    Args:
+        problem: the nominal one, on a simulated host without gangs.
+        config: who takes part and what is true.
+        workload: its name, for the record.
+        on_row: told each row as it comes.
+        cluster: whose workers have a row each; without a limit in seconds the rows are those of this machine.
+
+    Raises:
+        InvalidValue: the host is real, or has gangs.
+    """
+    if not problem.host.is_simulated:
+        raise InvalidValue("host", problem.host.name, "a simulated host: a preset, or a host file", where="compare")
+    true = true_problem(problem, config.truth)
+    found: dict[int, Row] = {}
+    is_interrupted = False
+    try:
+        for number, row in _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster):
+            found[number] = row
+            if on_row is not None:
+                on_row(row)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        is_interrupted = True
+    bound_s, bound = lower_bound_s(true)
+    budget, seconds = config.budget, config.seconds
+    spent = {"evaluations": budget.evaluations, "seconds": seconds, "measured": budget.measurements}
+    return Comparison(
+        workload,
+        problem.host.name,
+        "latency",
+        tuple(found[number] for number in sorted(found)),
+        bound_s,
+        bound,
+        spent,
+        is_interrupted=is_interrupted,
+        truth=str(config.truth),
+    )
+
+
+def _rows(problem: Problem, true: Problem, config: TrueConfig) -> Iterator[tuple[int, Row]]:
+    simulator = Simulator(problem, threads=config.threads)
+    for number, name in enumerate(config.names):
+        yield number, _row(name, simulator, true, config, config.budget)
+
+
+def _spread(problem: Problem, config: TrueConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
+    budget = config.budget_beside(cluster.num_workers)
+    return cluster.map(partial(_row_alone, problem, config, budget), config.names)
+
+
+def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) -> Row:
+    with one_thread_here():
+        true, simulator = true_problem(problem, config.truth), Simulator(problem, threads=config.threads)
+        return _row(name, simulator, true, config, budget)
+
+
+def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
+    seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed)
+    trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed)
+    begin = time.monotonic()
+    try:
+        answer = ROWS[name](trial)
+    except MissingExtra as error:
+        return Row(name, seed, "skipped", why=str(error), measured=timer.num_measured)
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: a row that failed is one row, not the table
+        failed, spent_s = Failure.of(error), time.monotonic() - begin - trial.meter.seconds
+        return Row(
+            name,
+            seed,
+            "error",
+            plan_s=spent_s,
+            why=failed.why,
+            measured=timer.num_measured,
+            traceback=failed.traceback,
+        )
+    spent_s = time.monotonic() - begin - trial.meter.seconds
+    if answer.plan is None:
+        why = "found no placement that fits into memory"
+        return Row(name, seed, "oom", math.inf, answer.evaluations, spent_s, why=why, measured=timer.num_measured)
+    outcome = timer.truth(answer.plan)
+    return Row(
+        name,
+        seed,
+        outcome.status,
+        outcome.step_time_s,
+        answer.evaluations,
+        spent_s,
+        outcome.peak_bytes,
+        outcome.why or answer.why,
+        history=tuple(trial.meter.history),
+        simulated_s=trial.simulator.retime(answer.plan).step_time_s,
+        devices=answer.plan.devices,
+        plan=answer.plan,
+        measured=timer.num_measured,
+    )
+
+
+LINES = 3
+"""What an agent learned about the host, of which a row says the surest."""
+LEAST_FITTED = 4
+"""Measured plans without which nothing is calibrated."""
+
+
+class Meter:
+    """A measurer that keeps what it measured, and refuses to measure more than it may.
+
+    Attributes:
+        kept: plans and measurements, in order.
+        seconds: wall time spent measuring.
+        history: the best measured step time wherever it improved.
+
+    Args:
+        measurer: what measures.
+        most: plans measured at most.
+    """
+
+    def __init__(self, measurer: PlanMeasurer, most: int) -> None:
+        self.kept: list[tuple[Plan, Measurement]] = []
+        self.seconds = 0.0
+        self.history: list[BestSoFar] = []
+        self._measurer, self._most, self._begin = measurer, most, time.monotonic()
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """One `Measurement` for each plan.
+
+        Raises:
+            RunnerError: more than may be measured.
+        """
+        if len(self.kept) + len(plans) > self._most:
+            raise RunnerError(f"{len(self.kept) + len(plans)} measurements were asked for, {self._most} are allowed")
+        begin = time.monotonic()
+        outcomes = self._measurer.measure_plans(plans)
+        self.seconds += time.monotonic() - begin
+        for plan, outcome in zip(plans, outcomes, strict=True):
+            self.kept.append((plan, outcome))
+            if outcome.ok and outcome.step_time_s < (self.history[-1].best_s if self.history else math.inf):
+                seconds = time.monotonic() - self._begin
+                self.history.append(BestSoFar(0, len(self.kept), seconds, outcome.step_time_s))
+        return outcomes
+
+    @property
+    def best(self) -> Plan | None:
+        """The plan with the least measured step time; None where none fitted into memory."""
+        ok = [(outcome.step_time_s, plan) for plan, outcome in self.kept if outcome.ok]
+        return min(ok, key=lambda pair: pair[0])[1] if ok else None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a row knows and may spend.
+
+    Attributes:
+        problem: the nominal one.
+        simulator: of the nominal problem; makes plans.
+        meter: measures on the true one.
+        budget: simulated placements, seconds and measurements.
+        seed: of every draw.
+    """
+
+    problem: Problem
+    simulator: Simulator
+    meter: Meter
+    budget: Budget
+    seed: int
+
+    def halved(self) -> Budget:
+        """Half of the simulated placements and seconds."""
+        return Budget(max(self.budget.evaluations // 2, 1), self.budget.seconds / 2)
+
+    def measure(self, placements: Sequence[NDArray[np.int32]], simulator: Simulator | None = None) -> None:
+        """Measures the plans that a simulator makes of placements (N,); the nominal one by default."""
+        self.meter.measure_plans([(simulator or self.simulator).plan(devices) for devices in placements])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a row comes to.
+
+    Attributes:
+        plan: the one plan that it names; None where it has none.
+        evaluations: placements simulated.
+        why: a remark: what it learned.
+    """
+
+    plan: Plan | None
+    evaluations: int
+    why: str = ""
+
+
+def _single(trial: Trial) -> Answer:
+    found = find(trial.problem, "single", trial.simulator, seed=trial.seed)
+    return Answer(None if found.devices is None else trial.simulator.plan(found.devices), found.evaluations)
+
+
+def _portfolio(trial: Trial) -> Answer:
+    found = find_winners(trial.problem, trial.simulator, trial.budget, trial.budget.measurements, seed=trial.seed)
+    trial.measure(found.devices)
+    return Answer(trial.meter.best, found.evaluations)
+
+
+class _OnTheHost:
+    """A step timer that measures what it is asked to score."""
+
+    threads = 1
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        plans = [self._trial.simulator.plan(devices) for devices in placements]
+        return np.array([outcome.step_time_s for outcome in self._trial.meter.measure_plans(plans)])
+
+
+def _portfolio_measured(trial: Trial) -> Answer:
+    budget = Budget(trial.budget.measurements, trial.budget.seconds)
+    METHODS[SEARCH].run(Task(trial.problem, _OnTheHost(trial), budget, seed=trial.seed))
+    return Answer(trial.meter.best, 0)
+
+
+def _calibrated(trial: Trial) -> Answer:
+    """Half of everything for plans to calibrate on, half for a search on the calibrated problem."""
+    first = trial.budget.measurements // 2
+    evaluations = 0
+    if first:
+        found = find_winners(trial.problem, trial.simulator, trial.halved(), first, seed=trial.seed)
+        trial.measure(found.devices)
+        evaluations = found.evaluations
+    fitted = [(plan, outcome.step_time_s) for plan, outcome in trial.meter.kept if outcome.ok]
+    problem = trial.problem
+    if len(fitted) >= LEAST_FITTED:
+        plans, times_s = zip(*fitted, strict=True)
+        problem = calibrate(problem, plans, times_s, seed=trial.seed).problem
+    simulator, seen = Simulator(problem, threads=trial.simulator.threads), [p.devices for p, _ in trial.meter.kept]
+    left = trial.budget.measurements - len(trial.meter.kept)
+    found = find_winners(problem, simulator, trial.halved(), left, seed=trial.seed, seen=seen)
+    trial.measure(found.devices, simulator)
+    return Answer(trial.meter.best, evaluations + found.evaluations)
+
+
+def _learned(trial: Trial, **changes: bool) -> Answer:
+    from rlplace.training.agent import AgentConfig, learn_host
+
+    config = AgentConfig(**changes)
+    result = learn_host(trial.problem, trial.meter, trial.budget, seed=trial.seed, config=config)
+    return Answer(result.plan, result.evaluations, "; ".join(result.say()[:LINES]))
+
+
+ROWS: Mapping[str, Callable[[Trial], Answer]] = {
+    "single": _single,
+    "portfolio": _portfolio,
+    "portfolio-measured": _portfolio_measured,
+    "calibrated": _calibrated,
+    "learned": _learned,
+    "learned-no-prior": partial(_learned, is_prior=False),
+    "learned-mean": partial(_learned, is_thompson=False),
+    "learned-no-permutations": partial(_learned, is_permuted=False),
+}
+"""Rows by name, in the order in which they run."""

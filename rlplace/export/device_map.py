@@ -1,0 +1,540 @@
+"""`project`: a placement of ops as one of modules, and the device map that says it.
+
+`map_places`: what a device map calls the devices of a host.
+
+`DEVICE_MAP`: the export format of that name.
+
+`cache_by_module`: the memory of keys and values that a model of `transformers` keeps while it generates.
+
+`device_memory`: what a step of a device map takes on each device, part by part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import InvalidValue
+from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest
+from rlplace.format import format_bytes, format_ms
+from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.say import say
+
+COUNTS_S = 1e-15
+"""What an op that takes no time weighs, so that a module without any goes where its ops are all the same."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A placement that a device map can say.
+
+    Attributes:
+        classes: the ops that such a map has together.
+        class_device: (C,) int32, device of each class.
+        devices: (N,) int32, device of each op.
+        moved: share of the step's op time that was elsewhere before.
+    """
+
+    classes: ModuleClasses
+    class_device: NDArray[np.int32]
+    devices: NDArray[np.int32]
+    moved: float
+
+
+def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
+    """The placement of modules that comes closest to `devices`.
+
+    Each class goes where most of the time of its ops was spent, time being the mean of an op's over all devices, among
+    the devices where all of them may be.
+
+    Args:
+        problem: of the placement.
+        devices: (N,) device of each op.
+    """
+    graph = problem.graph
+    classes = module_classes(graph)
+    num_devices = problem.host.num_devices
+    members = np.flatnonzero(classes.op_class >= 0)
+    of, weight_s = classes.op_class[members], problem.costs.op_time_s.mean(axis=1)
+    votes_s = np.zeros((classes.num_classes, num_devices))
+    np.add.at(votes_s, (of, devices[members]), weight_s[members] + COUNTS_S)
+    if problem.allowed is not None:
+        may = np.ones_like(votes_s, dtype=np.bool_)
+        np.logical_and.at(may, of, problem.allowed[members])
+        votes_s = np.where(may | ~may.any(axis=1, keepdims=True), votes_s, -1.0)
+    class_device = votes_s.argmax(axis=1).astype(np.int32)
+    projected = np.array(devices, dtype=np.int32)
+    projected[members] = class_device[of]
+    moved_s = float(weight_s[projected != devices].sum())
+    return Projection(classes, class_device, projected, moved_s / max(float(weight_s.sum()), 1e-300))
+
+
+def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) -> dict[str, Place]:
+    """The device map: the path of a module, or the name of a tensor that the root holds, and its device.
+
+    Entries are the highest modules that are on one device altogether. The first one is on the device where the step's
+    inputs are to be, which Hugging Face takes for the main one.
+
+    Args:
+        graph: with its program.
+        projection: of a placement of it.
+        places: what the map calls each device.
+
+    Raises:
+        InvalidValue: `graph` has no program.
+    """
+    model, classes = require_program(graph).origin.model, projection.classes
+    tree, class_device = classes.tree, projection.class_device
+    units = tree.unit_of()
+    first = next((number for number in classes.entry_class.values() if number >= 0), -1)
+    main = classes.inputs_class if classes.inputs_class >= 0 else first
+    main_place = places[int(class_device[main])] if main >= 0 else places[0]
+
+    def place_of(number: int) -> Place:
+        return places[int(class_device[number])] if number >= 0 else main_place
+
+    finest = {name: place_of(number) for name, number in classes.entry_class.items()}
+    own: dict[str, set[Place]] = {}  # of the ops of modules around units
+    runs = (graph.phases == FORWARD) & ~graph.is_source
+    for op in np.flatnonzero(runs).tolist():
+        if graph.modules[op] not in units:
+            own.setdefault(graph.modules[op], set()).add(place_of(int(classes.op_class[op])))
+    whole: dict[str, set[Place]] = {}  # places of all that is at or below a module
+    for path in _upwards(tree.children):
+        names = (path,) if units.get(path) == path else tree.tensors.get(path, ()) if path not in units else ()
+        found = {finest[name] for name in names if name in finest} | own.get(path, set())
+        whole[path] = found.union(*(whole[child] for child in tree.children[path]))
+    entries: dict[str, Place] = {}
+    left = [""]
+    while left:
+        path = left.pop()
+        is_entry = units[path] == path if path in units else _is_one(model, path)
+        if len(whole[path]) == 1 and is_entry:
+            entries |= dict.fromkeys((path,), *whole[path])
+            continue
+        if path not in units:
+            entries |= {name: finest[name] for name in tree.tensors.get(path, ())}
+        left += reversed(tree.children[path])
+    begin = next((name for name, place in entries.items() if place == main_place), None)
+    return entries if begin is None else {begin: main_place, **entries}
+
+
+def map_devices(graph: OpGraph, entries: Mapping[str, Place], places: Sequence[Place]) -> NDArray[np.int32]:
+    """(N,) int32: the device of each op under a device map, made here or elsewhere.
+
+    An op of a unit is where the map has its module; where the units of one class are apart, which a map of another's
+    making may have, the ops that no module of the map owns are with the first of them.
+
+    Args:
+        graph: of the model that the map is of.
+        entries: the map.
+        places: what the map calls each device of the host.
+
+    Raises:
+        InvalidValue: a module that the map does not place, or a place that is no device.
+    """
+    classes = module_classes(graph)
+    where = {place: device for device, place in reversed(list(enumerate(places)))}
+
+    def device_of(name: str) -> int:
+        path = name
+        while path not in entries and path:
+            path = path.rpartition(".")[0]
+        if path not in entries:  # it may be finer than what must be whole here
+            path = next((entry for entry in entries if entry.startswith(f"{name}.")), "")
+        if path not in entries:
+            raise InvalidValue("device map", f"nothing for {name!r}", "every module in it, or one above")
+        if entries[path] not in where:
+            raise InvalidValue(
+                "device map", entries[path], f"one of {', '.join(map(str, dict.fromkeys(places)))}", where=path
+            )
+        return where[entries[path]]
+
+    entry_device = {name: device_of(name) for name in classes.entry_class}
+    class_device = np.zeros(classes.num_classes, dtype=np.int32)
+    for name, number in reversed(list(classes.entry_class.items())):
+        class_device[number] = entry_device[name]
+    devices = np.where(classes.op_class >= 0, class_device[classes.op_class], 0).astype(np.int32)
+    units = classes.tree.unit_of()
+    is_tied = np.isin(np.arange(graph.num_ops), np.flatnonzero(graph.colocation >= 0))
+    for op, path in enumerate(graph.modules):
+        unit = units.get(path)
+        if unit in entry_device and (not is_tied[op] or graph.is_resident[op]):
+            devices[op] = entry_device[unit]
+    leaders: dict[int, int] = {}  # what lives with a parameter is where that is
+    for op in sorted(np.flatnonzero(is_tied).tolist(), key=lambda op: (not graph.is_resident[op], op)):
+        devices[op] = devices[leaders.setdefault(int(graph.colocation[op]), op)]
+    return devices
+
+
+def _upwards(children: Mapping[str, Sequence[str]]) -> list[str]:
+    """Modules, each after all that are below it."""
+    found, left = [], [""]
+    while left:
+        found.append(left.pop())
+        left += children[found[-1]]
+    return found[::-1]
+
+
+def _is_one(model: nn.Module, path: str) -> bool:
+    """Whether an entry for a module places all that is below it: a list is not called, and has no inputs to bring."""
+    module = model.get_submodule(path)
+    is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return is_called or all(len(child.state_dict()) for child in module.children())
+
+
+CPU = "cpu"
+Place = int | str
+"""The index of a GPU, or `cpu`."""
+
+
+def map_places(host: Host) -> tuple[Place, ...]:
+    """What a device map calls each device of `host`: the index of a GPU, or `cpu`.
+
+    Parts of one GPU are that GPU, and cores and gangs of them are the CPU. A device of a host file that is called
+    neither takes the index of its place among those that are no CPUs.
+
+    Raises:
+        InvalidValue: its devices are in several machines, which one process cannot reach.
+
+    Example:
+        >>> from rlplace.measure.hosts.resolve import resolve_host
+        >>> map_places(resolve_host("cpu+4xA100"))
+        ('cpu', 0, 1, 2, 3)
+    """
+    machines = sorted(
+        {found[1] for device in host.devices if (found := re.match(r"(.+)/(?:cuda|gpu|cpu)", device.name))}
+    )
+    if len(machines) > 1:
+        raise InvalidValue(
+            "host",
+            host.name,
+            "a host of one machine",
+            where="device map",
+            hint=f"A device map is of one process, and these devices are in {len(machines)} machines.",
+        )
+    gpus = [device for device in host.devices if not _is_cpu(device)]
+    return tuple(CPU if _is_cpu(device) else _index(device, gpus) for device in host.devices)
+
+
+def _is_cpu(device: Device) -> bool:
+    return device.backend == "cpu" or re.match(r"(?:.+/)?cpu(?::|$)", device.name) is not None
+
+
+def _index(device: Device, gpus: list[Device]) -> int:
+    numbered = [re.search(r"(?:cuda|gpu):?(\d+)(?:/\d+)?$", each.name) for each in gpus]
+    found = numbered[gpus.index(device)]
+    return int(found[1]) if found is not None and all(numbered) else gpus.index(device)
+
+
+LEARN_MODULES = "`rlplace train --granularity module` searches placements that a device map can say"
+
+
+def exported(request: ExportRequest) -> Exported:
+    """The device map of a run, with what it takes on each device and what giving up single ops costs.
+
+    Raises:
+        UserError: the run's step cannot be had again, or is cut into micro-batches; its host is several machines, or
+            the model keeps no cache.
+    """
+    problem = _problem(request)
+    if (count := problem.graph.num_micro_batches) > 1:
+        hint = f"Its batches are whole, other in step time and memory: train without micro-batches. {LEARN_MODULES}."
+        raise InvalidValue("micro_batches", count, "1 for a device map", where="export", hint=hint)
+    places = map_places(problem.host)
+    plan = request.placement.plan
+    projection = project(problem, plan.devices)
+    entries = device_map(problem.graph, projection, places)
+    simulator = Simulator(dataclasses.replace(problem, allowed=None), threads=1)
+    ops = simulator.retime(plan)
+    is_kept = bool((projection.devices == plan.devices).all())
+    modules = ops if is_kept else simulator.measure(projection.devices[None])[0]
+    memory = device_memory(problem, projection.devices, places, _cache(problem, projection, request.cache_tokens))
+    ratio = modules.step_time_s / ops.step_time_s if ops.ok and modules.ok else None
+    figures: dict[str, Any] = {
+        "device_map": entries,
+        "inputs": _shapes(problem),
+        "projection": {
+            "op_step_s": ops.step_time_s,
+            "module_step_s": modules.step_time_s,
+            "ratio": ratio,
+            "moved_share": projection.moved,
+            "status": modules.status,
+            "why": modules.why,
+        },
+        "memory": [{**dataclasses.asdict(each), "fits": each.fits} for each in memory],
+    }
+    lines = (
+        _in_words(entries),
+        _projected(ops, modules, projection, ratio),
+        *(_held(each) for each in memory if each.peak_bytes > each.context_bytes),
+        *_warnings(memory, modules, places, entries),
+        *_main_device(projection, places, entries),
+    )
+    for line in lines:
+        say(line)
+    return Exported(json.dumps(entries, indent=2) + "\n", figures)
+
+
+def _problem(request: ExportRequest) -> Problem:
+    """The run's problem, with the user's pins and exclusions."""
+    problem, kept = CapturedRun.of(request).problem(), request.problem()
+    if kept.get("allowed") is None:
+        return problem
+    try:
+        allowed = np.array(kept["allowed"], dtype=np.bool_)[np.array(kept["grouping"]["op_group"], dtype=np.int64)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidValue(
+            "allowed", "malformed", "devices where each group may be", where="problem.json", hint=f"It holds: {error}."
+        ) from error
+    return dataclasses.replace(problem, allowed=allowed)
+
+
+def _cache(problem: Problem, projection: Projection, num_tokens: int) -> dict[int, int]:
+    """Bytes of keys and values by device."""
+    if not num_tokens:
+        return {}
+    graph = problem.graph
+    origin = require_program(graph).origin
+    leaves = pytree.tree_leaves((origin.args, origin.kwargs))
+    batch = next((leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)
+    units, classes = projection.classes.tree.unit_of(), projection.classes
+    held: dict[int, int] = {}
+    for path, size in cache_by_module(origin.model, num_tokens, batch).items():
+        device = int(projection.class_device[classes.entry_class[units[path]]])
+        held[device] = held.get(device, 0) + size
+    return held
+
+
+def _shapes(problem: Problem) -> list[list[int]]:
+    """Shapes of the step's input tensors."""
+    origin = require_program(problem.graph).origin
+    leaves = pytree.tree_leaves((origin.args, origin.kwargs))
+    return [list(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _in_words(entries: dict[str, Place]) -> str:
+    counts = {place: list(entries.values()).count(place) for place in entries.values()}
+    if entries.keys() == {""}:
+        return f"the whole model is on {_called(entries[''])}"
+    shown = ", ".join(f"{count} on {_called(place)}" for place, count in counts.items())
+    return f"{len(entries)} entries: {shown}"
+
+
+def _called(place: Place) -> str:
+    return f"GPU {place}" if isinstance(place, int) else place
+
+
+def _projected(ops: Measurement, modules: Measurement, projection: Projection, ratio: float | None) -> str:
+    if ratio is None:
+        return f"simulated: single ops {_step(ops)}, whole modules {_step(modules)}"
+    if projection.moved == 0.0:
+        return f"simulated: {_step(modules)} a step; the placement was one of modules, nothing is lost"
+    share = f"{projection.moved:.1%} of the op time moved"
+    return f"simulated: {_step(modules)} a step, {ratio:.3f} of the {_step(ops)} with single ops placed ({share})"
+
+
+def _step(measurement: Measurement) -> str:
+    return f"{format_ms(measurement.step_time_s)} ms" if measurement.ok else measurement.status
+
+
+def _held(memory: DeviceMemory) -> str:
+    parts = {
+        "parameters": memory.parameter_bytes,
+        "gradients": memory.gradient_bytes,
+        "optimizer": memory.optimizer_bytes,
+        "activations": memory.activation_bytes,
+        "cache": memory.cache_bytes,
+        "context": memory.context_bytes,
+    }
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    peak = f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    return f"{memory.device} ({_called(memory.place)}): {peak}: {shown}"
+
+
+def _warnings(
+    memory: Sequence[DeviceMemory], modules: Measurement, places: Sequence[Place], entries: dict[str, Place]
+) -> list[str]:
+    found = []
+    if modules.status == "oom":
+        found.append(f"warning: whole modules do not fit: {modules.why}; {LEARN_MODULES}")
+    else:
+        found += [
+            f"warning: {each.device} is {format_bytes(each.peak_bytes - each.capacity_bytes)} short where gradients "
+            "stay until the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less on it"
+            for each in memory
+            if not each.fits
+        ]
+    if CPU in entries.values() and any(place != CPU for place in places):
+        found.append(
+            "warning: with GPUs beside it, `cpu` in a device map means that weights wait in RAM and are computed with "
+            "on the main GPU, which is not what was simulated; `--exclude '*=cpu'` keeps modules off it"
+        )
+    return found
+
+
+def _main_device(projection: Projection, places: Sequence[Place], entries: dict[str, Place]) -> list[str]:
+    """What to say where the map alone does not tell Hugging Face where the step's inputs are to be."""
+    number = projection.classes.inputs_class
+    place = None if number < 0 else places[int(projection.class_device[number])]
+    if place is None or place == CPU or place == min(each for each in entries.values() if each != CPU):
+        return []
+    return [
+        f"dispatch it with `main_device={place}`: ops or tensors of the model's root are there, with the step's inputs"
+    ]
+
+
+DEVICE_MAP = ExportFormat("device_map.json", "a Hugging Face device map", exported, options=("cache_tokens",))
+
+
+def cache_by_module(model: nn.Module, num_tokens: int, batch: int) -> dict[str, int]:
+    """Bytes of keys and values that each attention layer keeps for `num_tokens` tokens of `batch` sequences.
+
+    Args:
+        model: of `transformers`, whose config says how many heads there are and how wide they are.
+        num_tokens: of the prompt and of what is generated.
+        batch: sequences.
+
+    Raises:
+        InvalidValue: it is no model that generates text with a cache.
+    """
+    layers = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+        and "Attention" in type(module).__name__
+        and getattr(module, "is_decoder", True)
+    ]
+    inner = [path for path in layers if not any(other.startswith(f"{path}.") for other in layers)]
+    config: Any = getattr(model, "config", None)
+    if config is None or not inner:
+        raise InvalidValue(
+            "cache_tokens",
+            num_tokens,
+            "0: only models of `transformers` that generate text have a cache of a known size",
+            where="device map",
+        )
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = (
+        getattr(config, "head_dim", None)
+        or getattr(config, "d_kv", None)
+        or config.hidden_size // config.num_attention_heads
+    )
+    window = getattr(config, "sliding_window", None)
+    kept = num_tokens if not window else min(num_tokens, window)
+    element = next((tensor.element_size() for tensor in model.parameters()), torch.float32.itemsize)
+    return dict.fromkeys(inner, 2 * batch * heads * width * kept * element)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device at one batch; the parts do not all peak at once, so their sum may be above `peak_bytes`.
+
+    Attributes:
+        device: its name on the host.
+        place: what the map calls it.
+        parameter_bytes: of parameters and buffers.
+        gradient_bytes: of their gradients, all of them.
+        optimizer_bytes: of what the optimizer keeps.
+        activation_bytes: most of all else that a step holds at one time, with received copies.
+        cache_bytes: keys and values of generated text.
+        context_bytes: held by the device itself.
+        peak_bytes: most at one time where gradients stay until the optimizer's step, as in an ordinary loop, and the
+            cache beside it.
+        capacity_bytes: what there is.
+    """
+
+    device: str
+    place: Place
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    cache_bytes: int
+    context_bytes: int
+    peak_bytes: int
+    capacity_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has as much."""
+        return self.peak_bytes <= self.capacity_bytes
+
+
+def device_memory(
+    problem: Problem, devices: NDArray[np.int32], places: tuple[Place, ...], cache_bytes: Mapping[int, int]
+) -> list[DeviceMemory]:
+    """What each device of the host needs for a step.
+
+    Args:
+        problem: of the step, its graph with a program.
+        devices: (N,) device of each op.
+        places: what the map calls each device.
+        cache_bytes: of the keys and values of generated text, by device; may be empty.
+    """
+    graph, host = problem.graph, problem.host
+
+    def on_each(sizes: NDArray[np.int64]) -> list[int]:
+        summed = np.bincount(devices, weights=sizes, minlength=host.num_devices)
+        return [int(size) for size in summed]
+
+    parameters = on_each(np.where(graph.is_resident, graph.output_bytes, 0))
+    gradients, states = on_each(graph.gradient_bytes), on_each(graph.state_bytes)
+    peaks = _peak_bytes(problem, gradients_kept(graph), devices)
+    others = _peak_bytes(problem, _without_gradients(graph), devices)
+    return [
+        DeviceMemory(
+            device=device.name,
+            place=places[number],
+            parameter_bytes=parameters[number],
+            gradient_bytes=gradients[number],
+            optimizer_bytes=states[number],
+            activation_bytes=max(others[number] - parameters[number] - states[number] - device.context_bytes, 0),
+            cache_bytes=cache_bytes.get(number, 0),
+            context_bytes=device.context_bytes,
+            peak_bytes=peaks[number] + cache_bytes.get(number, 0),
+            capacity_bytes=device.memory_bytes,
+        )
+        for number, device in enumerate(host.devices)
+    ]
+
+
+def gradients_kept(graph: OpGraph) -> OpGraph:
+    """The graph of a step that keeps every gradient to its end, as a loop does that calls the optimizer afterwards."""
+    kept = np.union1d(graph.output_tensors, _gradients(graph))
+    return dataclasses.replace(graph, output_tensors=kept)
+
+
+def _without_gradients(graph: OpGraph) -> OpGraph:
+    sizes = graph.tensor_bytes.copy()
+    sizes[_gradients(graph)] = 0
+    return dataclasses.replace(graph, tensor_bytes=sizes)
+
+
+def _gradients(graph: OpGraph) -> NDArray[np.int32]:
+    """The tensors that hold gradients of parameters."""
+    program = require_program(graph)
+    return np.unique([program.base(ref) for ref in program.gradients.values()]).astype(np.int32)
+
+
+def _peak_bytes(problem: Problem, graph: OpGraph, devices: NDArray[np.int32]) -> list[int]:
+    """Peak of each device in a simulated step, whether or not it fits."""
+    free = dataclasses.replace(problem, graph=graph, allowed=None)
+    return list(Simulator(free, threads=1).plan_and_time(devices)[1].peak_bytes)

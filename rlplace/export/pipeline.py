@@ -1,0 +1,547 @@
+"""`plan_pipeline`: how many stages and micro-batches a run's workload is best cut into, where, and in which order.
+
+`boundaries`: the modules of a step that a stage of a pipeline may begin with.
+
+`pipeline`: a run's workload as a script of `torch.distributed.pipelining`, a process for each stage.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.export import ExportedProgram
+
+from rlplace import __version__
+from rlplace.errors import InvalidValue, UserError
+from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.export.pipeline_stages import WholeStep, hand_on, is_graph, name_in_model, open_regions, split_step, tie
+from rlplace.graphs.capturing.capture import as_call
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.micro.slices import plan_slices
+from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.graphs.optimizers import resolve_optimizer
+from rlplace.graphs.program import MicroBatches, OptimizerSpec, Slicing
+from rlplace.measure.costs.costs import CostSource
+from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.hosts.present import check_present
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.say import say
+from rlplace.search.parallel.bounded_stages import BoundedPipeline, Schedule, best_pipeline
+from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.session.cut import CutOptions, read_asked
+from rlplace.session.prepare import candidates
+from rlplace.session.steps import capture_workload, judge_twin
+from rlplace.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one rank runs.
+
+    Attributes:
+        begin: path of the module that it begins with; empty for the first.
+        device: of the host.
+        place: what PyTorch calls it on the machine that it belongs to: `cpu`, or `cuda:N`.
+        work_s: seconds of its ops, all micro-batches together.
+    """
+
+    begin: str
+    device: Device
+    place: str
+    work_s: float
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """A pipeline, and what is expected of it.
+
+    Attributes:
+        stages: in order, one a rank.
+        schedule: the order of micro-batches.
+        num_micro_batches: K.
+        batch: samples of the whole batch.
+        dims: of every input, then every target, the dimension of the batch; None for one that all micro-batches share.
+        sums_losses: whether the losses of micro-batches are added; else they are averaged.
+        why_loss: how that was judged, in words.
+        is_loss_checked: whether it was.
+        shared: parameters that several stages hold a copy of, whose gradients are added.
+        source: who says what ops take.
+        step_s: simulated step time.
+        placement_s: simulated step time of the run's placement.
+    """
+
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    num_micro_batches: int
+    batch: int
+    dims: tuple[int | None, ...]
+    sums_losses: bool
+    why_loss: str
+    is_loss_checked: bool
+    shared: tuple[str, ...]
+    source: CostSource
+    step_s: float
+    placement_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Step time over that of the run's placement."""
+        return self.step_s / self.placement_s
+
+
+def plan_pipeline(run: CapturedRun) -> PipelinePlan:
+    """The pipeline with the shortest simulated step; says on stderr what each number of micro-batches comes to.
+
+    A stage begins where a module does that runs once. What ops of micro-batches take is profiled, as for the run, on a
+    host of this machine, and estimated on a simulated one.
+
+    Raises:
+        InvalidValue: it is no training step with an optimizer, the host has one device or is not here, the batch or
+            the loss cannot be cut, `torch.distributed.pipelining` cannot split the model, or nothing fits into memory.
+    """
+    workload, host = run.workload, run.host
+    usable = _usable(workload, host)
+    check_present(host)
+    asked = read_asked(run.request.config.get("micro_batches"))[1]
+    dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
+    args, kwargs = as_call(workload.inputs)
+    whole = plan_slices(workload.model, args, kwargs, workload.loss_fn, workload.targets, 1, dims)
+    counts = [count for count in candidates(host) if count > 1 and whole.batch % count == 0]
+    if not counts or all(dim is None for dim in whole.dims):
+        raise InvalidValue(
+            "batch",
+            whole.batch if counts else f"of {whole.batch}, or none at all",
+            f"one that is cut into equal micro-batches, e.g. {', '.join(map(str, candidates(host)[1:]))}",
+            where=WHERE,
+        )
+    step = whole_step(workload)
+    tensors = _tensors(workload)
+    paths = boundaries(step, _first(tensors, whole, counts[0]))
+    if not paths:
+        hint = "A recurrent model that is unrolled runs the same modules at every step."
+        expected = "one with modules that run once and not first, before which a stage may begin"
+        raise InvalidValue("model", type(workload.model).__name__, expected, where=WHERE, hint=hint)
+    is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
+    cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
+    best: tuple[int, MicroBatches, list[str], Problem, BoundedPipeline] | None = None
+    for count, graph in _graphs(run, counts, cut):
+        problem = _problem(graph, host)
+        roles = step_roles(graph)
+        kept, places = places_of(graph, roles, paths)
+        found = best_pipeline(problem, places, list(usable), roles) if kept else None
+        _say(count, found, host)
+        if found is not None and (best is None or found.step_s < best[-1].step_s):
+            micro = require_program(graph).origin.micro
+            assert micro is not None
+            best = count, micro, [kept[index] for index in found.chosen], problem, found
+    if best is None:
+        actual = f"none, of {len(paths)} modules to cut at"
+        raise InvalidValue("stages", actual, "two or more that fit into memory", where=WHERE)
+    count, micro, begins, problem, found = best
+    shared = check_split(step, _first(tensors, whole, count), begins)
+    return PipelinePlan(
+        stages=tuple(
+            Stage(begin, host.devices[device], usable[device], work_s)
+            for begin, device, work_s in zip(("", *begins), found.devices, found.work_s, strict=True)
+        ),
+        schedule=found.schedule,
+        num_micro_batches=count,
+        batch=whole.batch,
+        dims=whole.dims,
+        sums_losses=micro.weights[0] == 1.0,
+        why_loss=micro.why,
+        is_loss_checked=micro.is_checked,
+        shared=shared,
+        source=problem.costs.source,
+        step_s=found.step_s,
+        placement_s=Simulator(run.problem(), threads=1).retime(run.request.placement.plan).step_time_s,
+    )
+
+
+def whole_step(workload: Workload) -> WholeStep:
+    """The workload's model with its loss, which must be there."""
+    assert workload.loss_fn is not None
+    names = tuple(workload.inputs) if isinstance(workload.inputs, dict) else None
+    return WholeStep(workload.model, workload.loss_fn, names, len(workload.targets))
+
+
+def _usable(workload: Workload, host: Host) -> dict[int, str]:
+    """Devices that a stage can have, with what PyTorch calls them."""
+    if workload.loss_fn is None or workload.optimizer is None:
+        actual = "an inference" if workload.loss_fn is None else "a step without an optimizer"
+        raise InvalidValue("workload", actual, "a training step with an optimizer", where=WHERE)
+    found = rank_devices(host, WHERE)
+    if len(found) < 2:
+        names = ", ".join(host.devices[index].name for index in found)
+        expected = "two or more that are no gangs: each stage has a device and a process of its own"
+        raise InvalidValue("devices", names, expected, where=WHERE)
+    return found
+
+
+def _tensors(workload: Workload) -> list[torch.Tensor]:
+    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
+    return [*inputs, *workload.targets]
+
+
+def _first(tensors: Sequence[torch.Tensor], whole: Slicing, count: int) -> list[torch.Tensor]:
+    """The first of `count` micro-batches."""
+    return Slicing(whole.dims, (whole.batch // count,) * count).cut(tensors, 0)
+
+
+def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterator[tuple[int, OpGraph]]:
+    """The step for each number of micro-batches."""
+    spec, seed = run.request.spec, run.request.workload_seed
+    try:
+        verdict = judge_twin(spec, run.workload, counts[0], cut, seed)
+        for count in counts:
+            yield count, capture_workload(run.workload, count, cut, verdict)
+    except UserError as error:
+        hint = f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation."
+        raise InvalidValue(
+            "loss", "not made of those of micro-batches", "the loss of each, averaged or added", where=WHERE, hint=hint
+        ) from error
+
+
+def _problem(graph: OpGraph, host: Host) -> Problem:
+    costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
+    return Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
+
+
+def _say(count: int, found: BoundedPipeline | None, host: Host) -> None:
+    words = "nothing that fits into memory"
+    if found is not None:
+        names = ", ".join(host.devices[device].name for device in found.devices)
+        words = f"{found.step_s * 1e3:.4g} ms, {len(found.devices)} stages on {names}, {found.schedule}"
+    say(f"{count} micro-batches: {words}")
+
+
+WHERE = "export pipeline"
+MODEL = "model."
+"""How paths of the model's modules begin in a `WholeStep`."""
+
+
+def boundaries(step: WholeStep, tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Paths of the modules that run exactly once and not first, in order of their first op.
+
+    Of modules that begin with the same op it is the outermost.
+
+    Args:
+        step: a copy of it is traced with `torch.export`.
+        tensors: of one micro-batch.
+
+    Raises:
+        InvalidValue: it cannot be traced; says why.
+    """
+    nodes = [node for node in _exported(step, tensors).graph.nodes if node.op == "call_function"]
+    first: dict[str, int] = {}
+    repeated: set[str] = set()
+    for place, node in enumerate(nodes):
+        for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
+            first.setdefault(path.partition("@")[0], place)
+            if "@" in key or "@" in path:
+                repeated.add(path.partition("@")[0])
+    known = dict(step.named_modules())
+    outermost: dict[int, str] = {}
+    for path, place in sorted(first.items(), key=lambda item: item[0].count(".")):
+        if place > 0 and path.startswith(MODEL) and path in known and path not in repeated:
+            outermost.setdefault(place, path)
+    return [outermost[place] for place in sorted(outermost)]
+
+
+def places_of(graph: OpGraph, step: StepRoles, paths: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """The modules that begin at a place of the step's chain of their own, and those places, both ascending.
+
+    Args:
+        graph: of the same model, cut into micro-batches.
+        step: its roles.
+        paths: of modules, as `boundaries` gives them.
+    """
+    is_link = (step.follows >= 0) & ~graph.is_source & (graph.phases == FORWARD)
+    begin: dict[str, int] = {}
+    for op in np.flatnonzero(is_link).tolist():
+        words = graph.modules[op].split(".")
+        for end in range(1, len(words) + 1):
+            path, place = MODEL + ".".join(words[:end]), int(step.op_position[op])
+            begin[path] = min(begin.get(path, place), place)
+    kept: list[str] = []
+    places: list[int] = []
+    for path in paths:
+        place = begin.get(path, 0)
+        if place > (places[-1] if places else 0):
+            kept.append(path)
+            places.append(place)
+    return kept, np.array(places, dtype=np.int64)
+
+
+def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequence[str]) -> tuple[str, ...]:
+    """Parameters that several stages hold a copy of, once `torch.distributed.pipelining` has split a copy of the step.
+
+    Args:
+        step: to be split.
+        tensors: of one micro-batch.
+        begins: the modules that its stages begin with.
+
+    Raises:
+        InvalidValue: it cannot be split so; says why.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pipe, shared = split_step(copy.deepcopy(step), tensors, begins)
+    except Exception as error:  # of the tracer, which may raise anything
+        raise _refused(step, "split it before " + ", ".join(_in_model(begins)), error) from error
+    if pipe.num_stages != len(begins) + 1:
+        raise InvalidValue(
+            "stages", pipe.num_stages, f"{len(begins) + 1}: every module runs once and in turn", where=WHERE
+        )
+    return tuple(sorted(name_in_model(next(iter(names.values()))) for names in shared))
+
+
+def _exported(step: WholeStep, tensors: Sequence[torch.Tensor]) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(copy.deepcopy(step), tuple(tensors))
+    except Exception as error:  # of the user's model, traced
+        raise _refused(step, "trace it", error) from error
+
+
+def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
+    cause = error.__cause__ or error
+    said = str(cause).strip().splitlines() or [""]
+    return InvalidValue(
+        "model",
+        type(step.model).__name__,
+        "one that `torch.export` can trace and cut at modules",
+        where=WHERE,
+        hint=f"It cannot {what}: {type(cause).__name__}: {said[0]}",
+    )
+
+
+def _in_model(paths: Sequence[str]) -> list[str]:
+    return [path.removeprefix(MODEL) for path in paths]
+
+
+SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+"""Classes of `torch.distributed.pipelining` by the order of micro-batches."""
+
+PARTS = (WholeStep, split_step, tie, hand_on, open_regions, is_graph, name_in_model)
+"""What is part of the text."""
+
+_TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
+
+    torchrun --standalone --nproc-per-node {num_stages} pipeline.py --steps 10 --save trained
+
+{expected}
+"""
+
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # this file's folder: no module that lies there is imported, it may be a stranger's
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import fx, nn
+from torch.distributed.pipelining import Pipe, {schedule}, pipe_split, pipeline
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+
+from rlplace.workloads import build, parse_workload
+
+BEGINS = {begins}  # the module that each stage but the first begins with
+DEVICES = {devices}  # of each stage
+CORES = {cores}  # of the CPU, that the process of each stage is kept on; empty for any
+MICRO_BATCHES = {num_micro_batches}
+DIMS = {dims}  # the dimension of the batch of each input, then each target; None where micro-batches share it
+
+
+{stages}
+
+def main(steps: int, save: Path | None) -> None:
+    """Trains for a number of steps; every stage then writes the parameters that it trained."""
+    dist.init_process_group(dist.get_default_backend_for_device(DEVICES[0]))
+    rank = dist.get_rank()
+    if dist.get_world_size() != len(DEVICES):
+        raise SystemExit(f"start {{len(DEVICES)}} processes, one for each stage, not {{dist.get_world_size()}}")
+    device = torch.device(DEVICES[rank])
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    if CORES[rank]:
+        os.sched_setaffinity(0, CORES[rank])
+        torch.set_num_threads(len(CORES[rank]))
+
+    workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
+    # One batch of {batch} samples, inputs before targets: put your own batches of that shape here.
+    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
+    batch = [*inputs, *workload.targets]
+    sizes = [None if dim is None else tensor.shape[dim] // MICRO_BATCHES for tensor, dim in zip(batch, DIMS)]
+    first = [tensor if dim is None else tensor.narrow(dim, 0, size) for tensor, dim, size in zip(batch, DIMS, sizes)]
+
+    names = tuple(workload.inputs) if isinstance(workload.inputs, dict) else None
+    whole = WholeStep(workload.model, workload.loss_fn, names, len(workload.targets))
+    pipe, copies = split_step(whole, first, BEGINS)
+    stage = pipe.build_stage(rank, device)
+    optimizer = torch.optim.{optimizer}(stage.submod.parameters(), {options})
+    shared = [(by_rank, dist.new_group(sorted(by_rank))) for by_rank in copies]
+    schedule = {schedule}(
+        stage,
+        MICRO_BATCHES,
+        loss_fn=lambda output, _: (output[0] if isinstance(output, (tuple, list)) else output).sum(),
+        args_chunk_spec=tuple(_Replicate() if dim is None else TensorChunkSpec(dim) for dim in DIMS),
+        scale_grads={averages},
+    )
+
+    first_stage, last_stage = rank == 0, rank == len(DEVICES) - 1
+    for number in range(steps):
+        optimizer.zero_grad()
+        losses: list[torch.Tensor] = []
+        schedule.step(
+            *([tensor.to(device) for tensor in batch] if first_stage else ()),
+            target=torch.zeros(MICRO_BATCHES, device=device) if last_stage else None,  # the loss has its targets
+            losses=losses,
+            return_outputs=False,
+        )
+        for by_rank, group in shared:  # copies of one parameter are updated alike
+            if rank in by_rank:
+                copy = stage.submod.get_parameter(by_rank[rank])
+                copy.grad = torch.zeros_like(copy) if copy.grad is None else copy.grad
+                dist.all_reduce(copy.grad, group=group)
+        optimizer.step()
+        if last_stage:
+            print(number, float(torch.stack(losses).detach().{reduce}()), flush=True)
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+        named = ((name, p) for name, p in stage.submod.named_parameters() if p.grad is not None)  # else not its own
+        save_file({{name_in_model(name): p.detach().cpu() for name, p in named}}, save / f"stage{{rank}}.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--save", type=Path, help="a folder for the parameters, a file for each stage")
+    options = parser.parse_args()
+    main(options.steps, options.save)
+'''
+
+
+def pipeline_script(request: ExportRequest) -> Exported:
+    """The text of `pipeline.py` for a run, with what is expected of it.
+
+    Raises:
+        UserError: the run lacks a file or is malformed, its workload cannot be built, or it makes no pipeline.
+    """
+    run = CapturedRun.of(request)
+    plan = plan_pipeline(run)
+    constraints = request.train.get("constraints")
+    if isinstance(constraints, dict) and any(constraints.values()):
+        say("the run's pins, exclusions and what is together are not followed by stages")
+    for line in said(plan):
+        say(line)
+    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)}"
+    say(f"run it with {command} {request.run.root / PIPELINE.file}")
+    return Exported(text_of(run, plan), figures(plan))
+
+
+def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
+    """The script that runs a plan.
+
+    Args:
+        run: whose workload it is of.
+        plan: of its pipeline.
+    """
+    spec = resolve_optimizer(run.workload.optimizer)
+    assert spec is not None  # a plan is of a step with one
+    optimizer, options = _optimizer(spec)
+    return _TEMPLATE.format(
+        workload=run.request.spec,
+        version=__version__,
+        num_stages=len(plan.stages),
+        num_micro_batches=plan.num_micro_batches,
+        expected="\n".join(map(_in_docstring, said(plan))),
+        schedule=SCHEDULES[plan.schedule],
+        begins=tuple(stage.begin for stage in plan.stages[1:]),
+        devices=tuple(stage.place for stage in plan.stages),
+        cores=tuple(stage.device.cores if stage.device.backend == "cpu" else () for stage in plan.stages),
+        dims=plan.dims,
+        stages="\n\n".join(inspect.getsource(each) for each in PARTS),
+        size=run.request.default_size,
+        seed=run.request.workload_seed,
+        batch=plan.batch,
+        optimizer=optimizer,
+        options=options,
+        averages=not plan.sums_losses,
+        reduce="sum" if plan.sums_losses else "mean",
+    )
+
+
+def said(plan: PipelinePlan) -> list[str]:
+    """What people are told of a plan, a line each."""
+    begins = ", ".join(stage.begin.removeprefix("model.") for stage in plan.stages[1:])
+    work = ", ".join(f"{stage.device.name} {stage.work_s * 1e3:.4g} ms" for stage in plan.stages)
+    lines = [
+        f"{len(plan.stages)} stages, cut before {begins}; work of each ({plan.source}): {work}",
+        f"{plan.num_micro_batches} micro-batches, {SCHEDULES[plan.schedule]}: {plan.step_s * 1e3:.4g} ms a step by the "
+        f"simulator, {plan.ratio:.3g} of the run's placement of ops ({plan.placement_s * 1e3:.4g} ms)",
+    ]
+    if not plan.is_loss_checked:
+        lines.append(f"warning: the loss of micro-batches was not checked ({plan.why_loss})")
+    elif "accumulation" in plan.why_loss:
+        lines.append(f"warning: another step than that of the whole batch: {plan.why_loss}")
+    if plan.shared:
+        lines.append(f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step")
+    return lines
+
+
+def _in_docstring(line: str) -> str:
+    """A line as it may stand in a docstring: names of a stranger's devices must not end it."""
+    return line.replace("\\", "/").replace('"', "'")
+
+
+def figures(plan: PipelinePlan) -> dict[str, Any]:
+    """What `--json` says of a plan."""
+    return {
+        "schedule": plan.schedule,
+        "num_micro_batches": plan.num_micro_batches,
+        "stages": [
+            {"begin": stage.begin.removeprefix("model."), "device": stage.device.name, "work_s": stage.work_s}
+            for stage in plan.stages
+        ],
+        "shared_parameters": list(plan.shared),
+        "loss": {"is_checked": plan.is_loss_checked, "why": plan.why_loss},
+        "costs": plan.source,
+        "step_s": plan.step_s,
+        "placement_step_s": plan.placement_s,
+        "ratio": plan.ratio,
+    }
+
+
+def _optimizer(spec: OptimizerSpec) -> tuple[str, str]:
+    """The class of `torch.optim` and the words of its options."""
+    if spec.name in ("adam", "adamw"):
+        options = f"lr={spec.lr}, betas={spec.betas}, eps={spec.eps}, weight_decay={spec.weight_decay}"
+        return {"adam": "Adam", "adamw": "AdamW"}[spec.name], options
+    return "SGD", f"lr={spec.lr}, momentum={spec.momentum}, weight_decay={spec.weight_decay}"
+
+
+PIPELINE = ExportFormat("pipeline.py", "a pipeline of torch.distributed.pipelining, for torchrun", pipeline_script)

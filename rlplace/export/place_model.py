@@ -1,0 +1,178 @@
+"""`place`: capture, profile, learn and export in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlplace.errors import FileProblem, FingerprintMismatch
+from rlplace.export.placed.placed_model import PlacedModel
+from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs.capturing.trace import LossFn
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import OptimizerSpec
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.present import check_runs_here
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.placement import Placement, load_placement, save_placement
+from rlplace.measure.problem import Problem
+from rlplace.report.console import Progress, progress_of
+from rlplace.say import Say
+from rlplace.session.cut import BatchDims, CutOptions, Loss
+from rlplace.session.prepare import chosen_problem
+from rlplace.session.steps import check_exact
+from rlplace.training import TrainConfig, train
+from rlplace.training.forecast import PROFILING_SHARE, within_rest
+
+
+@torch.inference_mode(False)  # the search trains a policy, and the step its model
+def place(
+    model: nn.Module,
+    inputs: Any,
+    loss_fn: LossFn | None = None,
+    optimizer: str | OptimizerSpec | None = None,
+    *,
+    targets: Any = None,
+    host: Host | str | None = None,
+    budget_s: float = 60.0,
+    total_s: float | None = None,
+    path: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    grouping: str = "heavy-edge",
+    constraints: Constraints | None = None,
+    micro_batches: int | Literal["auto"] = 1,
+    batch_dims: BatchDims | None = None,
+    loss: Loss = "auto",
+    exact: bool = False,
+    frozen: Sequence[str] = (),
+    progress: Progress | bool | None = None,
+) -> PlacedModel:
+    """`model` as a callable that runs the best placement that was measured on this machine.
+
+    What was decided is read from it: `table` (of the race), `num_micro_batches`, `op_order`, `verdict` (of the loss)
+    and `step_time_s`.
+
+    Args:
+        model: in the mode that it is to run in.
+        inputs: a tensor, a tuple or a dict.
+        loss_fn: makes it a training step.
+        optimizer: `sgd`, `momentum`, `adam` or `adamw`.
+        targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
+            `loss_fn(output, **targets)`.
+        host: of this machine, or a word for it as of `--host` (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
+        budget_s: seconds of search.
+        total_s: seconds of profiling, calibration, search and final table together: all but the search shrink to fit,
+            and the search has what is left, at most `budget_s`. A few steps of each are run however short it is.
+        path: of the placement, a JSON file. If it exists, it is checked and run as it is, and nothing is searched or
+            measured; if not, what is found is written there. Remove the file to search again.
+        seed: of the search and of random ops.
+        grouping: the rule that groups are made by.
+        constraints: pins, exclusions and what stays together.
+        micro_batches: slices that the batch is cut into, each with its own copies of the model's ops; `auto` chooses
+            their number, and the order of ops, by simulation. The placed model takes the whole batch and cuts it.
+        batch_dims: the batch's dimension of each input tensor, then of each target, None for one that is not cut.
+        loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
+        exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
+            losses.
+        frozen: attributes that the step may change although placed steps leave them as they are, as in `capture`.
+        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal, and
+            elsewhere the last line alone: the placed step beside those of one device and of plain PyTorch.
+
+    Raises:
+        UserError: the model cannot be captured, its batch cannot be cut so, or the host is not of this machine.
+        FingerprintMismatch: the placement in `path` was made for another graph or host.
+        InvalidValue: the placement in `path` breaks the constraints.
+    """
+    config = TrainConfig(budget_s=budget_s, total_s=total_s, seed=seed)  # refused before anything is measured
+    asked, where = CutOptions(micro_batches, batch_dims, loss, exact), resolve_host("auto" if host is None else host)
+    check_runs_here(where)
+    file = None if path is None else Path(path)
+    if file is not None and not file.parent.is_dir():
+        raise FileProblem(file, "cannot be written: there is no such folder. Make it first, or name another.")
+    is_own, progress = not isinstance(progress, Progress), progress_of(progress)
+
+    def graph_of(count: int) -> OpGraph:
+        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen)
+        cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
+        return check_exact(step(**cut), asked)
+
+    if file is not None and file.exists():
+        placement = load_placement(file)
+        count = 1 if placement.cut is None else placement.cut.count
+        graph = graph_of(count if asked.count == "auto" else asked.count)
+        _check(placement, graph, where, constraints, file)
+        progress.conclude(f"placed as {file} says: nothing was searched or measured")
+        op_order = None if placement.cut is None else placement.cut.op_order
+        return PlacedModel(graph, where, placement.plan, seed=seed, op_order=op_order)
+
+    begin_s = time.monotonic()
+    profiled_s = math.inf if total_s is None else begin_s + PROFILING_SHARE * total_s
+
+    def problem_of(count: int) -> Problem:
+        profiler = partial(_profiled, profiled_s)
+        return Problem.profile(
+            graph_of(count), where, grouping=grouping, constraints=constraints, progress=progress.say, profiler=profiler
+        )
+
+    try:
+        prepared = chosen_problem(asked, where, problem_of, seed=seed, say=progress.say)
+        problem = prepared.problem
+        result = train(problem, within_rest(config, begin_s), start=prepared.start, progress=progress)
+        if file is not None:
+            _save(result.placement, file)
+        progress.conclude(result.summary)
+    finally:
+        if is_own:
+            progress.close()
+    return PlacedModel(
+        problem.graph,
+        problem.host,
+        result.placement.plan,
+        seed=seed,
+        op_order=problem.op_order,
+        step_time_s=result.step_time_s,
+        table=result.table,
+    )
+
+
+def _profiled(deadline_s: float, graph: OpGraph, host: Host, say: Say) -> Costs:
+    return profile_costs(graph, host, most_s=max(deadline_s - time.monotonic(), 0.0), on_progress=say)
+
+
+def _check(placement: Placement, graph: OpGraph, host: Host, constraints: Constraints | None, file: Path) -> None:
+    """Refuses a placement of another graph or host, or one that breaks the constraints."""
+    try:
+        placement.require(graph, host)
+    except FingerprintMismatch as error:
+        error.add_note(f"It is {file}: remove it to search again, or name another.")
+        raise
+    if constraints is not None:
+        names = [device.name for device in host.devices], [device.kind for device in host.devices]
+        resolved = constraints.resolve(graph, *names)
+        tied = dataclasses.replace(graph, colocation=resolved.colocation)
+        costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # nobody asks for them
+        own = Grouping(np.arange(graph.num_ops, dtype=np.int32))
+        Problem(tied, host, costs, own, resolved.allowed).check_placement(placement.devices)
+
+
+def _save(placement: Placement, file: Path) -> None:
+    """Writes what was found; where that fails, the placed model is worth more than its file."""
+    try:
+        save_placement(placement, file)
+    except FileProblem as error:
+        warnings.warn(f"the placement is not kept: {error}", RuntimeWarning, stacklevel=3)

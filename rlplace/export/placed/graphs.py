@@ -1,0 +1,444 @@
+"""`GraphsByShape`: the graphs of one placed model, captured as inputs of new shapes come and placed as the first is.
+
+`PlacedGraph`: one captured graph with its plan, bound to the threads of a host and to the state of a model.
+
+Captures a model again as it was captured before: for other shapes, or for its forward alone.
+
+`carried_plan`: the plan of one graph of a model for another: other shapes, evaluation, the loss elsewhere.
+
+An op is known by its role: phase, module, target, micro-batch, and which of several alike it is in the order of the
+graph. What has a twin in the planned graph goes where the twin is, in its place in the order. What has none goes with
+its module, or with what it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from rlplace.export.placed.arguments import Arguments, HeldConstants, InputCutter
+from rlplace.export.placed.model_state import PlacedState
+from rlplace.graphs.capturing.capture import capture, capture_step
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Autocast, Origin
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.placed.placed_step import PlacedStep
+from rlplace.measure.placed.residents import Residents
+from rlplace.measure.placed.workers import Crew
+from rlplace.measure.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+OtherShapes = Literal["capture", "eager", "refuse"]
+"""What a placed step does with inputs of other shapes than captured."""
+
+
+class GraphsByShape:
+    """A graph for all inputs of the same shapes, one of the step and one of evaluation; all have one state.
+
+    Args:
+        graph: of the step, with its program.
+        host: of this machine.
+        plan: of `graph`; the others are placed as it is, op by op.
+        crew: the threads of the host.
+        arguments: what the step is called with.
+        seed: of random ops.
+        other_shapes: what is done with inputs of other shapes.
+
+    Attributes:
+        first: `graph` with its plan.
+        flags: of the model, as they were at the start; what is captured later has the same.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        crew: Crew,
+        arguments: Arguments,
+        *,
+        seed: int,
+        other_shapes: OtherShapes,
+    ) -> None:
+        self._host, self._crew, self._arguments = host, crew, arguments
+        self._seed, self._other_shapes = seed, other_shapes
+        self.first = PlacedGraph(graph, host, plan, crew, seed=seed)
+        self.flags = flags_of(require_program(graph).origin.model)
+        self._graphs = {_key(arguments.captured, is_evaluation=False): self.first}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def of_step(self, tensors: list[torch.Tensor]) -> PlacedGraph | None:
+        """The graph of the step for these inputs and targets; None where they are to be run eagerly.
+
+        Raises:
+            CaptureError: the model cannot be captured for these shapes.
+        """
+        key = _key(tensors, is_evaluation=False)
+        if key not in self._graphs:
+            if self._other_shapes == "eager":
+                return None
+            if self._other_shapes == "refuse":
+                return self.first  # it says what it expects
+            self._add(key, captured_again(self.first.graph, self._arguments.call(tensors), self.flags), "inputs")
+        return self._graphs[key]
+
+    def of_evaluation(self, tensors: list[torch.Tensor]) -> PlacedGraph:
+        """The graph of the model's output for these inputs, all modules in evaluation mode.
+
+        Raises:
+            CaptureError: the model cannot be captured so.
+        """
+        key = _key(tensors, is_evaluation=True)
+        if key not in self._graphs:
+            self._add(key, captured_evaluation(self.first.graph, self._arguments.call(tensors)), "evaluation")
+        return self._graphs[key]
+
+    def follow_state(self) -> None:
+        """Takes over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
+
+        Raises:
+            InvalidValue: one was given another shape, layout, dtype or device.
+        """
+
+        def rebind() -> None:
+            for placed in self._graphs.values():
+                placed.follow_state()
+
+        self.first.state.follow(rebind)
+
+    def _add(self, key: tuple[object, ...], graph: OpGraph, what: str) -> None:
+        plan = carried_plan(self.first.graph, self.first.plan, graph)
+        self._graphs[key] = PlacedGraph(graph, self._host, plan, self._crew, self.first.state, seed=self._seed)
+        _log.info("captured %s of shapes %s: %d graphs share this placement", what, key[1:], len(self))
+
+
+def _key(tensors: list[torch.Tensor], *, is_evaluation: bool) -> tuple[object, ...]:
+    """What inputs that one graph takes have in common."""
+    return is_evaluation, *(tuple(tensor.shape) for tensor in tensors)
+
+
+class PlacedGraph:
+    """A graph that runs as planned.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        plan: what runs.
+        crew: the threads of the host.
+        state: of the model; made from this graph where it is the first.
+        seed: of random ops.
+
+    Attributes:
+        graph: the same.
+        plan: the same.
+        state: what it has in common with other graphs of the model.
+    """
+
+    def __init__(
+        self, graph: OpGraph, host: Host, plan: Plan, crew: Crew, state: PlacedState | None = None, *, seed: int = 0
+    ) -> None:
+        self.graph, self.plan = graph, plan
+        self._residents = Residents(graph, host, seed=seed)
+        if state is None:
+            state = PlacedState(graph, plan, self._residents)
+        else:
+            state.share(graph, plan, self._residents)
+        self.state = state
+        self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=state.gradients)
+        self._step.load()
+        self._constants = HeldConstants(graph, plan, self._residents)
+        self._inputs = InputCutter(graph)
+        written = set(graph.tensor_op[graph.mutation_tensor].tolist())
+        self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
+
+    def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:
+        """What the step returns, as copies; what it writes to its inputs is written to these tensors.
+
+        Args:
+            tensors: inputs, then targets, of the captured shapes and dtypes.
+            number: of the step: random ops draw by it.
+
+        Raises:
+            InvalidValue: another shape or dtype; or a constant was changed that the capture read as a number.
+            RunnerError: an op failed.
+        """
+        with self._residents.settled():  # and so is what was done with parameters and gradients since the last step
+            if self._constants.follow():
+                self._step.load()
+            for op, tensor in self._inputs.by_op(tensors):
+                self._residents.set_tensor(op, self._device(op), tensor.detach())
+        self._step.run(number)
+        with torch.no_grad():
+            for op, position in self._written.items():
+                tensors[position].copy_(self._residents.tensor(op, self._device(op)))
+            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+
+    def follow_state(self) -> None:
+        """Runs with the tensors that parameters of the state have now."""
+        self.state.share(self.graph, self.plan, self._residents)
+        self._step.load()
+
+    def _device(self, op: int) -> int:
+        return int(self.plan.devices[op])
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
+"""Positional arguments, keyword arguments and targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a model is set to, which a capture looks at.
+
+    Attributes:
+        modes: whether each module, by dotted name, is training.
+        trained: whether each parameter, by dotted name, requires a gradient.
+    """
+
+    modes: dict[str, bool]
+    trained: dict[str, bool]
+
+
+def flags_of(model: nn.Module) -> Flags:
+    """How the model is set now."""
+    return Flags(modes_of(model), {name: each.requires_grad for name, each in model.named_parameters()})
+
+
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Whether each module, by dotted name, is training."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+@contextlib.contextmanager
+def in_modes(model: nn.Module, modes: Mapping[str, bool]) -> Iterator[None]:
+    """While active, modules train or evaluate as `modes` says."""
+    before = modes_of(model)
+    modules = dict(model.named_modules())
+    try:
+        for name, is_training in modes.items():
+            modules[name].training = is_training
+        yield
+    finally:
+        for name, is_training in before.items():
+            modules[name].training = is_training
+
+
+@contextlib.contextmanager
+def with_flags(model: nn.Module, flags: Flags) -> Iterator[None]:
+    """While active, modules and parameters of `model` are set as `flags` says."""
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(flags.trained[name])
+        with in_modes(model, flags.modes):
+            yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+
+
+def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
+    """The step of `graph` for other inputs and targets.
+
+    Args:
+        graph: with its program.
+        call: alike but for shapes.
+        flags: of the model, as they were.
+
+    Raises:
+        CaptureError: the model cannot be captured for these.
+        InvalidValue: the batch cannot be cut so.
+    """
+    program = require_program(graph)
+    origin, (args, kwargs, targets) = program.origin, call
+    with with_flags(origin.model, flags), as_cast(origin.model, origin.autocast):
+        if origin.micro is None:
+            again = Origin(origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen)
+            return capture_step(again, program.optimizer)
+        slicing = origin.micro.slicing
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        lengths = (
+            tensor.shape[dim] for tensor, dim in zip([*tensors, *targets], slicing.dims, strict=True) if dim is not None
+        )
+        inputs: Any = {**kwargs} if kwargs and not args else args
+        return capture(
+            origin.model,
+            inputs,
+            origin.loss_fn,
+            program.optimizer,
+            targets=targets or None,
+            micro_batches=min([slicing.num_micro_batches, *lengths]),
+            batch_dims=slicing.dims,
+            loss=LossVerdict.of(origin.micro),
+            frozen=origin.frozen,
+        )
+
+
+def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
+    """The forward alone of the model of `graph`, all of its modules evaluating.
+
+    Args:
+        graph: with its program.
+        call: its targets are not used.
+
+    Raises:
+        CaptureError: the model cannot be captured so.
+    """
+    origin, (args, kwargs, _) = require_program(graph).origin, call
+    model = origin.model
+    with in_modes(model, dict.fromkeys(modes_of(model), False)), as_cast(model, origin.autocast):
+        return capture_step(Origin(model, args, kwargs, None, frozen=origin.frozen), None)
+
+
+def as_cast(model: nn.Module, autocast: Autocast | None) -> AbstractContextManager[object]:
+    """Autocast as it was around a capture, also where it was off."""
+    kind = next((tensor.device.type for tensor in model.parameters()), "cpu")
+    return torch.autocast(kind, enabled=False) if autocast is None else autocast.entered(kind)
+
+
+Role = tuple[object, ...]
+
+
+def carried_plan(graph: OpGraph, plan: Plan, other: OpGraph, *, last: Collection[int] = ()) -> Plan:
+    """A plan for `other`, parameters and buffers where `plan` has them.
+
+    Args:
+        graph: of the same model as `other`, with its program.
+        plan: of `graph`.
+        other: with its program.
+        last: ops of `other` that run after all others, and send what they make after all others; none of the others
+            reads from them.
+    """
+    devices, keys = _carried(graph, plan, other)
+    sources = require_program(other).sources
+    for tensor, op in zip(other.input_tensors.tolist(), other.edge_op.tolist(), strict=True):
+        source = int(other.tensor_op[tensor])
+        if source in last and source in sources:  # has no twin, and may be wherever it is read
+            devices[source] = devices[op]
+    return _planned(other, devices, keys, frozenset(last))
+
+
+def _carried(graph: OpGraph, plan: Plan, other: OpGraph) -> tuple[list[int], list[float]]:
+    """Devices of the ops of `other`, and numbers that order them."""
+    sequence = plan.sequence.tolist()
+    position = {item: index for index, item in enumerate(sequence)}
+    planned = plan.devices.tolist()
+    twins = {role: op for op, role in enumerate(_roles(graph))}
+    alike: dict[Role, list[int]] = defaultdict(list)
+    for role, op in twins.items():
+        alike[role[:-1]].append(op)
+    of_module = {module: found.most_common(1)[0][0] for module, found in _by_module(graph, planned).items()}
+    devices, keys = [0] * other.num_ops, [0.0] * other.num_ops
+    offsets, inputs, producers = other.input_offsets.tolist(), other.input_tensors.tolist(), other.tensor_op.tolist()
+    for op, role in enumerate(_roles(other)):
+        read = [producers[tensor] for tensor in inputs[offsets[op] : offsets[op + 1]]]
+        after = max((keys[each] for each in read), default=0.0)
+        twin = twins.get(role, alike[role[:-1]][-1] if alike.get(role[:-1]) else None)
+        if twin is not None:
+            devices[op], keys[op] = planned[twin], max(float(position[twin]), after)
+        else:
+            near = devices[max(read, key=keys.__getitem__)] if read else 0
+            devices[op], keys[op] = of_module.get((other.phases[op], other.modules[op]), near), after
+    _keep_together(other, devices)
+    return devices, keys
+
+
+def _roles(graph: OpGraph) -> Iterator[Role]:
+    """What each op is in the model, the last part telling those that are alike apart."""
+    sources = require_program(graph).sources
+    phases, micro_batches = graph.phases.tolist(), graph.micro_batch.tolist()
+    seen: Counter[Role] = Counter()
+    for op in range(graph.num_ops):
+        source = sources.get(op)
+        if source is not None and source.kind != "constant":
+            kind: Role = (source.kind, source.key, micro_batches[op])
+        else:
+            kind = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op])
+        yield (*kind, seen[kind])
+        seen[kind] += 1
+
+
+def _by_module(graph: OpGraph, devices: Sequence[int]) -> dict[tuple[int, str], Counter[int]]:
+    found: dict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+    for op, module in enumerate(graph.modules):
+        found[int(graph.phases[op]), module][devices[op]] += 1
+    return found
+
+
+def _keep_together(graph: OpGraph, devices: list[int]) -> None:
+    """Ops that live together go where the state among them is, which the model has in one place only."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for op, together in enumerate(graph.colocation.tolist()):
+        if together >= 0:
+            members[together].append(op)
+    for ops in members.values():
+        state = [devices[op] for op in ops if graph.targets[op] in ("parameter", "buffer")]
+        home = state[0] if state else Counter(devices[op] for op in ops).most_common(1)[0][0]
+        for op in ops:
+            if graph.targets[op] not in ("parameter", "buffer"):
+                devices[op] = home
+
+
+def _planned(graph: OpGraph, devices: list[int], keys: list[float], last: Collection[int]) -> Plan:
+    """Ops by part and key, each transfer as soon as there is something to send; updates in place after all readers."""
+    n, producers = graph.num_ops, graph.tensor_op.tolist()
+    edges = list(zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True))
+    needed = sorted({(tensor, devices[op]) for tensor, op in edges if devices[op] != devices[producers[tensor]]})
+    transfers = {key: n + index for index, key in enumerate(needed)}
+    sent: dict[int, list[int]] = defaultdict(list)
+    readers: dict[int, list[int]] = defaultdict(list)
+    before: set[tuple[int, int]] = set()
+    for (tensor, _), item in transfers.items():
+        before.add((producers[tensor], item))
+        sent[tensor].append(item)
+    for tensor, op in edges:
+        before.add((transfers.get((tensor, devices[op]), producers[tensor]), op))
+        readers[tensor].append(op)
+    updates = set(zip(graph.mutation_tensor.tolist(), graph.mutation_op.tolist(), strict=True))
+    for tensor, op in updates:  # two of one tensor (a parameter that `forward` writes) go in the order of the graph
+        waited = (item for item in (*readers[tensor], *sent[tensor]) if (tensor, item) not in updates or item < op)
+        before |= {(item, op) for item in waited if item != op}
+    ranks = [(op in last, keys[op]) for op in range(n)]
+    ranks += [(producers[tensor] in last, keys[producers[tensor]]) for tensor, _ in needed]
+    return Plan(
+        devices=np.array(devices, dtype=np.int32),
+        transfer_tensor=np.array([tensor for tensor, _ in needed], dtype=np.int32),
+        transfer_destination=np.array([device for _, device in needed], dtype=np.int32),
+        sequence=np.array(_ordered(ranks, before), dtype=np.int32),
+    )
+
+
+def _ordered(ranks: Sequence[tuple[bool, float]], before: Collection[tuple[int, int]]) -> list[int]:
+    """All items, each after those that come before it, else by rank."""
+    waiting, after = [0] * len(ranks), defaultdict[int, list[int]](list)
+    for first, second in before:
+        after[first].append(second)
+        waiting[second] += 1
+    ready = [(ranks[item], item) for item in range(len(ranks)) if not waiting[item]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        item = heapq.heappop(ready)[1]
+        order.append(item)
+        for following in after[item]:
+            waiting[following] -= 1
+            if not waiting[following]:
+                heapq.heappush(ready, (ranks[following], following))
+    return order

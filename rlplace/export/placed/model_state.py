@@ -1,0 +1,424 @@
+"""`PlacedState`: parameters, buffers, gradients and optimizer state of a model, where the placement keeps them.
+
+`CapturedOptimizer`: the optimizer in a captured step, its options settable, and as an optimizer of PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import UpdateState, torch_optimizer
+from rlplace.graphs.program import OptimizerSpec, Update
+from rlplace.measure.placed.residents import GradientsOut, Residents
+from rlplace.measure.plan import Plan
+
+
+class PlacedState:
+    """What every graph of one placed model has in common.
+
+    What the calling thread does with these tensors on a GPU is waited for by the next step of the same thread.
+
+    Args:
+        graph: the first of them, with its program.
+        plan: where it keeps what.
+        residents: of that graph: makes the tensors.
+
+    Attributes:
+        parameters: by dotted name, in the order of the model; they show the memory that steps read and update.
+        buffers: likewise.
+        settled: what the calling thread launches on the GPUs while active is done afterwards.
+        updates: optimizer state of each parameter that the captured optimizer updates, by dotted name.
+        reached: names of parameters that the backward reaches.
+        gradients: where steps leave gradients that are asked for.
+    """
+
+    def __init__(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
+        program = require_program(graph)
+        self.settled = residents.settled
+        devices = plan.devices.tolist()
+        ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
+        tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items()}
+        model = self._model = program.origin.model
+        self.parameters = {
+            name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
+            for name, parameter in model.named_parameters()
+        }
+        self.buffers = {name: tensors[name] for name, _ in model.named_buffers()}
+        self.devices = {name: devices[op] for name, op in ops.items()}
+        updates = {
+            program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
+            for op, call in program.calls.items()
+            if isinstance(call, Update)
+        }
+        self._tied = _tied_names(model)
+        self.updates: dict[str, UpdateState] = {name: updates[name] for name in self.parameters if name in updates}
+        self.reached = tuple(name for name in self.parameters if name in program.gradients)
+        self.gradients = GradientsOut()
+        self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
+        self._layouts = {name: _layout(parameter) for name, parameter in self.parameters.items()}
+        self._bound = self._addresses()
+
+    def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
+        """Has the residents of another graph of the model hold these tensors; `plan` keeps them on the same devices."""
+        program, devices = require_program(graph), plan.devices.tolist()
+        for op, source in program.sources.items():
+            if source.kind in ("parameter", "buffer"):
+                residents.adopt(op, devices[op], self.tensor(source.key))
+        for op, call in program.calls.items():
+            if isinstance(call, Update):
+                name = program.sources[residents.updated(op)].key
+                residents.adopt(op, devices[op], self.updates[name])
+
+    def follow(self, rebind: Callable[[], None]) -> None:
+        """Calls `rebind` if parameters were given other memory (`parameter.data = ...`) since the last time.
+
+        Raises:
+            InvalidValue: one was given another shape, layout, dtype or device.
+        """
+        now = self._addresses()
+        if now == self._bound:
+            return
+        for name, parameter in self.parameters.items():
+            if (found := _layout(parameter)) != self._layouts[name]:
+                raise InvalidValue(
+                    f"data of {name}",
+                    _shown(found),
+                    f"{_shown(self._layouts[name])}, as captured",
+                    where="placed step",
+                    hint="Overwrite it in place: `with torch.no_grad(): parameter.copy_(...)`.",
+                )
+        rebind()
+        self._bound = now
+
+    def check_trained(self, *, is_updating: bool) -> None:
+        """Checks that the graph has the gradients that parameters require now, and where it updates, no others.
+
+        Args:
+            is_updating: whether the captured optimizer is to update.
+
+        Raises:
+            InvalidValue: a parameter requires a gradient that it did not when the step was made. Where the step
+                updates: or the other way round; or it has a hook, which an update passes by.
+        """
+        gradients_out = "Leave gradients out (`step.backward`) to an optimizer of your own"
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad and not self._is_trained[name]:
+                hint = (
+                    "Capture the model while it requires one; with gradients out, freeze it and let it go as you like."
+                )
+                raise InvalidValue(
+                    f"requires_grad of {name}", True, "False, as captured", where="placed step", hint=hint
+                )
+            if not is_updating or name not in self.updates:
+                continue
+            if not parameter.requires_grad:
+                hint = f"{gradients_out}, or capture the model with this parameter frozen."
+                raise InvalidValue(
+                    f"requires_grad of {name}", False, "True, as captured", where="placed step", hint=hint
+                )
+            if has_hooks(parameter):
+                hint = f"{gradients_out}, or register hooks with the model before it is captured."
+                raise InvalidValue(f"hooks of {name}", "set", "none", where="placed step", hint=hint)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor of a parameter or buffer.
+
+        Raises:
+            UnknownName: there is none of that name.
+        """
+        if name in self.parameters:
+            return self.parameters[name].detach()
+        if name in self.buffers:
+            return self.buffers[name]
+        raise UnknownName("parameter", name, (*self.parameters, *self.buffers))
+
+    @contextlib.contextmanager
+    def grad_filled(self, loss_scale: float) -> Iterator[None]:
+        """While active, a step adds gradients to `grad` of the parameters, as `loss.backward()` does.
+
+        Parameters that no longer require a gradient get none. Hooks of the placed parameters run once the step is done.
+        Where a step fails, `grad` that was None stays so.
+
+        Args:
+            loss_scale: gradients are those of the loss times this.
+        """
+        wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
+        with torch.no_grad():
+            apart = {name: each for name, each in wanted.items() if each.grad is None or has_hooks(each)}
+            fresh = {name: torch.empty_like(each) for name, each in apart.items()}
+        held = {name: each.grad for name, each in wanted.items() if each.grad is not None}
+        into = {**held, **fresh}
+        with self.gradients.into(into, fresh, loss_scale=loss_scale):
+            yield
+        with torch.no_grad():
+            for name, gradient in fresh.items():
+                _accumulate(wanted[name], gradient)
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """Copies of what the model's own `state_dict` has: every name of a tied tensor, and no buffer that it skips."""
+        first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
+        own = self._model.state_dict(keep_vars=True)
+        return {
+            name: self.tensor(first[id(value)]).clone() if id(value) in first else value for name, value in own.items()
+        }
+
+    def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copies all parameters and buffers into tensors of the same names.
+
+        Raises:
+            UnknownName: there is none of a name.
+            InvalidValue: one has another shape. Nothing is written then.
+        """
+        for name in (*self.parameters, *self.buffers):
+            if name not in tensors:
+                hint = "Copy to the model that was captured, or to one of its class and sizes."
+                raise UnknownName("parameter or buffer of the model", name, tensors, hint=hint)
+            if tensors[name].shape != (own := self.tensor(name)).shape:
+                expected = f"{tuple(own.shape)}, as that of the step"
+                raise InvalidValue(f"shape of {name}", tuple(tensors[name].shape), expected, where="copy_to")
+        with torch.no_grad():
+            for name in (*self.parameters, *self.buffers):
+                tensors[name].copy_(self.tensor(name))
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
+
+        Raises:
+            UnknownName: no parameter or buffer has that name.
+            InvalidValue: another shape or dtype. Nothing is overwritten then.
+        """
+        tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
+        for name, value in tensors.items():
+            own = self.tensor(name)
+            if value.shape != own.shape or value.dtype != own.dtype:
+                expected = f"{own.dtype} {tuple(own.shape)}"
+                raise InvalidValue(name, f"{value.dtype} {tuple(value.shape)}", expected, where="state")
+        with torch.no_grad():
+            for name, value in tensors.items():
+                self.tensor(name).copy_(value)
+
+    def _addresses(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        return [(each.data_ptr(), each.shape, each.stride()) for each in self.parameters.values()]
+
+
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of parameters and buffers with several, by which each has its first."""
+    tied, first = {}, dict[int, str]()
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if first.setdefault(id(tensor), name) != name:
+                tied[name] = first[id(tensor)]
+    return tied
+
+
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether somebody wants to see, or to change, the gradients of a parameter."""
+    return bool(parameter._backward_hooks) or bool(_post_accumulate_hooks(parameter))
+
+
+def _post_accumulate_hooks(parameter: nn.Parameter) -> Mapping[int, Callable[[torch.Tensor], None]]:
+    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+
+
+def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    """Adds a gradient to `grad` as autograd does, hooks included; it may be kept."""
+    for hook in (parameter._backward_hooks or {}).values():
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)
+    for post_hook in _post_accumulate_hooks(parameter).values():
+        post_hook(parameter)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+
+
+def _shown(layout: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]) -> str:
+    dtype, shape, stride, device = layout
+    return f"{dtype} {shape} of strides {stride} on {device}"
+
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "sgd": ("lr", "weight_decay"),
+    "momentum": ("lr", "momentum", "weight_decay"),
+    "adam": ("lr", "betas", "eps", "weight_decay"),
+    "adamw": ("lr", "betas", "eps", "weight_decay"),
+}
+"""What may change between steps, by optimizer."""
+_MOMENTS = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
+"""What PyTorch calls the moments."""
+_NOT_CAPTURED = ("amsgrad", "maximize", "nesterov", "dampening")
+
+
+class CapturedOptimizer:
+    """The optimizer that a step was captured with.
+
+    Args:
+        spec: as captured.
+        state: of the model that it updates.
+
+    Attributes:
+        spec: the options of the next step, once `refresh` was called.
+    """
+
+    def __init__(self, spec: OptimizerSpec, state: PlacedState) -> None:
+        self.spec, self._state = spec, state
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of what may change between steps."""
+        return OPTIONS[self.spec.name]
+
+    def option(self, name: str) -> Any:
+        """The value of an option.
+
+        Raises:
+            UnknownName: the optimizer has no such option.
+        """
+        self._check_name(name)
+        self.refresh()
+        return getattr(self.spec, name)
+
+    def set_option(self, name: str, value: object) -> None:
+        """Sets an option of the steps to come.
+
+        Raises:
+            UnknownName: the optimizer has no such option.
+            InvalidValue: the value is none for it.
+        """
+        self._check_name(name)
+        self.refresh()
+        self._set({name: value})
+        if "as_torch" in vars(self):
+            for group in self.as_torch.param_groups:
+                group[name] = getattr(self.spec, name)
+
+    @cached_property
+    def as_torch(self) -> torch.optim.Optimizer:
+        """PyTorch's optimizer over the placed parameters, in the order of the model; both have one state.
+
+        Its `step()` updates by `grad`, which `backward` of the placed step fills.
+        """
+        made = torch_optimizer(self.spec, list(self._state.parameters.values()))
+        made.register_load_state_dict_post_hook(self._loaded)
+        self._show_state(made)
+        return made
+
+    def refresh(self) -> None:
+        """The options of the next step are those of PyTorch's optimizer, which a scheduler may have changed.
+
+        Raises:
+            InvalidValue: it has several groups, or options that were not captured.
+        """
+        if "as_torch" not in vars(self):
+            return
+        if len(self.as_torch.param_groups) > 1:
+            hint = "Use gradients out (`step.backward`) with an optimizer of your own for groups of parameters."
+            count = len(self.as_torch.param_groups)
+            raise InvalidValue("param_groups", f"{count} groups", "one, as captured", where="placed step", hint=hint)
+        group = self.as_torch.param_groups[0]
+        for name in _NOT_CAPTURED:
+            if group.get(name):
+                hint = "Use gradients out (`step.backward`) with an optimizer of your own."
+                raise InvalidValue(name, group[name], "as captured, without it", where="placed step", hint=hint)
+        self._set({name: group[name] for name in self.options})
+
+    def note_step(self) -> None:
+        """Tells schedulers that a step was made: they warn if they are stepped before the optimizer."""
+        if "as_torch" in vars(self):
+            self.as_torch._opt_called = True  # type: ignore[attr-defined]
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.options:
+            raise UnknownName(f"option of {self.spec.name}", name, self.options)
+
+    def _set(self, options: dict[str, object]) -> None:
+        spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})
+        if spec != self.spec:
+            self.spec = spec
+            for state in self._state.updates.values():
+                state.spec = spec
+
+    def _show_state(self, made: torch.optim.Optimizer) -> None:
+        """Makes the state of updates that of PyTorch's optimizer."""
+        for name, state in self._state.updates.items():
+            made.state[self._state.parameters[name]] = named_state(state)
+
+    def _loaded(self, made: torch.optim.Optimizer) -> None:
+        """Takes over what `load_state_dict` has put in the place of the state."""
+        with torch.no_grad():
+            for name, state in self._state.updates.items():
+                found = made.state.get(self._state.parameters[name], {})
+                loaded = {key: torch.as_tensor(value).clone() for key, value in found.items() if value is not None}
+                state.reset()
+                for key, own in named_state(state).items():
+                    if key in loaded:
+                        own.copy_(loaded[key])
+        self._show_state(made)
+
+
+def named_state(state: UpdateState) -> dict[str, torch.Tensor]:
+    """The tensors of one parameter's state, by PyTorch's names for them."""
+    named = dict(zip(_MOMENTS.get(state.spec.name, ()), state.moments, strict=True))
+    return named if state.step is None else {"step": state.step, **named}
+
+
+def _checked(name: str, value: Any) -> Any:
+    """An option as `OptimizerSpec` holds it.
+
+    Raises:
+        InvalidValue: it is no number, or out of range.
+    """
+    if name == "betas":
+        pair = tuple(value) if isinstance(value, (tuple, list)) else ()
+        if len(pair) == 2 and all(_is_number(each) and 0 <= each < 1 for each in pair):
+            return float(pair[0]), float(pair[1])
+        raise InvalidValue(name, value, "two numbers in [0, 1)", where="placed step")
+    if not _is_number(value) or float(value) < 0:
+        raise InvalidValue(name, value, "a finite number >= 0", where="placed step")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
+    return (is_scalar or (isinstance(value, (int, float)) and not isinstance(value, bool))) and math.isfinite(value)
+
+
+class HasOptimizer(Protocol):
+    """A step whose options can be set."""
+
+    @property
+    def captured_optimizer(self) -> CapturedOptimizer: ...
+
+
+class Option:
+    """An option of the captured optimizer as an attribute of a step, under the attribute's name.
+
+    Raises:
+        InvalidValue: the step was captured without an optimizer, or the value is none for the option.
+        UnknownName: its optimizer has no such option.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, step: HasOptimizer | None, owner: type | None = None) -> Any:
+        return self if step is None else step.captured_optimizer.option(self._name)
+
+    def __set__(self, step: HasOptimizer, value: object) -> None:
+        step.captured_optimizer.set_option(self._name, value)

@@ -1,0 +1,66 @@
+"""Descriptors that end with this process: a forked child, such as a worker of a data loader, closes its copies.
+
+How long GNU OpenMP's threads spin after an op before they sleep; set before PyTorch loads OpenMP, or not at all.
+
+Libraries that look for their settings in the current folder, which may be a stranger's, find none there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OWN: set[int] = set()
+
+
+def keep_from_children(descriptor: int) -> int:
+    """The descriptor, of which forked children close their copy; end it with `close_own`."""
+    _OWN.add(descriptor)
+    return descriptor
+
+
+def close_own(descriptor: int) -> None:
+    """Closes a descriptor of `keep_from_children`; a forked child has closed its copy already."""
+    if descriptor in _OWN:
+        _OWN.remove(descriptor)
+        os.close(descriptor)
+
+
+def _close_copies() -> None:
+    for descriptor in _OWN:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _OWN.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies)
+
+
+SPIN_COUNT = 3000
+"""A hundredth of OpenMP's own 300,000, with which the second thread of a gang goes on spinning on a member's core after
+each op and slows what that core runs; with this one eager PyTorch was as fast, within noise (docs/capture-and-run.md).
+"""
+
+
+def spin_briefly() -> None:
+    """Has teams of threads leave their cores soon after an op, unless the user chose how they wait.
+
+    It is `GOMP_SPINCOUNT`, which OpenMP reads once, when PyTorch is imported: afterwards this does nothing.
+    """
+    if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+
+
+@contextmanager
+def unseen(name: str) -> Iterator[None]:
+    """While active, `os.path.exists` finds no file `name` in the current folder; other paths are as ever."""
+    exists = os.path.exists
+    os.path.exists = lambda path: path != name and exists(path)
+    try:
+        yield
+    finally:
+        os.path.exists = exists

@@ -1,0 +1,604 @@
+"""The step as an interactive timeline: a lane for each device and link, zoomed and panned along time.
+
+The placement on the tree of modules: area is time, colour is the device.
+
+The parts of a model that figures colour and count: its modules, at the depth at which they tell something.
+
+Memory over the step: what each device holds, and what it may hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlplace.format import format_bytes, format_ms, format_seconds
+from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
+from rlplace.report.html.figure import (
+    CARD,
+    DEVICE_COLORS,
+    FAINT,
+    GRID,
+    INK,
+    MODULE_COLORS,
+    OTHER_COLOR,
+    PHASE_COLORS,
+    Figure,
+    Section,
+    Variant,
+    axis,
+    base_layout,
+    details,
+    discrete_scale,
+    paragraph,
+    plot_text,
+    readable,
+    table,
+)
+from rlplace.report.html.run_data import DeviceFacts, RunData
+
+MOST_BARS = 4000
+"""More slices than that are merged with their neighbours: no screen shows them one by one."""
+_FIRST_GRAIN = 1 / 20_000
+_COLORS_MIX_FROM = 1 / 2_000
+_DEVICE_PX, _LINK_PX, _AROUND_PX = 56, 26, 84
+_LEAST_WIDTH_PX = 640
+"""Less would cut the title of the axis, and leave the lanes no more room than their names."""
+_MOST_LANES = 40
+_LABEL_CHARACTERS = 22
+_FILLED = 0.84
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Slices of one lane that are drawn as one.
+
+    Attributes:
+        first: the longest of them, which gives the bar its colours.
+        start_s, end_s: from the first's start to the last's end.
+        count: how many.
+        busy_s: what they take together.
+    """
+
+    first: Slice
+    start_s: float
+    end_s: float
+    count: int
+    busy_s: float
+
+
+def timeline_section(data: RunData) -> Section | None:
+    """The timeline and a table of the devices in it; None for a run without a trace."""
+    trace = data.trace
+    if trace is None or not trace.ops:
+        return None
+    bars = merged(trace)
+    shown = sum(map(len, bars.values()))
+    typical = ", a typical one" if data.is_measured else ""
+    lead = (
+        f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}{typical}: {len(trace.ops):,} ops "
+        f"and {_num_transfers(trace):,} transfers. Drag to zoom, double-click to see all of it again."
+    )
+    note = ""
+    if shown < len(trace.slices):
+        note = paragraph(
+            f"{len(trace.slices):,} ops and transfers are drawn as {shown:,} bars: short neighbours as one, which says "
+            "how many it stands for. timeline.json has all of them.",
+            "note",
+        )
+    return Section(
+        "timeline", "Timeline", lead, _figure(trace, bars).place + note + _table(trace), (_figure(trace, bars),)
+    )
+
+
+def merged(trace: Trace, most: int = MOST_BARS) -> dict[int, list[Bar]]:
+    """The bars of each lane, at most about `most` in all.
+
+    Neighbours are merged where both of them, and what is between them, are shorter than a grain of the step; the grain
+    grows until there are few enough. While it is below what a screen resolves, only ops of one phase and one part of
+    the model are merged.
+    """
+    rows: dict[int, list[Slice]] = defaultdict(list)
+    for one in trace.slices:
+        rows[one.lane].append(one)
+    groups = module_groups(trace.ops)
+    share, bars = 0.0, {lane: [_bar(one) for one in row] for lane, row in rows.items()}
+    while sum(map(len, bars.values())) > most and share < 1.0:
+        share = 2 * share or _FIRST_GRAIN
+        is_same = (lambda a, b: True) if share > _COLORS_MIX_FROM else groups.are_alike
+        bars = {lane: _merge_row(row, share * trace.step_s, is_same) for lane, row in rows.items()}
+    return bars
+
+
+def _merge_row(row: Sequence[Slice], grain_s: float, is_same: Callable[[Slice, Slice], bool]) -> list[Bar]:
+    bars: list[Bar] = []
+    for one in row:
+        last = bars[-1] if bars else None
+        if (
+            last is not None
+            and one.start_s - last.end_s <= grain_s
+            and one.seconds <= grain_s
+            and last.end_s - last.start_s <= grain_s
+            and is_same(last.first, one)
+        ):
+            longer = one if one.seconds > last.first.seconds else last.first
+            bars[-1] = Bar(longer, last.start_s, max(last.end_s, one.end_s), last.count + 1, last.busy_s + one.seconds)
+        else:
+            bars.append(_bar(one))
+    return bars
+
+
+def _bar(one: Slice) -> Bar:
+    return Bar(one, one.start_s, one.end_s, 1, one.seconds)
+
+
+def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
+    lanes = [k for k, lane in enumerate(trace.lanes) if bars.get(k) or lane.is_device][:_MOST_LANES]
+    shown = [bars.get(lane, []) for lane in lanes]
+    heights = [_DEVICE_PX if trace.lanes[lane].is_device else _LINK_PX for lane in lanes]
+    centers = [sum(heights[:place]) + height / 2 for place, height in enumerate(heights)]
+    traces = [
+        _lane_trace(trace.lanes[lane].name, center, height, row)
+        for lane, center, height, row in zip(lanes, centers, heights, shown, strict=True)
+    ]
+    layout = base_layout(
+        barmode="overlay",
+        bargap=0,
+        margin={"l": 70, "r": 12, "t": 6, "b": 44},
+        xaxis=axis("milliseconds since the step began", range=[0, trace.step_s * 1e3], minallowed=0),
+        yaxis=axis(
+            "",
+            tickvals=centers,
+            ticktext=[plot_text(trace.lanes[lane].name.replace("->", "→"), _LABEL_CHARACTERS) for lane in lanes],
+            range=[sum(heights), 0],
+            fixedrange=True,
+            gridcolor="rgba(0,0,0,0)",
+        ),
+    )
+    variants = [_by_phase(trace, shown), _by_module(trace, shown)]
+    height = sum(heights) + _AROUND_PX
+    return Figure("timeline-figure", "Timeline of one step", traces, layout, height, variants, _LEAST_WIDTH_PX)
+
+
+def _by_phase(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:
+    used, phases = {one.kind for one in trace.slices}, list(PHASE_COLORS)
+
+    def color_of(one: Slice) -> int:
+        return phases.index(one.kind) if one.kind in PHASE_COLORS else len(phases)
+
+    legend = [(phase, color) for phase, color in PHASE_COLORS.items() if phase in used]
+    return _coloured("by phase", shown, color_of, [*PHASE_COLORS.values(), OTHER_COLOR], legend)
+
+
+def _by_module(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:
+    groups = module_groups(trace.ops)
+    colors = [*MODULE_COLORS[: len(groups.names)], OTHER_COLOR, PHASE_COLORS[TRANSFER]]
+
+    def color_of(one: Slice) -> int:
+        return len(colors) - 1 if one.kind == TRANSFER else groups.index(one)
+
+    names = [*groups.names, OTHERS] if groups.has_others else groups.names
+    legend = [*zip(map(readable, names), colors)]
+    if any(one.kind == TRANSFER for one in trace.slices):
+        legend.append((TRANSFER, PHASE_COLORS[TRANSFER]))
+    return _coloured("by module", shown, color_of, colors, legend)
+
+
+def _lane_trace(name: str, center: float, height: int, bars: Sequence[Bar]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": plot_text(name),
+        "y": [center] * len(bars),
+        "base": [_ms(bar.start_s) for bar in bars],
+        "x": [_ms(bar.end_s - bar.start_s) for bar in bars],
+        "width": _FILLED * height,
+        "hovertext": [_words(bar) for bar in bars],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "marker": {"color": [0] * len(bars), "line": {"width": 0}},
+    }
+
+
+def _coloured(
+    label: str,
+    shown: Sequence[Sequence[Bar]],
+    color_of: Callable[[Slice], int],
+    colors: Sequence[str],
+    legend: Sequence[tuple[str, str]],
+) -> Variant:
+    restyle: dict[str, list[Any]] = {"marker.color": [[color_of(bar.first) for bar in row] for row in shown]}
+    restyle |= {f"marker.{name}": [value] * len(shown) for name, value in discrete_scale(colors).items()}
+    return Variant(label, restyle, legend=legend)
+
+
+def _words(bar: Bar) -> str:
+    """What a bar says when it is pointed at."""
+    one = bar.first
+    when = f"{format_ms(bar.start_s)} to {format_ms(bar.end_s)} ms"
+    if bar.count > 1:
+        head = f"<b>{bar.count:,} {'transfers' if one.kind == TRANSFER else 'ops'}</b>"
+        most = f"longest: {plot_text(one.name)}" + (f" in {plot_text(one.module)}" if one.module else "")
+        return "<br>".join((head, most, f"{format_seconds(bar.busy_s)}, {when}"))
+    lines = [f"<b>{plot_text(one.name)}</b>"]
+    if one.ends:
+        lines.append(f"{plot_text(one.ends[0])} → {plot_text(one.ends[1])}, {format_bytes(one.num_bytes)}")
+    else:
+        lines.append(plot_text(one.target))
+    if one.module:
+        lines.append(plot_text(one.module))
+    part = f", micro-batch {one.micro_batch}" if one.micro_batch >= 0 else ""
+    lines.append(f"{plot_text(one.kind)}{part}: {format_seconds(one.seconds)}, {when}")
+    return "<br>".join(lines)
+
+
+def _table(trace: Trace) -> str:
+    rows: list[list[object]] = []
+    by_owner: dict[str, list[Slice]] = {lane.owner: [] for lane in trace.lanes if lane.is_device}
+    for one in trace.ops:
+        by_owner.setdefault(trace.device_of(one), []).append(one)
+    for name, ops in by_owner.items():
+        busy_s = covered_s(ops)
+        phases = [sum(one.seconds for one in ops if one.kind == phase) for phase in ("forward", "backward", "update")]
+        rows.append([name, f"{len(ops):,}", f"{busy_s / trace.step_s:.0%}", format_ms(busy_s), *map(format_ms, phases)])
+    heads = ["device", "ops", "busy", "busy, ms", "forward", "backward", "update"]
+    return table(heads, rows, numbers=range(1, 7), minor=(4, 5, 6))
+
+
+def _num_transfers(trace: Trace) -> int:
+    """Each once, also where it holds several links."""
+    return len({(one.name, one.start_s, one.ends) for one in trace.slices if one.kind == TRANSFER})
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 4)
+
+
+MOST_NODES = 1500
+_MOST_DEPTH = 12
+_SHOWN_DEPTH = 4
+_MOST_ROWS = 20
+_TREEMAP_PX = 460
+_LIGHT_FROM = 0.183
+
+
+@dataclass
+class Node:
+    """A module: the seconds of its ops and those below it, by device."""
+
+    path: str
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    num_ops: int = 0
+    children: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds on all devices."""
+        return sum(self.seconds.values())
+
+    def add(self, device: str, op: Slice) -> None:
+        """Counts an op."""
+        self.seconds[device] += op.seconds
+        self.num_ops += 1
+
+
+def modules_section(data: RunData) -> Section | None:
+    """The map of modules and a table of the largest; None for a run without a trace."""
+    trace = data.trace
+    if trace is None or not any(op.seconds for op in trace.ops):
+        return None
+    devices = devices_of(trace)
+    figure = _treemap(tree(trace), devices)
+    lead = (
+        "Every module of the model: its area is the time of its ops (forward, backward and update), its colour the "
+        "device that they run on. A blend of colours is a module on several devices; click on it to look inside."
+    )
+    body = figure.place + details("The largest modules as a table", _modules_table(trace, devices))
+    return Section("modules", "Placement", lead, body, (figure,))
+
+
+def devices_of(trace: Trace) -> dict[str, str]:
+    """Every device that runs an op, and its colour, in order of display."""
+    used = {trace.device_of(op) for op in trace.ops}
+    names = dict.fromkeys(lane.owner for lane in trace.lanes if lane.owner in used)
+    return {name: DEVICE_COLORS[k] if k < len(DEVICE_COLORS) else OTHER_COLOR for k, name in enumerate(names)}
+
+
+def tree(trace: Trace) -> Node:
+    """The modules of a step, from the model itself down."""
+    root = Node("")
+    for op in trace.ops:
+        device = trace.device_of(op)
+        root.add(device, op)
+        node = root
+        for part in (op.module.split(".") if op.module else [OUTSIDE])[:_MOST_DEPTH]:
+            path = f"{node.path}.{part}" if node.path else part
+            node = node.children.setdefault(part, Node(path))
+            node.add(device, op)
+    return root
+
+
+def blended(shares: Mapping[str, float], colors: Mapping[str, str]) -> str:
+    """The colours of devices, mixed by what each takes.
+
+    Example:
+        >>> blended({"a": 1.0, "b": 1.0}, {"a": "#000000", "b": "#FFFFFF"})
+        '#808080'
+    """
+    total = sum(shares.values()) or 1.0
+    parts = [
+        sum(share / total * int(colors[name][place : place + 2], 16) for name, share in shares.items())
+        for place in (1, 3, 5)
+    ]
+    return "#" + "".join(f"{int(part + 0.5):02X}" for part in parts)
+
+
+def text_color(fill: str) -> str:
+    """Dark or white, whichever has more contrast on `fill`; the page's ink on a colour of the page.
+
+    Source: relative luminance and contrast of WCAG 2.1.
+
+    >>> text_color("#DDCC77"), text_color("#332288"), text_color("@grid")
+    ('#0D1317', '#FFFFFF', '@ink')
+    """
+    if fill.startswith("@"):
+        return INK
+    parts = [int(fill[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#0D1317" if luminance > _LIGHT_FROM else "#FFFFFF"
+
+
+def _color(node: Node, colors: Mapping[str, str]) -> str:
+    """That of the page where the parts inside are in view anyway, else that of the devices."""
+    is_open = (node.children and node.path.count(".") < _SHOWN_DEPTH - 3) or not node.path
+    return GRID if is_open else blended(node.seconds, colors)
+
+
+def _treemap(root: Node, colors: Mapping[str, str]) -> Figure:
+    nodes = _nodes(root)
+    index = {id(node): place for place, (node, _) in enumerate(nodes)}
+    fills = [_color(node, colors) for node, _ in nodes]
+    trace = {
+        "type": "treemap",
+        "ids": [str(place) for place in range(len(nodes))],
+        "parents": ["" if parent is None else str(index[id(parent)]) for _, parent in nodes],
+        "labels": [plot_text(node.path.rpartition(".")[2] or "the step") for node, _ in nodes],
+        "values": [round(node.total_s * 1e3, 6) for node, _ in nodes],
+        "hovertext": [_module_words(node, root.total_s) for node, _ in nodes],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "branchvalues": "remainder" if len(nodes) == 1 else "total",
+        "maxdepth": _SHOWN_DEPTH,
+        "marker": {
+            "colors": fills,
+            "line": {"color": CARD, "width": 1},
+            "pad": {"t": 18, "l": 3, "r": 3, "b": 3},
+        },
+        "tiling": {"pad": 1},
+        "pathbar": {"thickness": 22, "textfont": {"color": INK}},
+        "textfont": {"size": 12, "color": [text_color(color) for color in fills]},
+    }
+    legend = [(readable(name), color) for name, color in colors.items()]
+    layout = {"margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "uniformtext": {"minsize": 9, "mode": "hide"}}
+    return Figure(
+        "modules-figure", "Modules by time and device", [trace], layout, _TREEMAP_PX, [Variant("", legend=legend)]
+    )
+
+
+def _nodes(root: Node) -> list[tuple[Node, Node | None]]:
+    """Parents before children, those that take longest if there are too many; a module alone with one is passed by."""
+    every: list[tuple[Node, Node | None]] = [(root, None)]
+    for node, _ in every:
+        every += [(child, node) for child in node.children.values() if child.total_s > 0]
+    if len(every) <= MOST_NODES:
+        return every
+    least_s = sorted((node.total_s for node, _ in every), reverse=True)[MOST_NODES - 1]
+    return [(node, parent) for node, parent in every if node.total_s >= least_s][: MOST_NODES + 1]
+
+
+def _module_words(node: Node, total_s: float) -> str:
+    lines = [f"<b>{plot_text(node.path or 'the step')}</b>"]
+    lines.append(f"{node.num_ops:,} ops, {format_ms(node.total_s)} ms, {node.total_s / total_s:.1%} of all work")
+    lines += [f"{plot_text(name)}: {seconds / (node.total_s or 1):.0%}" for name, seconds in _ranked(node.seconds)]
+    return "<br>".join(lines)
+
+
+def _ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+def _modules_table(trace: Trace, devices: Mapping[str, str]) -> str:
+    groups = module_groups(trace.ops, most=_MOST_ROWS)
+    found: dict[str, Node] = {}
+    for op in trace.ops:
+        name = groups.name_of(op)
+        found.setdefault(name, Node(name)).add(trace.device_of(op), op)
+    total_s = sum(node.total_s for node in found.values())
+    rows: list[Sequence[object]] = [
+        [
+            name,
+            f"{found[name].num_ops:,}",
+            format_ms(found[name].total_s),
+            f"{found[name].total_s / total_s:.1%}",
+            *(f"{found[name].seconds.get(device, 0.0) / (found[name].total_s or 1.0):.0%}" for device in devices),
+        ]
+        for name in groups.names
+    ]
+    heads = ["module", "ops", "ms", "share", *devices]
+    return table(heads, rows, numbers=range(1, len(heads)), minor=(1,))
+
+
+OUTSIDE = "(outside modules)"
+OTHERS = "others"
+_DEEPEST_GROUP = 5
+_DOMINATES = 0.6
+"""While one part takes more than this of the time, the model is cut one level deeper ..."""
+_ENOUGH = 5
+"""... unless it falls into as many parts already."""
+
+
+@dataclass(frozen=True)
+class ModuleGroups:
+    """Parts of a model.
+
+    Attributes:
+        names: of the parts with a colour of their own, those that take longest first.
+        depth: components of a module's path that name its part.
+        has_others: whether there are parts without a colour.
+    """
+
+    names: tuple[str, ...]
+    depth: int
+    has_others: bool
+
+    def name_of(self, op: Slice) -> str:
+        """The part that an op belongs to."""
+        return _part(op.module, self.depth)
+
+    def index(self, op: Slice) -> int:
+        """The place of an op's part among `names`; their number for all others."""
+        name = self.name_of(op)
+        return self.names.index(name) if name in self.names else len(self.names)
+
+    def are_alike(self, a: Slice, b: Slice) -> bool:
+        """Whether two ops have one phase and one part."""
+        return a.kind == b.kind and self.name_of(a) == self.name_of(b)
+
+
+def module_groups(ops: Sequence[Slice], most: int = len(MODULE_COLORS)) -> ModuleGroups:
+    """The parts of the model that `ops` are of; at most `most` of them by name."""
+    for depth in range(1, _DEEPEST_GROUP + 1):
+        seconds = _seconds(ops, depth)
+        total = sum(seconds.values())
+        if len(seconds) >= _ENOUGH or max(seconds.values(), default=0.0) <= _DOMINATES * total:
+            break
+    ranked = sorted(seconds, key=lambda name: (-seconds[name], name))
+    return ModuleGroups(tuple(ranked[:most]), depth, len(ranked) > most)
+
+
+def _seconds(ops: Sequence[Slice], depth: int) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for op in ops:
+        found[_part(op.module, depth)] += op.seconds
+    return found
+
+
+def _part(module: str, depth: int) -> str:
+    return ".".join(module.split(".")[:depth]) or OUTSIDE
+
+
+MOST_POINTS = 800
+"""Of a device's line; of more, the highest in each stretch are kept, so that peaks stay."""
+_NEAR = 0.25
+"""From this share of the capacity on, its line is in the picture at first."""
+_MEMORY_PX = 300
+_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
+
+Points = Sequence[tuple[float, int]]
+
+
+def memory_section(data: RunData) -> Section | None:
+    """Lines of memory over time and a table of peaks; None where memory was not followed."""
+    trace = data.trace
+    if trace is None or not any(trace.memory.values()):
+        return None
+    capacity = {device.name: device for device in data.devices}
+    figure = _memory_figure(trace.memory, capacity, trace.step_s, [lane.owner for lane in trace.lanes])
+    lead = "What each device holds during the step: parameters, gradients, optimizer state, activations and copies."
+    rows: list[list[object]] = []
+    for name, points in trace.memory.items():
+        peak, facts = max(value for _, value in points), capacity.get(name)
+        known = facts is not None and facts.memory_bytes > 0
+        share = f"{peak / facts.memory_bytes:.0%}" if facts is not None and known else ""
+        room = format_bytes(facts.memory_bytes) if facts is not None and known else ""
+        rows.append([name, format_bytes(peak), room, share])
+    body = figure.place + table(["device", "peak", "capacity", "peak of it"], rows, numbers=(1, 2, 3))
+    if pools := _pools(data.devices):
+        body += paragraph(pools, "note")
+    return Section("memory", "Memory", lead, body, (figure,))
+
+
+def thinned(points: Points, step_s: float, most: int = MOST_POINTS) -> list[tuple[float, int]]:
+    """The points of a line that holds each value until the next; of too many, the highest in each stretch of time."""
+    if len(points) <= most or step_s <= 0:
+        return list(points)
+    highest: dict[int, tuple[float, int]] = {}
+    for time_s, value in points:
+        stretch = min(int(time_s / step_s * most), most)
+        if stretch not in highest or value > highest[stretch][1]:
+            highest[stretch] = time_s, value
+    last = points[-1]
+    kept = [highest[stretch] for stretch in sorted(highest)]
+    return kept if kept[-1] == last else [*kept, last]
+
+
+def _memory_figure(
+    memory: Mapping[str, Points], capacity: dict[str, DeviceFacts], step_s: float, order: Sequence[str]
+) -> Figure:
+    peak = max(value for points in memory.values() for _, value in points)
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if peak >= scale), _UNITS[-1])
+    names = [name for name in dict.fromkeys(order) if memory.get(name)]
+    names += [name for name, points in memory.items() if points and name not in names]
+    colors = {name: DEVICE_COLORS[k] if k < len(DEVICE_COLORS) else OTHER_COLOR for k, name in enumerate(names)}
+    data: list[dict[str, Any]] = []
+    for name in names:
+        points = thinned(memory[name], step_s)
+        line = [*points, (step_s, points[-1][1])]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": plot_text(name),
+                "x": [round(time_s * 1e3, 4) for time_s, _ in line],
+                "y": [round(value / scale, 5) for _, value in line],
+                "line": {"shape": "hv", "width": 1.6, "color": colors[name]},
+                "hovertemplate": "%{fullData.name}: %{y:.4g} " + unit + "<extra></extra>",
+            }
+        )
+    rooms = sorted({capacity[name].memory_bytes for name in names if name in capacity and capacity[name].memory_bytes})
+    data += [_capacity_line(room, scale, step_s) for room in rooms]
+    top = peak / scale * 1.08 or 1.0
+    whole = max([top, *(room / scale * 1.05 for room in rooms)])
+    is_near = bool(rooms) and peak >= _NEAR * rooms[0]
+    legend = [(readable(name), color) for name, color in colors.items()]
+    close = Variant("fit", relayout={"yaxis.range": [0, top]}, legend=legend)
+    far = Variant("with the capacity", relayout={"yaxis.range": [0, whole]}, legend=legend)
+    both = [far, close] if is_near else [close, far]
+    layout = base_layout(
+        hovermode="x",
+        xaxis=axis("milliseconds since the step began", range=[0, step_s * 1e3], minallowed=0),
+        yaxis=axis(unit, range=[0, whole if is_near else top], minallowed=0, fixedrange=True),
+    )
+    return Figure(
+        "memory-figure", "Memory of each device over the step", data, layout, _MEMORY_PX, both if rooms else [close]
+    )
+
+
+def _capacity_line(room: int, scale: float, step_s: float) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "name": "capacity",
+        "x": [0, step_s * 1e3],
+        "y": [room / scale] * 2,
+        "text": [f"  capacity {format_bytes(room)}", ""],
+        "textposition": "bottom right",
+        "textfont": {"size": 11, "color": FAINT},
+        "line": {"dash": "dash", "width": 1.4, "color": FAINT},
+        "hoverinfo": "skip",
+    }
+
+
+def _pools(devices: Sequence[DeviceFacts]) -> str:
+    """Which devices share one memory, in words."""
+    pools: dict[str, list[DeviceFacts]] = {}
+    for device in devices:
+        if device.memory_pool and not device.members:
+            pools.setdefault(device.memory_pool, []).append(device)
+    shared = [members for members in pools.values() if len(members) > 1]
+    lines = [
+        f"{', '.join(device.name for device in members)} share one memory of {format_bytes(members[0].memory_bytes)}."
+        for members in shared
+    ]
+    return " ".join(lines)

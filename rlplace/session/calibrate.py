@@ -1,0 +1,196 @@
+"""Calibration of the simulator on steps measured here: the host model, fitted before anything is searched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import RunnerError
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.fidelity import draw_mix
+from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
+from rlplace.measure.host_model.priors import prior_of
+from rlplace.measure.measurement import Measurement, MeasurementLog
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search import eft
+from rlplace.search.task import majority_devices
+
+LEAST = 6
+ROUNDS = 5
+"""Times that each placement is measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Steps that were measured before a search.
+
+    Attributes:
+        problem: as profiled.
+        plans: what was measured.
+        outcomes: of each.
+    """
+
+    problem: Problem
+    plans: Sequence[Plan]
+    outcomes: Sequence[Measurement]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The better of a problem as profiled and under what was learned from measured steps.
+
+    Attributes:
+        problem: the same graph and groups, with fitted costs, links and host figures where they are kept.
+        posterior: what was learned, whether it is kept or not.
+        is_kept: whether it predicts plans that it has not seen better than the profile does.
+        error_before: mean |log of simulated / measured| of every plan, as profiled.
+        error_after: the same of fits that have not seen the plan.
+        num_measured: plans measured.
+    """
+
+    problem: Problem
+    posterior: Posterior
+    is_kept: bool
+    error_before: float
+    error_after: float
+    num_measured: int
+
+    def say(self) -> list[str]:
+        """The error before and after and which of the two is used, in a line; then what was learned, a line each."""
+        used = "the fit is used" if self.is_kept else "the fit is worse, so the simulator stays as profiled"
+        first = (
+            f"calibrated on {self.num_measured} placements: mean error on those that a fit has not seen "
+            f"{self.error_before:.1%} before, {self.error_after:.1%} after: {used}"
+        )
+        return [first, *describe(self.posterior)]
+
+
+def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> Calibration:
+    """The host model fitted to measured steps, used only where it predicts plans that it has not seen better."""
+    model = HostModel(Scales(known.problem, prior or prior_of(known.problem), knowledge))
+    model.learn(known.plans, known.outcomes)
+    posterior, (before, after) = model.fit(), model.held_out_errors()
+    is_kept = not after > before
+    problem = posterior.problem if is_kept else known.problem
+    return Calibration(problem, posterior, is_kept, before, after, len(known.plans))
+
+
+def calibrated(
+    problem: Problem,
+    count: int,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+    prior: Prior | None = None,
+    knowledge: HostKnowledge | None = None,
+    log: MeasurementLog | None = None,
+    isolated: bool | None = None,
+    before: Sequence[tuple[str, Measurement]] = (),
+    on_measured: Callable[[Known], None] = lambda known: None,
+    most_s: float = float("inf"),
+) -> tuple[Problem, Known]:
+    """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
+
+    Args:
+        problem: as profiled, on a host of this machine.
+        count: how many placements to measure; at least 6 are.
+        seed: of what is drawn.
+        say: told what was learned, what that gained, and whether it is used.
+        prior: how far the host may be from the profile.
+        knowledge: what other workloads taught about this host.
+        log: keeps what is measured.
+        isolated: whether placements are measured in a worker process; see `Evaluator`.
+        before: what was measured before an interruption, with the fingerprint of each plan; it is not measured again.
+        on_measured: told what was measured, before anything is learned from it.
+        most_s: seconds of measuring, after which there is no further round.
+
+    Raises:
+        RunnerError: too few placements could be measured.
+    """
+    simulator = Simulator(problem)
+    generator = np.random.default_rng(seed)
+    groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
+    plans = plans_of(problem, simulator, groups)
+    known = _known(problem, plans, before)
+    if known is None:
+        few = f", not {count}: fewer say too little" if count < len(plans) else ""
+        say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
+        evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
+        try:
+            known = _measured(problem, evaluator, plans, seed, say, time.monotonic() + most_s)
+        finally:
+            evaluator.close()
+        on_measured(known)
+    found = calibrate_on(known, prior, knowledge)
+    for line in found.say():
+        say(line)
+    return found.problem, known
+
+
+def _known(problem: Problem, plans: Sequence[Plan], before: Sequence[tuple[str, Measurement]]) -> Known | None:
+    """What was measured of the plans before; None where that is too little."""
+    by_name = {plan.fingerprint: plan for plan in plans}
+    kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
+    return Known(problem, [plan for plan, _ in kept], [one for _, one in kept]) if len(kept) >= LEAST else None
+
+
+def _measured(
+    problem: Problem,
+    evaluator: Evaluator,
+    plans: list[Plan],
+    seed: int,
+    say: Callable[[str], None],
+    deadline_s: float,
+) -> Known:
+    """The plans that could be measured; those that failed, and rounds that there was no time for, are told."""
+    outcomes = evaluator.measure_plans(plans, _all_rounds(ROUNDS, seed), deadline_s=deadline_s)
+    rounds = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=ROUNDS)
+    if rounds < ROUNDS:
+        say(cut_words("calibration", rounds, ROUNDS))
+    for outcome in outcomes:
+        if not outcome.ok:
+            say(f"a placement could not be measured ({outcome.status}): {outcome.why}")
+    kept = [k for k, outcome in enumerate(outcomes) if outcome.ok]
+    if len(kept) < LEAST:
+        raise RunnerError(f"{len(kept)} of {len(plans)} placements could be measured, {LEAST} are needed to calibrate")
+    return Known(problem, [plans[k] for k in kept], [outcomes[k] for k in kept])
+
+
+def _all_rounds(rounds: int, seed: int) -> RaceProtocol:
+    """A race that drops nobody."""
+    return RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
+
+
+def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:
+    """Every plan's measurement, all in one race that drops nobody.
+
+    Raises:
+        RunnerError: a placement failed.
+    """
+    outcomes = evaluator.measure_plans(plans, _all_rounds(rounds, seed))
+    for outcome in outcomes:
+        if not outcome.ok:
+            raise RunnerError(f"a placement could not be measured: {outcome.why}")
+    return outcomes
+
+
+def step_times(outcomes: Sequence[Measurement]) -> NDArray[np.float64]:
+    """(P,) median step times."""
+    return np.array([outcome.step_time_s for outcome in outcomes])
+
+
+def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:
+    """The plans of placements of groups (P, G)."""
+    return [simulator.plan(row) for row in problem.grouping.expand(groups)]
+
+
+def cut_words(what: str, rounds: int, asked: int) -> str:
+    """What people are told of a race that was cut short."""
+    return f"the machine is slow: {what} was cut short, after {rounds} of {asked} rounds"

@@ -1,0 +1,110 @@
+"""The explanation of a run: made from what its table measured, and read back from its folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.errors import FileProblem
+from rlplace.measure.explain.explanation import FILE, Alternative, Explanation, Kind, load_explanation
+from rlplace.session.folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlplace.measure.plan import Plan, Timeline
+    from rlplace.measure.problem import Problem
+
+SPLIT_NOTE = "at best: an even split of the batch, ops shrinking with it, a ring summing the gradients"
+
+
+def explain_run(
+    problem: Problem, plan: Plan, timeline: Timeline, rows: Sequence[Mapping[str, Any]], method: str
+) -> Explanation:
+    """What the best placement of a run is made of, beside what else the step would cost.
+
+    Args:
+        problem: of the run.
+        plan: of its best placement.
+        timeline: of a typical step of it.
+        rows: of the run's table, `single` and `eager` among them.
+        method: what found the placement, one of the rows.
+    """
+    from rlplace.measure.explain.explain import explain
+
+    kind: Kind = timeline.source
+    by_name = {str(row["method"]): row for row in rows}
+    one_device = _of_row("one device", by_name.get("single"), kind)
+    alternatives = [
+        one_device,
+        data_parallel(problem, one_device),
+        _of_row("eager", by_name.get("eager"), kind),
+    ]
+    row = by_name.get(method, {})
+    return explain(
+        problem,
+        plan,
+        timeline,
+        method=method,
+        step_time_s=row.get("step_time_s"),
+        spread_s=row.get("spread_s") or 0.0,
+        alternatives=alternatives,
+    )
+
+
+def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
+    """What the step would cost with its batch split over devices: simulated where it is cut, else an estimate.
+
+    Args:
+        problem: of the run.
+        one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
+    """
+    from rlplace.measure.simulate.simulator import Simulator
+    from rlplace.search.registry import find
+    from rlplace.search.rules.baselines import best_single
+
+    simulator, ratio = Simulator(problem), 1.0
+    if one_device.kind == "measured" and one_device.step_time_s is not None:
+        single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
+        ratio = one_device.step_time_s / single_s if 0 < single_s < math.inf else 1.0
+    if problem.graph.num_micro_batches > 1:
+        step_s = ratio * find(problem, "data-parallel", simulator).step_time_s
+        note = f"{problem.graph.num_micro_batches} micro-batches dealt out"
+        if math.isfinite(step_s):
+            return Alternative("data parallel", step_s, "simulated", note)
+        return Alternative("data parallel", None, "simulated", f"{note}: does not fit into memory")
+    from rlplace.measure.data_parallel import even_split_s
+
+    step_s = ratio * even_split_s(problem)
+    if math.isfinite(step_s):
+        return Alternative("data parallel", step_s, "estimated", SPLIT_NOTE)
+    return Alternative(
+        "data parallel", None, "estimated", "the batch is one sample, or no two devices hold the model each"
+    )
+
+
+def read_explanation(folder: Path) -> Explanation:
+    """The explanation that a run left in its folder; needs neither its model nor its host.
+
+    Raises:
+        FileProblem: no such run, or one without an explanation.
+        InvalidValue, UnknownName: a malformed file.
+    """
+    run = RunFolder.open(folder)
+    if not run.has(FILE):
+        raise FileProblem(
+            run.path(FILE),
+            "this run has no explanation: it stopped before its end, or an older version made it. "
+            f"Run `rlplace train` again with `--run {folder} --overwrite`.",
+        )
+    return load_explanation(run.path(FILE))
+
+
+def _of_row(name: str, row: Mapping[str, Any] | None, kind: Kind) -> Alternative:
+    if row is None:
+        return Alternative(name, None, kind, "not in the table")
+    step_s = row.get("step_time_s")
+    if row.get("status") == "ok" and step_s is not None:
+        return Alternative(name, float(step_s), kind)
+    why = str(row.get("why") or "")
+    return Alternative(name, None, kind, why or str(row.get("status", "")))

@@ -1,0 +1,294 @@
+"""`prepare`: the problem of a step cut as the user asked; how many micro-batches, where they ask for `auto`.
+
+`is_cut_faster`: whether micro-batches that are chosen by simulation also pay on this machine, in one race.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import CaptureError, InvalidValue, RunnerError
+from rlplace.format import format_seconds
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.locks import measuring_alone
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.isolate.choice import make_runner
+from rlplace.measure.problem import Problem
+from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.report.console import make_progress
+from rlplace.search.registry import find
+from rlplace.search.rules.baselines import nearest_allowed, single
+from rlplace.search.task import Budget
+from rlplace.session.cut import CutOptions
+from rlplace.session.steps import Steps, make_problem
+
+if TYPE_CHECKING:
+    from rlplace.report.console import Progress
+
+
+EVALUATIONS = 10_000
+"""Of the search that a choice is made for: it takes its share of them."""
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of micro-batches that `auto` may stand for."""
+MANY_DEVICES = 16
+"""From so many devices on, a search tries as many micro-batches; on fewer, up to eight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A problem, and how its batch came to be cut.
+
+    Attributes:
+        problem: of the step that was chosen, with its order of ops.
+        asked: by the user.
+        evaluations: placements that were simulated to choose.
+        start: (N,) int32, the best placement of it found on the way, where a search may go on from; None without one.
+    """
+
+    problem: Problem
+    asked: CutOptions
+    evaluations: int = 0
+    start: NDArray[np.int32] | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` says, and a run keeps, of micro-batches."""
+        return describe_cut(self.problem.graph, self.asked) | {
+            "op_order": self.problem.op_order,
+            "evaluations": self.evaluations,
+        }
+
+
+def prepare(
+    steps: Steps,
+    progress: Progress,
+    *,
+    seed: int,
+    num_groups: int = 256,
+    grouping: str = "heavy-edge",
+    acyclic: bool = False,
+    constraints: Constraints | None = None,
+    evaluations: float | None = None,
+    isolated: bool | None = None,
+    most_s: float = math.inf,
+) -> Prepared:
+    """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
+
+    Args:
+        steps: of the workload.
+        progress: told what takes long.
+        seed: of the searches that choose.
+        num_groups: most groups of ops that are moved.
+        grouping: the rule that makes them.
+        acyclic: keep the graph of groups without cycles.
+        constraints: the user's pins and exclusions.
+        evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
+        isolated: whether what is profiled, and measured for the choice, runs in worker processes; see `Evaluator`.
+        most_s: seconds for profiling it, whatever the numbers of micro-batches that are tried.
+
+    Raises:
+        UserError: the step cannot be captured, or its batch cannot be cut so.
+    """
+    host, quiet = steps.host, make_progress(is_quiet=True)
+    made: list[int] = []
+    deadline_s = time.monotonic() + most_s
+
+    def problem_of(count: int) -> Problem:
+        graph = steps.graph(count)
+        progress.say(f"{steps.spec}{_each(count)}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
+        made.append(count)
+        return make_problem(
+            graph,
+            host,
+            num_groups,
+            quiet if host.is_simulated and len(made) > 1 else progress,  # what it says of the host is said once
+            spec=steps.spec,
+            count=count,
+            grouping=grouping,
+            acyclic=acyclic,
+            constraints=constraints,
+            isolated=isolated,
+            most_s=max(deadline_s - time.monotonic(), 0.0),
+        )
+
+    return chosen_problem(
+        steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say, isolated=isolated
+    )
+
+
+def chosen_problem(
+    asked: CutOptions,
+    host: Host,
+    problem_of: Callable[[int], Problem],
+    *,
+    seed: int,
+    evaluations: float | None = None,
+    say: Callable[[str], None] | None = None,
+    isolated: bool | None = None,
+) -> Prepared:
+    """The problem of the number of micro-batches that is asked for, and what choosing it came to.
+
+    Where the batch is cut, the order of ops is chosen too, by simulation, as the number is. On this machine a batch is
+    cut under `auto` only if that is also measured faster.
+
+    Args:
+        asked: by the user.
+        host: where.
+        problem_of: the problem of a number of micro-batches.
+        seed: of the searches that choose.
+        evaluations: as of `prepare`.
+        say: told what is found, and how the loss was judged; nobody by default.
+        isolated: as of `prepare`.
+
+    Raises:
+        UserError: the batch cannot be cut as asked.
+    """
+    if asked.count == 1:
+        return Prepared(problem_of(1), asked)
+    from rlplace.search.parallel.choose import choose
+
+    say = make_progress(is_quiet=True).say if say is None else say
+    counts = candidates(host) if asked.count == "auto" else (asked.count,)
+    made: dict[int, Problem] = {}
+
+    def kept(count: int) -> Problem:
+        if count not in made:
+            made[count] = problem_of(count)
+        return made[count]
+
+    if asked.is_auto:
+        _check_asked(asked, partial(kept, counts[1]))
+
+    chosen = choose(
+        {count: partial(kept, count) for count in counts},
+        evaluations=evaluations or EVALUATIONS,
+        seed=seed,
+        say=say,
+    )
+    problem, start = chosen.problem, chosen.devices
+    if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
+        with measuring_alone(host, say=say):
+            is_faster = is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say, isolated=isolated)
+        if not is_faster:
+            problem, start = made[1], None
+    for line in judged(problem.graph):
+        say(line)
+    return Prepared(problem, asked, chosen.spent, start)
+
+
+def _check_asked(asked: CutOptions, cut: Callable[[], Problem]) -> None:
+    """Cuts the batch, if the user says how: where that is wrong, `auto` is not to leave it out as it does what is slow.
+
+    Raises:
+        UserError: the dimensions or the loss that were asked for are not right.
+    """
+    if asked.batch_dims is None and asked.loss == "auto":
+        return
+    try:
+        cut()
+    except InvalidValue as error:
+        if error.field != "micro_batches":  # more of them than samples, or not exact
+            raise
+    except CaptureError:
+        if asked.loss != "auto":
+            raise
+
+
+def candidates(host: Host) -> tuple[int, ...]:
+    """The numbers of micro-batches that a search for `auto` tries on a host."""
+    most = 16 if host.num_devices >= MANY_DEVICES else 8
+    return tuple(count for count in COUNTS if count <= most)
+
+
+def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
+    """What `--json` says of how the batch is cut: what was asked for, K, and how the loss was judged."""
+    return asked.to_dict() | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
+
+
+def judged(graph: OpGraph) -> list[str]:
+    """What people are told of a step that is cut: how the loss of its micro-batches was judged."""
+    verdict = verdict_of(graph)
+    if verdict is None:
+        return []
+    warning = "" if verdict["is_checked"] else "warning: "
+    return [f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}"]
+
+
+def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
+    """How the loss of a step that is cut was judged; None where the batch is whole, or the graph came from a file."""
+    micro = None if graph.program is None else graph.program.origin.micro
+    return None if micro is None else {"kind": micro.loss, "is_checked": micro.is_checked, "why": micro.why}
+
+
+def _each(count: int) -> str:
+    return "" if count == 1 else f", {count} micro-batches"
+
+
+RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
+EVALUATIONS = 1000
+"""Placements that are simulated to find what the whole batch races with."""
+
+
+def is_cut_faster(
+    cut: Problem,
+    devices: NDArray[np.int32],
+    whole: Problem,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+    isolated: bool | None = None,
+) -> bool:
+    """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
+
+    A profile does not know how devices slow each other down, which favours whatever keeps all of them busy. So the
+    simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
+
+    Args:
+        cut: in micro-batches, on a host of this machine.
+        devices: (N,) of its best placement.
+        whole: the same step and host, its batch not cut.
+        seed: of the search for the whole batch.
+        say: told both step times.
+        isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
+    """
+    planner = Simulator(whole)
+    found = find(whole, "portfolio", planner, Budget(evaluations=EVALUATIONS), seed=seed)
+    if found.devices is None:
+        return True
+    first = Simulator(cut)
+    with contextlib.ExitStack() as stack:
+        runners = []
+        for problem, simulator in ((cut, first), (whole, planner)):
+            runners.append(make_runner(problem, simulator, reference=None, seed=seed, isolated=isolated))
+            stack.callback(runners[-1].close)
+        runner, other = runners
+        try:
+            rivals = [other.timer(planner.plan(each)) for each in (found.devices, _on_one_device(whole, planner))]
+            outcome, *rivals_s = runner.measure_plans([first.plan(devices)], protocol=RACE, others=rivals)
+        except (RunnerError, TimeoutError, MemoryError) as error:
+            say(f"micro-batches are not raced: {error}")
+            return False
+    beside = min(rivals_s, key=lambda rival: rival.step_time_s)
+    count = cut.graph.num_micro_batches
+    say(
+        f"measured: {format_seconds(outcome.step_time_s)} in {count} micro-batches, "
+        f"{format_seconds(beside.step_time_s)} with the whole batch"
+    )
+    return outcome.ok and outcome.step_time_s <= beside.step_time_s
+
+
+def _on_one_device(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
+    """(N,) int32: everything on the device, or the gang, with the shortest simulated step."""
+    rows = np.stack([single(problem, device) for device in range(problem.host.num_devices)])
+    best: NDArray[np.int32] = nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))]
+    return best

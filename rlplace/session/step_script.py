@@ -1,0 +1,89 @@
+"""`script`: a run's placement as a short program that trains with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace import __version__
+from rlplace.session.cut import CutOptions, read_asked
+
+_TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
+import sys
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # this file's folder: no module that lies there is imported, it may be a stranger's
+from pathlib import Path
+import rlplace
+from rlplace.errors import FingerprintMismatch
+from rlplace.export.step import matching_host
+{imports}
+
+placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
+try:
+    host = matching_host(placement)
+except FingerprintMismatch:
+    sys.exit({elsewhere!r})
+
+{build}
+graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets{cut})
+step = rlplace.export.to_step(model, graph, placement, host=host)
+
+args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {{}})
+labels = {{"targets": graph.program.origin.as_given(targets)}} if targets else {{}}
+for number in range(10):
+    print(number, step(*args, **kwargs, **labels))
+step.copy_to(model)  # the trained parameters, back in the model
+step.close()
+'''
+
+_NAMED = """workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
+model, inputs = workload.model, workload.inputs
+loss_fn, optimizer, targets = workload.loss_fn, workload.optimizer, workload.targets"""
+
+
+def script(
+    workload: str,
+    *,
+    default_size: str,
+    seed: int,
+    cut: Mapping[str, Any] | None = None,
+    host: str = "another host",
+    is_simulated: bool = False,
+) -> str:
+    """The text of `step.py` for a run of `workload`.
+
+    Args:
+        workload: as the user named it.
+        default_size: `small` or `paper`, where the name gives no size.
+        seed: of the workload's weights and inputs.
+        cut: how the batch was cut, as `config.json` keeps it; None where it was not.
+        host: that the placement was found on, for people.
+        is_simulated: whether it was simulated; then the program says what to do instead.
+    """
+    count, asked = read_asked(cut)
+    return _TEMPLATE.format(
+        workload=workload,
+        version=__version__,
+        imports="from rlplace.workloads import build, parse_workload",
+        build=_NAMED.format(workload=workload, size=default_size, seed=seed),
+        cut=_cut_words(count, asked),
+        elsewhere=_elsewhere(workload, host, is_simulated=is_simulated),
+    )
+
+
+def _elsewhere(workload: str, host: str, *, is_simulated: bool) -> str:
+    """What the program says on a machine that is not what the placement was found on."""
+    why = "which was simulated" if is_simulated else "and this machine is another"
+    return (
+        f"step.py: placement.json was found on {host}, {why}: it cannot run here. "
+        f"`rlplace train {workload} --host auto` finds a placement for this machine; `rlplace export --format list` "
+        "says what else this one can be written as."
+    )
+
+
+def _cut_words(count: int, asked: CutOptions) -> str:
+    """What `capture` is told of micro-batches."""
+    if count == 1:
+        return ""
+    dims = "workload.batch_dims" if asked.batch_dims is None else repr(asked.batch_dims)
+    return f",\n    micro_batches={count}, batch_dims={dims}, loss={asked.loss!r},\n"

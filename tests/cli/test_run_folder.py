@@ -1,0 +1,134 @@
+"""`rlplace report`: the page of a run, and what `train` does where it cannot be written.
+
+`rlplace explain`: of a run just made, of an older one, and of a stranger's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from run_files import write_run
+
+from rlplace.cli.main import main
+from rlplace.measure.explain.explanation import load_explanation
+from rlplace.runs import report
+
+WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
+
+
+def train(run: Path) -> int:
+    return main(
+        ["train", WORKLOAD, "--host", "4xV100-pcie", "--budget", "0.5s", "--method", "anneal", "--run", str(run)]
+    )
+
+
+def test_it_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(write_run(tmp_path)), "--json"]) == 0
+    out, err = capsys.readouterr()
+    page = tmp_path / "report.html"
+    assert json.loads(out) == {"schema": 1, "path": str(page), "bytes": page.stat().st_size}
+    assert f"wrote {page}" in err
+
+
+@pytest.mark.parametrize("make", ["nothing", "empty", "early"])
+def test_a_mistake_is_one_clear_line(tmp_path: Path, make: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    if make == "empty":
+        folder.mkdir()
+    if make == "early":
+        (write_run(folder) / "result.json").unlink()
+    assert main(["report", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("rlplace: error: ")
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_every_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert train(run) == 0
+    assert "report.html" in capsys.readouterr().err.replace("\n", "")
+    text = (run / "report.html").read_text(encoding="utf-8")
+    for part in (
+        "Simulated: no step of this run was measured",
+        'id="timeline"',
+        'id="learning"',
+        'id="memory"',
+        'id="modules"',
+    ):
+        assert part in text
+    searches = json.loads((run / "search.json").read_text(encoding="utf-8"))["methods"]
+    assert set(searches) == {"anneal", "portfolio"}
+    assert searches["anneal"]["history"][-1][3] > 0
+    assert searches["anneal"]["seconds"] > 0
+    assert searches["anneal"]["tried"] == []
+
+
+@pytest.mark.slow
+def test_a_report_that_fails_costs_the_run_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: object) -> Path:
+        raise ValueError("the paper is torn")
+
+    monkeypatch.setattr(report, "write_report", fail)
+    run = tmp_path / "run"
+    assert train(run) == 0
+    assert "no report.html: the paper is torn" in capsys.readouterr().err
+    assert (run / "result.json").exists()
+    assert not (run / "report.html").exists()
+
+
+EXPLAINED = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    words = ["train", EXPLAINED, "--host", "4xV100-pcie", "--budget", "0.5s", "--method", "anneal", "--quiet"]
+    assert main([*words, "--run", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_explains_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    result = json.loads((run / "result.json").read_text())
+    assert (told["schema"], told["kind"], told["method"]) == (1, "simulated", result["best"]["method"])
+    assert told["step_time_s"] == result["best"]["step_time_s"]
+    step_s = told["explained_s"]
+    assert step_s == pytest.approx(told["step_time_s"])
+    assert sum(part["end_s"] - part["start_s"] for part in told["path"]["parts"]) == pytest.approx(step_s, rel=1e-9)
+    for device in told["devices"]:
+        assert device["busy_s"] + device["transfer_s"] + device["idle_s"] == pytest.approx(step_s, rel=1e-9)
+    single = next(row["step_time_s"] for row in result["rows"] if row["method"] == "single")
+    assert [other["name"] for other in told["alternatives"]] == ["one device", "data parallel", "eager"]
+    assert told["alternatives"][0]["step_time_s"] == single
+    assert told["advice"]["sentence"]
+
+
+def test_people_get_tables_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run), "--top", "3"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "critical path" in said.err
+    assert load_explanation(run / "explanation.json").advice.sentence.split(":")[0].split()[0] in said.err
+
+
+def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "config.json").write_text("{}")
+    assert main(["explain", str(older)]) == 2
+    assert "this run has no explanation" in capsys.readouterr().err
+    (older / "explanation.json").write_text('{"schema": 1}')
+    assert main(["explain", str(older)]) == 2
+    assert "graph_fingerprint is missing" in capsys.readouterr().err
+    assert main(["explain", str(tmp_path / "none")]) == 2
+    assert "no such run folder" in capsys.readouterr().err
+    assert main(["explain", str(run), "--top", "0"]) == 2
+    assert "top is 0" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""The best so far over seeds: hand-worked bands, and pictures that are pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from run_files import HOSTILE, rows_of
+
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.report import Curve, save_best_so_far_png, save_fidelity_png
+from rlplace.report.drawing import KIND_COLORS, LINE_COLORS, band_of, bands_of, save_field_png
+
+SHAPE = (840, 1800, 4)
+FORMULA = r"$\frac{ of $1"
+"""A name that matplotlib would read as a formula, and a wrong one."""
+INF = math.inf
+
+
+def arrays(*points: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of one run."""
+    return np.array([x for x, _ in points], dtype=float), np.array([y for _, y in points], dtype=float)
+
+
+def curve(method: str, *history: tuple[float, float, float, float], spent: tuple[float, float, float]) -> Curve:
+    return Curve(method, history, spent, single_s=2.0)
+
+
+def has_color(picture: np.ndarray, color: str) -> bool:
+    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return bool(np.any(np.abs(picture[..., :3] - rgb).max(axis=-1) < 0.05))
+
+
+def test_a_value_holds_until_the_next_and_to_the_end() -> None:
+    band = band_of([arrays((2, 9), (5, 3))], 8.0)
+    assert band.x.tolist() == [2, 5, 8]
+    assert band.low.tolist() == band.middle.tolist() == band.high.tolist() == [9, 3, 3]
+
+
+def test_two_seeds_are_put_on_one_grid_and_banded_from_least_to_greatest() -> None:
+    band = band_of([arrays((1, 8), (3, 4)), arrays((2, 6), (4, 1))], 4.0)
+    assert band.x.tolist() == [1, 2, 3, 4]
+    assert band.middle.tolist() == [INF, 7, 5, 2.5]  # at 1 the second seed has found nothing yet
+    assert band.low.tolist() == [8, 6, 4, 1]
+    assert band.high.tolist() == [INF, 8, 6, 4]
+
+
+def test_four_seeds_are_banded_by_quartiles() -> None:
+    band = band_of([arrays((1, 4.0 * k)) for k in (4, 1, 3, 2)], 1.0)
+    assert (band.low.item(), band.middle.item(), band.high.item()) == (7, 10, 13)  # of 4, 8, 12, 16
+
+
+def test_seeds_that_found_nothing_count_as_infinitely_slow() -> None:
+    nothing = arrays()
+    one_of_three = band_of([arrays((1, 5)), arrays((1, 7)), nothing], 2.0)
+    assert (one_of_three.middle.tolist(), one_of_three.high.tolist()) == ([7, 7], [INF, INF])
+    half = band_of([arrays((1, 5)), arrays((1, 7)), nothing, nothing], 2.0)
+    assert (half.low.tolist(), half.middle.tolist()) == ([6.5, 6.5], [INF, INF])
+
+
+def test_of_two_improvements_at_one_moment_the_later_holds() -> None:
+    assert band_of([arrays((1, 5), (1, 4))], 1.0).middle.tolist() == [4]
+
+
+def test_methods_end_together_and_seeds_belong_to_their_method() -> None:
+    curves = [
+        curve("slow", (10, 1, 0.5, 4.0), (20, 2, 3.0, 2.0), spent=(40, 3, 9.0)),
+        curve("slow", (10, 1, 0.5, 3.0), spent=(40, 2, 8.0)),
+        curve("quick", (1, 0, 0.1, 1.0), spent=(1, 0, 0.2)),
+    ]
+    by_scored = bands_of(curves, "evaluations", is_ratio=True)
+    assert list(by_scored) == ["slow", "quick"]
+    assert by_scored["slow"].num_runs == 2
+    assert by_scored["slow"].x.tolist() == [10, 20, 40]
+    assert by_scored["slow"].middle.tolist() == [1.75, 1.25, 1.25]
+    assert by_scored["quick"].x.tolist() == [1, 40]
+    assert bands_of(curves, "measured", is_ratio=True)["slow"].x.tolist() == [1, 2, 3]
+    in_ms = bands_of(curves, "seconds", is_ratio=False)
+    assert (in_ms["quick"].x.tolist(), in_ms["quick"].middle.tolist()) == ([0.1, 9.0], [1000.0, 1000.0])
+
+
+def test_an_improvement_after_what_was_counted_is_still_shown() -> None:
+    band = bands_of([curve("m", (9, 6, 1.0, 2.0), spent=(9, 4, 1.0))], "measured", is_ratio=True)["m"]
+    assert (band.x.tolist(), band.middle.tolist()) == ([6], [1.0])
+
+
+@pytest.mark.parametrize("reach", [3.0, 5000.0])  # linear, logarithmic
+def test_every_method_has_its_colour(tmp_path: Path, reach: float) -> None:
+    curves = [
+        curve(f"m{k}", (1, 0, 0.0, 2.0 + k), (reach, 0, reach, 1.0 + 0.3 * k + 0.1 * seed), spent=(reach, 0, reach))
+        for k in range(3)
+        for seed in range(2)
+    ]
+    save_best_so_far_png(tmp_path / "a.png", curves, title="three methods")
+    picture = imread(tmp_path / "a.png")
+    assert picture.shape == SHAPE
+    assert all(has_color(picture, color) for color in LINE_COLORS[:3])
+    assert not has_color(picture, LINE_COLORS[5])
+
+
+def test_a_long_name_widens_the_picture(tmp_path: Path) -> None:
+    long = curve("learned-without-one-thing-or-another", (1, 0, 0.0, 1.234), spent=(1, 0, 1.0))
+    save_best_so_far_png(tmp_path / "a.png", [long], title="one method")
+    picture = imread(tmp_path / "a.png")
+    assert picture.shape[0] == SHAPE[0]
+    assert picture.shape[1] > SHAPE[1]
+    assert (picture[:, -5:, :3] == 1.0).all()
+
+
+def test_pictures_of_little_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    save_best_so_far_png(path, [], title="nothing")
+    assert imread(path).shape == SHAPE
+    save_best_so_far_png(path, [Curve("stuck", [], (50, 0, 1.0))], title="nothing found")
+    assert not has_color(imread(path), LINE_COLORS[0])
+    save_best_so_far_png(
+        path, [Curve("m", [[1, 1, 0.0, 2.0]], (1, 1, 0.0), INF)], title="no device holds it", kind="measured"
+    )
+    assert has_color(imread(path), LINE_COLORS[0])
+
+
+def test_a_history_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"curve of 'm': history is \(1, 2\), expected \(K, 4\): evaluations, "):
+        save_best_so_far_png(tmp_path / "a.png", [Curve("m", [(1, 2.0)], (1, 0, 1.0), 1.0)], title="")
+    with pytest.raises(FileProblem, match="cannot be written"):
+        save_best_so_far_png(tmp_path / "no" / "a.png", [], title="")
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    save_best_so_far_png(tmp_path / "a.png", [curve(FORMULA, (1, 0, 0.0, 1.0), spent=(1, 0, 1.0))], title=FORMULA)
+    assert has_color(imread(tmp_path / "a.png"), LINE_COLORS[0])
+
+
+SCATTER_SHAPE = (1050, 1080, 4)
+
+
+def has_scatter_color(picture: np.ndarray, color: str) -> bool:
+    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return bool(np.any(np.abs(picture[..., :3] - rgb).max(axis=-1) < 0.12))
+
+
+@pytest.mark.parametrize("spread", [1.0, 20.0])
+def test_each_kind_has_its_colour_on_both_scales(tmp_path: Path, spread: float) -> None:
+    measured_s = np.linspace(0.1, 0.1 + 0.1 * spread, 8)
+    path = tmp_path / "fidelity.png"
+    save_fidelity_png(
+        path, measured_s * 1.05, measured_s, ["random", "blocks"] * 4, {"spearman": 0.97, "pick_regret": 0.0}
+    )
+    picture = imread(path)
+    assert picture.shape == SCATTER_SHAPE
+    assert has_scatter_color(picture, KIND_COLORS[0])
+    assert has_scatter_color(picture, KIND_COLORS[1])
+    assert not has_scatter_color(picture, KIND_COLORS[5])
+
+
+def test_failed_placements_are_left_out(tmp_path: Path) -> None:
+    save_fidelity_png(tmp_path / "a.png", [0.1, math.inf], [0.1, 0.2], ["a", "b"], {"spearman": math.nan})
+    assert imread(tmp_path / "a.png").shape == SCATTER_SHAPE
+    save_fidelity_png(tmp_path / "b.png", [], [], [], {})
+    assert imread(tmp_path / "b.png").shape == SCATTER_SHAPE
+
+
+def test_lengths_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="kinds is '1 entries', expected 2"):
+        save_fidelity_png(tmp_path / "a.png", [0.1, 0.2], [0.1, 0.2], ["a"], {})
+
+
+def test_names_of_kinds_are_no_formulas(tmp_path: Path) -> None:
+    formula = r"$\frac{ of $1"
+    save_fidelity_png(tmp_path / "a.png", [0.1], [0.1], [formula], {formula: 1.0}, title=formula)
+    assert has_scatter_color(imread(tmp_path / "a.png"), KIND_COLORS[0])
+
+
+def columns_of(picture: np.ndarray, color: str) -> int:
+    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
+    return int(np.all(np.rint(picture[..., :3] * 255) == rgb, axis=-1).any(axis=0).sum())
+
+
+def test_bars_are_as_long_as_steps_and_eager_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "field.png"
+    save_field_png(path, {"rows": rows_of(), "best": {"method": "portfolio"}, "measured": True}, title="a step")
+    picture = imread(path)
+    best, others = columns_of(picture, "#0072B2"), columns_of(picture, "#9CC3DB")
+    assert best / others == pytest.approx(20 / 30, abs=0.02)
+    assert 0 < columns_of(picture, "#D55E00") < others
+    assert picture.shape[0] == round((1.5 + 4 * 0.36) * 150)
+
+
+def test_a_run_without_eager_or_single_and_any_name_can_be_drawn(tmp_path: Path) -> None:
+    rows = [{"method": name, "step_time_s": 0.01 * (k + 1), "status": "ok"} for k, name in enumerate(HOSTILE[:4])]
+    save_field_png(tmp_path / "a.png", {"rows": rows, "best": None}, title="$x$ <b>")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_nothing_timed_is_refused(tmp_path: Path) -> None:
+    rows = [{"method": "single", "step_time_s": None, "status": "error"}]
+    with pytest.raises(InvalidValue, match="at least one with a step time"):
+        save_field_png(tmp_path / "a.png", {"rows": rows}, title="")
