@@ -12,7 +12,7 @@ from record import as_markdown, record
 
 from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

@@ -57,8 +57,8 @@ OPEN_CIRCLES = {
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
     "export": {"placed"},
-    "graphs": {"capturing", "formats", "grouping", "micro"},
-    "measure": {"costs", "explain", "host_model", "hosts", "isolate", "placed", "run", "simulate"},
+    "graphs": {"capturing", "formats", "grouping", "micro_batching"},
+    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "weights"},
     "report": {"html"},
     "search": {"exact", "improve", "parallel", "rules", "schedule"},

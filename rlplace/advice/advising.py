@@ -21,19 +21,17 @@ from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.locks import measuring_alone
-from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.costs.links import profile_links
-from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.costs.single_device import capacity_bytes, single_device_peak_bytes
-from rlplace.measure.data_parallel import even_split_s
+from rlplace.measure.bounds import even_split_s, lower_bound_s
+from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe, EagerStep, check_has_values
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, make_progress
 from rlplace.search.registry import find
 from rlplace.search.rules.baselines import best_single, plain_devices

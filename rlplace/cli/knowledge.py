@@ -227,8 +227,8 @@ def fit_priors(
         json: print one JSON object on stdout
     """
     from rlplace.measure.host_model.learned_host import FILE, load_learned_host
-    from rlplace.measure.host_model.priors import load_priors, save_priors
-    from rlplace.measure.host_model.refit import fit_priors as fit
+    from rlplace.measure.host_model.learned_host import fit_priors as fit
+    from rlplace.measure.host_model.scales import load_priors, save_priors
     from rlplace.store.folders import OFF, store_path
     from rlplace.store.log import LEAST_IDLE
     from rlplace.store.store import MeasurementStore

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import rlplace
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.threads import usable_cores
 
 Verdict = Literal["ok", "warn", "fail"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "warn", "fail")

@@ -294,7 +294,7 @@ def _made(problem: Problem, *, runs: bool) -> Measurer:
     simulator = Simulator(problem, threads=1)  # an env measures one placement at a time
     if not runs:
         return simulator
-    from rlplace.measure.run.runner import HostRunner
+    from rlplace.measure.timing.host_runner import HostRunner
 
     return HostRunner(problem, simulator)
 

@@ -31,8 +31,8 @@ from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_bytes_atomic, write_json_atomic
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.options import PretrainConfig
 from rlplace.policy.schedule import choose
 from rlplace.policy.schedule_network import KIND, Components, ScheduleNetwork, problem_summary, save_network

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.fidelity import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.plan import Plan
+from rlplace.measure.prediction_error import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import idle_share
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.runs.measuring import measuring

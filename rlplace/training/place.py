@@ -11,8 +11,8 @@ from rlplace.locks import measuring_alone
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search.registry import find
 from rlplace.search.rules import baselines

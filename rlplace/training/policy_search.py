@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env.rewards import Scorer, make_reward
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.base import Policy
 from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import LearnConfig

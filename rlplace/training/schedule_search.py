@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from rlplace.env.schedule_batch import ListSchedules
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.base import Policy
 from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.learn.state import LearnerFile

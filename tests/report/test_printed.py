@@ -28,7 +28,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.statistics import describe_graph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.explain import explain
+from rlplace.measure.explain.explain_step import explain
 from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

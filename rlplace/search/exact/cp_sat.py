@@ -27,8 +27,7 @@ from rlplace.errors import InvalidValue, MissingExtra
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import compile_problem
-from rlplace.measure.simulate.host_tables import HANDOVER, JOB
+from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.list_scheduling import solve_heft

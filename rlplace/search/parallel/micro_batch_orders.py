@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.host_tables import default_priorities, upward_ranks
+from rlplace.measure.simulate.compiled_problem import default_priorities, upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.layouts import Layout
 from rlplace.search.parallel.step_roles import SUM, StepRoles

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import MissingExtra, RunnerError
-from rlplace.graphs.grouping.metis import check_installed, run_metis
+from rlplace.graphs.grouping.groups import check_installed, run_metis
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.units import Units, group_units, next_allowed, op_units

@@ -13,7 +13,7 @@ from rlplace.measure.host_model import HostKnowledge, Prior
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import LearnConfig
 from rlplace.search.guide import Guide

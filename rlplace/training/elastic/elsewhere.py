@@ -13,7 +13,7 @@ from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.options import LearnConfig
 from rlplace.policy.policies import checked_policy
 from rlplace.report.console import make_progress

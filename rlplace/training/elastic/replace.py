@@ -17,12 +17,12 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.present import check_present
+from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.placement import check_plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.options import LearnConfig
 from rlplace.say import Say
 from rlplace.search.registry import SearchResult

@@ -19,7 +19,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.bench_simulator import synthetic_problem
-from rlplace.measure.simulate.host_tables import upward_ranks
+from rlplace.measure.simulate.compiled_problem import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.op_order import least_memory_order, lighten, shorten
 

@@ -13,8 +13,7 @@ from micrographs import op_graph
 from random_problems import plain_host
 
 from rlplace.errors import MissingExtra, RunnerError
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.grouping.metis import run_metis
+from rlplace.graphs.grouping.groups import Grouping, run_metis
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -96,7 +95,7 @@ def test_the_method_scores_allowed_placements_and_is_the_same_twice() -> None:
 
 
 def test_without_pymetis_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.graphs.grouping.metis.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rlplace.graphs.grouping.groups.importlib.util.find_spec", lambda name: None)
     problem = two_cliques()
     with pytest.raises(MissingExtra, match="rlplace\\[metis\\]"):
         metis.solve_metis(Task(problem, Simulator(problem, threads=1)))

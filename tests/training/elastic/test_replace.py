@@ -12,7 +12,7 @@ from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.formats import save_graph
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.synthetic import synthetic
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.hosts.host import Host
