@@ -30,8 +30,8 @@ from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import ScheduleNetwork, load_network
 from rlplace.pretrain.pretraining import draw
-from rlplace.search.improve.greedy_starts import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
-from rlplace.search.registry import find
+from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE
 

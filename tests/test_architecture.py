@@ -61,7 +61,7 @@ SUBROOMS = {
     "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "weights"},
     "report": {"html"},
-    "search": {"exact", "improve", "parallel", "rules", "schedule"},
+    "search": {"improve", "parallel", "rules", "schedule"},
     "training": {"agent", "elastic", "resume", "searches"},
     "workloads": {"networks"},
 }

@@ -33,7 +33,7 @@ from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, make_progress
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
 from rlplace.session.cut import WHOLE, CutOptions

@@ -27,7 +27,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import make_progress
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 from rlplace.session.cut import CutOptions

@@ -12,7 +12,7 @@ from rlplace.errors import InvalidValue
 from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import load_network
-from rlplace.search.parallel.starts import parallel_starts
+from rlplace.search.parallel.hybrid import parallel_starts
 from rlplace.search.task import Budget, Task
 from rlplace.training.methods import METHODS, SCHEDULE
 from rlplace.training.schedule_search import solve

@@ -25,7 +25,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.options import LearnConfig
 from rlplace.say import Say
-from rlplace.search.registry import SearchResult
+from rlplace.search.methods import SearchResult
 from rlplace.search.task import Budget, Task
 from rlplace.session.steps import capture_workload, only_simulated, read_graph
 from rlplace.training.config import TrainConfig

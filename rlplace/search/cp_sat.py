@@ -29,10 +29,11 @@ from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.list_scheduling import solve_heft
 from rlplace.search.schedule.units import Units, group_units, host_resources, op_units
-from rlplace.search.task import Budget, Task, majority_devices
+from rlplace.search.task import Budget, Task
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

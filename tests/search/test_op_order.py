@@ -1,4 +1,7 @@
-"""Op orders against all orders of small problems."""
+"""Op orders against all orders of small problems.
+
+Paths of a placement, worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.compiled_problem import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.op_order import least_memory_order, lighten, shorten
+from rlplace.search.op_order import least_memory_order, lighten, placed_paths, shorten
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -142,3 +145,33 @@ def test_the_order_that_stays_is_named_as_the_problem_has_it() -> None:
     devices = np.zeros(problem.graph.num_ops, dtype=np.int32)
     assert shorten(problem, devices, evaluations=1).rule == "tilt"
     assert shorten(replace(problem, op_order="rank"), devices, evaluations=1).rule == "upward rank"
+
+
+DEVICES = np.array([0, 0, 1, 0], dtype=np.int32)
+
+
+def diamond(target: str = "aten.op") -> Problem:
+    """Op 0 feeds 1 and 2, and 3 reads both: 20, 30 and 40 bytes at 10 bytes a second."""
+    graph = op_graph([[], [0], [0], [1, 2]], [20, 30, 40, 1], targets=[target, *["aten.op"] * 3])
+    costs = Costs(np.array([[1.0, 9.0], [2.0, 9.0], [9.0, 3.0], [4.0, 9.0]]), "estimated")
+    return Problem(graph, plain_host(2, 10.0), costs, Grouping(np.arange(4)))
+
+
+def test_paths_count_the_times_and_transfers_of_the_placement() -> None:
+    paths = placed_paths(diamond(), DEVICES)
+    assert paths.op_s.tolist() == [1.0, 2.0, 3.0, 4.0]
+    # op 2 starts after 1 s and 20 bytes; op 3 after op 2 and 40 bytes
+    assert paths.before_s.tolist() == [0.0, 1.0, 3.0, 10.0]
+    assert paths.after_s.tolist() == [13.0, 4.0, 8.0, 0.0]
+
+
+def test_without_transfers_only_ops_count() -> None:
+    paths = placed_paths(diamond(), DEVICES, transfers=False)
+    assert paths.before_s.tolist() == [0.0, 1.0, 1.0, 4.0]
+    assert paths.after_s.tolist() == [7.0, 4.0, 4.0, 0.0]
+
+
+def test_sources_take_no_time() -> None:
+    paths = placed_paths(diamond("parameter"), DEVICES)
+    assert paths.op_s[0] == 0.0
+    assert paths.before_s.tolist() == [0.0, 0.0, 2.0, 9.0]

@@ -17,9 +17,9 @@ from rlplace.graphs.grouping.groups import Grouping, run_metis
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.rules import partition as metis
-from rlplace.search.rules import partition as scotch
-from rlplace.search.rules.partition import Undirected, balances, score_cuts, undirected
+from rlplace.search.rules import partitioners as metis
+from rlplace.search.rules import partitioners as scotch
+from rlplace.search.rules.partitioners import Undirected, balances, score_cuts, undirected
 from rlplace.search.schedule.units import op_units
 from rlplace.search.task import Task
 

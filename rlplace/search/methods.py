@@ -92,12 +92,15 @@ _BUILT_IN = (
     ),
     Method(
         "metis",
-        "rlplace.search.rules.partition:solve_metis",
+        "rlplace.search.rules.partitioners:solve_metis",
         "baseline",
         "balanced parts, few bytes cut: Karypis and Kumar 1998",
     ),
     Method(
-        "scotch", "rlplace.search.rules.partition:solve_scotch", "baseline", "mapping onto the devices: Pellegrini 1996"
+        "scotch",
+        "rlplace.search.rules.partitioners:solve_scotch",
+        "baseline",
+        "mapping onto the devices: Pellegrini 1996",
     ),
     Method("eft", "rlplace.search.schedule.eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
     Method(
@@ -159,19 +162,19 @@ _BUILT_IN = (
     ),
     Method(
         "cp-sat",
-        "rlplace.search.exact.cp_sat:solve_cp_sat",
+        "rlplace.search.cp_sat:solve_cp_sat",
         "exact",
         "constraint program: optimal when small, else a bound (OR-Tools)",
     ),
     Method(
         "anneal",
-        "rlplace.search.improve.anneal:solve",
+        "rlplace.search.improve.anneal:solve_anneal",
         "search",
         "annealing over groups, then ops: Kirkpatrick et al. 1983",
     ),
     Method(
         "evolve",
-        "rlplace.search.improve.evolve:solve",
+        "rlplace.search.improve.portfolio:solve_evolve",
         "search",
         "a list scheduler whose weights CMA-ES tunes, then annealing",
     ),
@@ -189,7 +192,7 @@ _BUILT_IN = (
     ),
     Method(
         "portfolio",
-        "rlplace.search.improve.portfolio:solve",
+        "rlplace.search.improve.portfolio:solve_portfolio",
         "search",
         "all placements where they are few, else evolve",
     ),

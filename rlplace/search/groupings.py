@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import FORWARD
 from rlplace.jit import Bytes, Floats, Ints, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.moves import main_labels, main_modules
-from rlplace.search.task import allowed_devices
 
 CAP_SLACK = 1.5
 """A merged group may cost this many times an even share of the whole."""
@@ -175,3 +174,109 @@ def _kruskal(
             root = parent[root]
         parent[group] = root
     return parent
+
+
+def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
+    """(G, D) bool: devices where all the ops of each group of `grouping` may run."""
+    table = np.ones((grouping.num_groups, problem.host.num_devices), dtype=np.bool_)
+    if problem.allowed is not None:
+        np.logical_and.at(table, grouping.op_group, problem.allowed)
+    return table
+
+
+def majority_devices(
+    problem: Problem, devices: NDArray[np.int32], grouping: Grouping | None = None
+) -> NDArray[np.int32]:
+    """(G,) int32: of the devices where a group may be, the one that most of its mean time is on.
+
+    The first of several that hold as much.
+
+    Args:
+        problem: what is placed.
+        devices: (N,) where its ops are.
+        grouping: what moves together; the problem's own groups by default.
+    """
+    grouping = problem.grouping if grouping is None else grouping
+    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
+    # a group of ops that take no time goes where most of them are
+    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
+    weight[~allowed_devices(problem, grouping)] = -1.0
+    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
+    return heaviest
+
+
+def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
+    """(G,) int64: the module that most of each group's mean time is in, numbered in order of first appearance."""
+    number: dict[str, int] = {}
+    modules = [number.setdefault(name, len(number)) for name in problem.graph.modules]
+    return main_labels(problem, grouping, np.array(modules, dtype=np.int64))
+
+
+def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(G,) int64: the label that most of each group's mean time has; the smallest where several have as much.
+
+    Args:
+        problem: what is placed.
+        grouping: its groups, or finer or coarser ones.
+        label_N: (N,) a label of each op, 0 or more.
+    """
+    count = int(label_N.max(initial=0)) + 1
+    keys, place = np.unique(grouping.op_group.astype(np.int64) * count + label_N, return_inverse=True)
+    time_s = np.bincount(place, weights=problem.costs.op_time_s.mean(axis=1))
+    heaviest_last = np.lexsort((-keys, time_s, keys // count))
+    labels = np.zeros(grouping.num_groups, dtype=np.int64)
+    labels[keys[heaviest_last] // count] = keys[heaviest_last] % count
+    return labels
+
+
+def kept_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+    """(G,) float64: bytes that a group keeps where it is: parameters, gradients, optimizer state, forward outputs."""
+    graph = problem.graph
+    outputs = np.where(graph.phases == FORWARD, graph.output_bytes, 0)
+    kept = np.where(graph.is_source, np.maximum(graph.parameter_bytes, outputs), graph.parameter_bytes + outputs)
+    kept = kept + graph.gradient_bytes + graph.state_bytes
+    table = np.zeros(grouping.num_groups)
+    np.add.at(table, grouping.op_group, kept)
+    return table
+
+
+def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+    """(G,) float64: parameters, gradients, optimizer state and forward outputs, in which parameters weigh twice.
+
+    Features and orders of list schedulers are made of it, and learned weights know no other.
+    """
+    graph = problem.graph
+    held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+    held = held + np.where(graph.phases == FORWARD, graph.output_bytes, 0)
+    table = np.zeros(grouping.num_groups)
+    np.add.at(table, grouping.op_group, held)
+    return table
+
+
+def room_bytes(problem: Problem) -> NDArray[np.float64]:
+    """(D,) float64: bytes of each device beside its context, at least 1."""
+    devices = problem.host.devices
+    return np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices])
+
+
+def fullness(
+    held: NDArray[np.float64], room: NDArray[np.float64], placements: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """(B,) float64: bytes held on the fullest device over its room, for `placements` (B, G) of groups."""
+    table = np.zeros((len(placements), len(room)))
+    np.add.at(table, (np.arange(len(placements))[:, None], placements), held[None, :])
+    full: NDArray[np.float64] = (table / room).max(axis=1)
+    return full
+
+
+def balanced(problem: Problem) -> NDArray[np.int32]:
+    """(G,) int32: groups, most bytes first, each on the device that it leaves least full."""
+    grouping = problem.grouping
+    held, room, allowed = held_bytes(problem, grouping), room_bytes(problem), problem.group_allowed
+    used = np.zeros(len(room))
+    devices = np.zeros(grouping.num_groups, dtype=np.int32)
+    for group in np.argsort(-held, kind="stable").tolist():
+        share = np.where(allowed[group], (used + held[group]) / room, np.inf)
+        devices[group] = int(np.argmin(share))
+        used[devices[group]] += held[group]
+    return devices

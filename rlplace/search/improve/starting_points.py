@@ -1,32 +1,166 @@
-"""Where searches start, too: what the list scheduler `Greedy` makes of fixed weights, over several groupings.
+"""Where searches start: cheap heuristics, projected onto groups and scored; bytes where none of them is feasible.
+
+Where searches start, too: what the list scheduler `Greedy` makes of fixed weights, over several groupings.
 
 The lists of weights of `Greedy` that searches begin with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.coarsening import by_module, by_role, nested
-from rlplace.search.improve.warm_starts import (
-    MICRO_BATCHED,
+from rlplace.search.groupings import (
     balanced,
-    best_start,
-    check_budget,
-    losses,
-    score_heuristics,
-    score_layouts,
-    score_starts,
+    by_module,
+    by_role,
+    fullness,
+    kept_bytes,
+    majority_devices,
+    nested,
+    room_bytes,
 )
+from rlplace.search.parallel.hybrid import first_layouts, parallel_starts
+from rlplace.search.rules.baselines import blocks, single, solve_expert
+from rlplace.search.rules.partitioners import solve_metis
+from rlplace.search.schedule.baechi import solve_m_etf, solve_m_sct
+from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.greedy import Greedy
-from rlplace.search.task import Task
+from rlplace.search.schedule.list_scheduling import solve_critical_path, solve_heft, solve_peft
+from rlplace.search.task import Budget, Scoring, Task
+
+INFEASIBLE = 1e3
+"""Loss of a placement that does not fit: more than any logarithm of a step time."""
+MOST_TRIED = 20_000
+"""Placements that are few enough to try all of them, where only seconds bound a search."""
+HEURISTICS = (
+    solve_expert,
+    solve_heft,
+    solve_m_etf,
+    solve_critical_path,
+    solve_peft,
+    solve_m_sct,
+    solve_metis,
+)
+"""Methods that need a handful of evaluations each, the quickest first."""
+MICRO_BATCHED = (solve_metis, solve_critical_path, solve_heft)
+"""Those of them for a step that is cut into micro-batches, the best first: it has many ops, and layouts besides."""
+HEURISTICS_SHARE = 0.3
+"""No further heuristic begins once this share of the budget is gone."""
+LEAST_S = 1e-3
+"""Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
+LAYOUTS = 4
+"""Layouts of a step cut into micro-batches that are starts over groups, the first."""
+_CHUNK = 256
+
+
+def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
+    """Devices (N,) int32 of ops and step time of the best of all cheap heuristics, those over ops included.
+
+    The step time is infinite where none is feasible; the devices are then balanced by bytes or on a single device.
+
+    Raises:
+        InvalidValue: as `score_starts`.
+    """
+    starts, times = score_starts(task)
+    found = [(float(times[0]), task.problem.grouping.expand(starts[0])), *score_layouts(task)]
+    found += score_heuristics(task, HEURISTICS if task.problem.graph.num_micro_batches == 1 else MICRO_BATCHED)
+    step_s, devices = min(found, key=lambda pair: pair[0])
+    return devices, step_s
+
+
+def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of what each of some heuristics finds, where it finds something feasible."""
+    found: list[tuple[float, NDArray[np.int32]]] = []
+    for solve in heuristics:
+        if task.spent >= HEURISTICS_SHARE or task.is_spent:
+            break
+        part = Task(task.problem, Scoring(task), Budget(task.evaluations_left, task.seconds_left or LEAST_S))
+        try:
+            solve(part)
+        except (MissingExtra, RunnerError):
+            continue
+        if part.best_devices is not None:
+            found.append((part.best_s, part.best_devices))
+    return found
+
+
+def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Groups' devices (S, G) of every start and their step times (S,), best first; some infinite if the budget ends.
+
+    Starts are a single device of every kind, contiguous blocks, earliest finish, groups balanced by bytes, and the
+    first layouts of a step that is cut into micro-batches.
+
+    Raises:
+        InvalidValue: the task's budget is infinite: a search would never end.
+    """
+    check_budget(task)
+    problem = task.problem
+    devices = [single(problem, device) for device in _kinds(problem)]
+    devices += [blocks(problem), eft(problem), *first_layouts(problem, LAYOUTS)]
+    starts = np.stack([*(majority_devices(problem, row) for row in devices), balanced(problem)])
+    starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
+    times = task.score_groups(starts)
+    order = np.argsort(times, kind="stable")
+    return starts[order], times[order]
+
+
+def score_layouts(task: Task) -> list[tuple[float, NDArray[np.int32]]]:
+    """Step time and devices (N,) int32 of the best layouts of a step cut into micro-batches; none where it is not."""
+    return [(start.step_s, start.devices) for start in parallel_starts(task)]
+
+
+def check_budget(task: Task) -> None:
+    """Refuses a task whose budget is infinite.
+
+    Raises:
+        InvalidValue: it is: a search would never end.
+    """
+    if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
+        raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
+
+
+def _kinds(problem: Problem) -> list[int]:
+    """The first of every kind of devices: equal costs, room and rules."""
+    allowed = np.ones((1, problem.host.num_devices)) if problem.allowed is None else problem.allowed
+    columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))
+    first: list[int] = np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist()
+    return first
+
+
+def losses(
+    problem: Problem, grouping: Grouping, placements: NDArray[np.int32], step_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(B,) float64: log step times of `placements` (B, G); those that do not fit lose to all others, by fullness."""
+    full = INFEASIBLE + fullness(kept_bytes(problem, grouping), room_bytes(problem), placements)
+    return np.where(np.isfinite(step_s), np.log(np.maximum(step_s, 1e-300)), full)
+
+
+def try_all(task: Task, *, share: float) -> bool:
+    """Whether all placements of the problem's groups were scored: only where they fit in a share of what is left."""
+    choices = [np.flatnonzero(row).astype(np.int32) for row in task.problem.group_allowed]
+    count = math.prod(len(row) for row in choices)
+    if count > share * min(task.evaluations_left, MOST_TRIED):
+        return False
+    for first in range(0, count, _CHUNK):
+        place = np.arange(first, min(first + _CHUNK, count))
+        placements = np.empty((len(place), len(choices)), dtype=np.int32)
+        for group, row in enumerate(choices):
+            placements[:, group] = row[place % len(row)]
+            place = place // len(row)
+        task.score_groups(placements)
+        if task.is_spent:
+            return False
+    return True
+
 
 GROUPINGS = ("own", "coarser", "finer", "modules-16", "modules-64", "roles", "finest")
 """Names of groupings: the problem's own groups, the next coarser, next finer and finest of `nested`, modules cut into
@@ -35,9 +169,9 @@ CROSSED = ("own", "coarser", "finer", "modules-16", "modules-64")
 """Those that every one of `START_WEIGHTS` is tried over."""
 MANY = 300
 """Evaluations of a budget from which heuristics begin: by then the seconds that they take are worth it."""
-SHARE = 0.2
+WEIGHTS_SHARE = 0.2
 """Most that fixed weights may take of such a budget ..."""
-FEW_SHARE = 0.25
+FEW_WEIGHTS_SHARE = 0.25
 """... and of a smaller one, which begins with `FIRST_WEIGHTS` ..."""
 LEAST = 7
 """... but for so many evaluations, which they may always take."""
@@ -100,12 +234,12 @@ def best_start_with_greedy(
     check_budget(task)
     crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     if has_few_evaluations(task):
-        share = max(FEW_SHARE, LEAST / task.budget.evaluations)
+        share = max(FEW_WEIGHTS_SHARE, LEAST / task.budget.evaluations)
         leaders = score_greedy(task, [*first, *FIRST_WEIGHTS, *crossed], until=task.spent + share)
         devices, step_s = _plain_start(task)
     else:
         devices, step_s = best_start(task)
-        leaders = score_greedy(task, [*first, *crossed], until=task.spent + SHARE)
+        leaders = score_greedy(task, [*first, *crossed], until=task.spent + WEIGHTS_SHARE)
     if leaders and leaders[0].step_s < step_s:
         devices, step_s = leaders[0].devices, leaders[0].step_s
     return devices, step_s, leaders

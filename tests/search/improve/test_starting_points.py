@@ -1,4 +1,7 @@
-"""Fixed weights over several groupings: each as the scheduler has it, scored once, best first, within their share."""
+"""Fixed weights over several groupings: each as the scheduler has it, scored once, best first, within their share.
+
+Starts, projections and bytes, worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from random_problems import plain_host
-from search_problems import Counting, fork_problem, tight_problem
+from search_problems import Counting, barred, chain_problem, fork_problem, tight_problem
 
+from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.improve import greedy_starts, warm_starts
-from rlplace.search.improve.coarsening import nested
-from rlplace.search.improve.greedy_starts import (
+from rlplace.search.groupings import allowed_devices, balanced, fullness, held_bytes, kept_bytes, nested, room_bytes
+from rlplace.search.improve import starting_points
+from rlplace.search.improve.starting_points import (
     CROSSED,
     FIRST_WEIGHTS,
     GROUPINGS,
@@ -23,14 +27,15 @@ from rlplace.search.improve.greedy_starts import (
     START_WEIGHTS,
     Pair,
     Schedulers,
+    best_start,
     best_start_with_greedy,
     evaluations_until,
     grouping_of,
     score_greedy,
+    score_starts,
 )
-from rlplace.search.improve.warm_starts import best_start, score_starts
 from rlplace.search.schedule.greedy import FEATURES, Greedy
-from rlplace.search.task import Budget, Task, allowed_devices
+from rlplace.search.task import Budget, Task
 
 CROSS = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
 
@@ -93,7 +98,7 @@ def test_heuristics_begin_where_evaluations_are_many(
     evaluations: int, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Task] = []
-    monkeypatch.setattr(warm_starts, "HEURISTICS", (asked.append,))
+    monkeypatch.setattr(starting_points, "HEURISTICS", (asked.append,))
     problem = layered_problem()
     best_start_with_greedy(Task(problem, Counting(problem), Budget(evaluations)))
     assert bool(asked) == begins
@@ -103,8 +108,8 @@ def test_heuristics_begin_where_evaluations_are_many(
 def test_groups_balanced_by_bytes_fit_where_no_weights_do(evaluations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = tight_problem(12, 3)
     gather = ("own", (0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0))
-    monkeypatch.setattr(greedy_starts, "FIRST_WEIGHTS", (gather,) * 32)
-    monkeypatch.setattr(greedy_starts, "START_WEIGHTS", ())
+    monkeypatch.setattr(starting_points, "FIRST_WEIGHTS", (gather,) * 32)
+    monkeypatch.setattr(starting_points, "START_WEIGHTS", ())
     task = Task(problem, Counting(problem), Budget(evaluations))
     devices, step_s, leaders = best_start_with_greedy(task)
     assert not any(np.isfinite(one.step_s) for one in leaders)
@@ -151,3 +156,63 @@ def test_a_scheduler_is_laid_out_once() -> None:
     schedulers = Schedulers(layered_problem())
     assert schedulers["roles"] is schedulers["roles"]
     assert schedulers["own"].grouping is not schedulers["finest"].grouping
+
+
+def test_bytes_held_are_parameters_and_forward_outputs_and_fill_the_room_of_a_device() -> None:
+    problem = tight_problem(2, 2)
+    sizes = problem.graph.parameter_bytes[:2]
+    kept = kept_bytes(problem, problem.grouping)
+    assert kept.tolist() == (sizes + 1).tolist()  # one byte of its reader
+    assert held_bytes(problem, problem.grouping).tolist() == (2 * sizes + 1).tolist()  # parameters weigh twice there
+    room = room_bytes(problem)
+    rows = np.array([[0, 1], [1, 1]], dtype=np.int32)
+    assert fullness(kept, room, rows).tolist() == [max(kept) / room[0], kept.sum() / room[1]]
+
+
+def test_balanced_puts_the_largest_on_the_emptiest_allowed_device() -> None:
+    chain = chain_problem(4, 2, output_bytes=[4, 3, 2, 1])
+    assert balanced(chain).tolist() == [0, 1, 1, 0]
+    assert balanced(barred(chain, {1: (0,)})).tolist() == [0, 0, 1, 1]
+
+
+def test_starts_are_scored_best_first_and_within_budget() -> None:
+    chain = chain_problem(4, 2)
+    timer = Counting(chain)
+    starts, times = score_starts(Task(chain, timer, Budget(100)))
+    assert np.all(np.diff(times) >= 0)
+    assert len(np.unique(starts, axis=0)) == len(starts) == timer.count
+    timer = Counting(chain)
+    _, times = score_starts(Task(chain, timer, Budget(2)))
+    assert timer.count == 2
+    assert np.isfinite(times).sum() == 2
+
+
+def test_a_search_without_a_budget_is_refused() -> None:
+    chain = chain_problem(4, 2)
+    with pytest.raises(InvalidValue, match="budget"):
+        score_starts(Task(chain, Counting(chain)))
+
+
+def test_the_best_start_is_over_ops_where_that_is_faster() -> None:
+    fork = fork_problem(0, 2)
+    together = Problem(fork.graph, fork.host, fork.costs, Grouping(np.zeros(fork.graph.num_ops, dtype=np.int32)))
+    timer = Counting(together)
+    task = Task(together, timer, Budget(100))
+    devices, step_s = best_start(task)
+    assert len(set(devices.tolist())) == 2
+    assert step_s == task.best_s < score_starts(Task(together, Counting(together), Budget(100)))[1][0]
+    assert timer.count == task.evaluations < 40
+
+
+def test_heuristics_leave_most_of_the_budget() -> None:
+    fork = fork_problem(0, 2)
+    timer = Counting(fork)
+    best_start(Task(fork, timer, Budget(10)))
+    assert timer.count < 10
+
+
+def test_one_device_of_a_kind_is_tried() -> None:
+    chain = chain_problem(4, 3)
+    starts, _ = score_starts(Task(chain, Counting(chain), Budget(100)))
+    assert [row.tolist() for row in starts].count([0, 0, 0, 0]) == 1
+    assert [1, 1, 1, 1] not in starts.tolist()
