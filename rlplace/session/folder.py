@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlplace.errors import FileProblem, UnknownName
 from rlplace.files import PARTIAL_ENDING, refuse_link, write_json_atomic, write_text_atomic
-from rlplace.runs.lock import LOCK_FILE, FolderLock
+from rlplace.locks import LOCK_FILE, FolderLock
 
 SESSION = "session.db"
 """The state of a run; every other file is an output for people and tools, which no command reads as state."""
