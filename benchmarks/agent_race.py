@@ -28,7 +28,6 @@ from rlplace.measure.timing.race import RaceProtocol, idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
@@ -37,6 +36,7 @@ from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.methods import LEARNED
 from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.tracking import NoTracker
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "gpt2@small", "clip@small")

@@ -23,8 +23,7 @@ from rlplace.search import Budget
 from rlplace.search.methods import find
 from rlplace.session.cut import WHOLE
 from rlplace.session.steps import graph_for
-from rlplace.training.elastic.known import Choices, KnownRun
-from rlplace.training.elastic.replace import PORTFOLIO, Replaced, replaced, search
+from rlplace.training.elastic.placed_again import PORTFOLIO, Choices, KnownRun, Replaced, replaced, search
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small")

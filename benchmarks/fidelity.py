@@ -13,13 +13,13 @@ from typing import Any
 
 from record import RESULTS, as_markdown, record
 
+from rlplace.compare.fidelity import measure_mix
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host
 from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
-from rlplace.runs.fidelity import measure_mix
 from rlplace.session.calibrate import calibrate_on, step_times
 from rlplace.session.steps import graph_for, make_problem
 from rlplace.workloads import parse_workload

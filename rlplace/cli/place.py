@@ -99,7 +99,7 @@ def place(
         has_own = bool(placing.pin or placing.exclude or placing.together)
         constraints = placing.constraints(found) if has_own else None
         path = None if path is None else _free(path, overwrite)
-        from rlplace.training.elastic.session import replace_run
+        from rlplace.training.elastic.replace_run import replace_run
 
         result = replace_run(
             folder,

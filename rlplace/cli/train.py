@@ -26,7 +26,7 @@ from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from rlplace.training.resume.reopen import Named
+    from rlplace.training.resume import Named
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -98,8 +98,8 @@ def train(
     if resume is not None:
         given = given_options()
         _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
-        from rlplace.training.resume.reopen import Named
-        from rlplace.training.session import resume_training
+        from rlplace.training.command import resume_training
+        from rlplace.training.resume import Named
 
         more_s = budget if isinstance(budget, MoreTime) else 0.0
         named = Named(
@@ -147,7 +147,7 @@ def train(
         learn=learn,
         agent=agent,
     )
-    from rlplace.training.session import run_training
+    from rlplace.training.command import run_training
 
     folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
     result = run_training(

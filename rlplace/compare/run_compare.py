@@ -27,13 +27,12 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import make_progress
 from rlplace.report.printed import compare_table
-from rlplace.runs.measuring import measuring
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import prepare
 from rlplace.session.steps import Steps, default_size
-from rlplace.store.log import check_store
+from rlplace.store.log import check_store, measuring
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec
 

@@ -54,6 +54,15 @@ class CutOptions:
         """Whether the count is to be chosen."""
         return self.count == AUTO
 
+    def again(self, count: int, loss: Loss | None) -> tuple[int, CutOptions]:
+        """The number of micro-batches that was chosen, and the options that cut a step so again.
+
+        Args:
+            count: of micro-batches.
+            loss: as it was judged; None where it was not.
+        """
+        return count, WHOLE if count == 1 else CutOptions(count, self.batch_dims, loss or self.loss)
+
     def to_dict(self) -> dict[str, Any]:
         """What a run keeps of it."""
         dims = self.batch_dims

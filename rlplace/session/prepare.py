@@ -57,6 +57,12 @@ class Prepared:
     evaluations: int = 0
     start: NDArray[np.int32] | None = field(default=None, repr=False)
 
+    @property
+    def cut(self) -> tuple[int, CutOptions]:
+        """The number of micro-batches of the step, and the options that cut it so again."""
+        verdict = verdict_of(self.problem.graph)
+        return self.asked.again(self.problem.graph.num_micro_batches, verdict and verdict["kind"])
+
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
         return describe_cut(self.problem.graph, self.asked) | {

@@ -337,11 +337,9 @@ class Session:
     @property
     def cut(self) -> tuple[int, CutOptions]:
         """The number of micro-batches of the step, and the options that cut it so again."""
-        facts, asked = self.facts, self.request.asked
-        if facts.num_micro_batches == 1:
-            return 1, WHOLE
-        loss = asked.loss if facts.verdict is None else facts.verdict.kind
-        return facts.num_micro_batches, CutOptions(facts.num_micro_batches, asked.batch_dims, loss)
+        facts = self.facts
+        verdict = None if facts.verdict is None else facts.verdict.kind
+        return self.request.asked.again(facts.num_micro_batches, verdict)
 
     @property
     def micro_batches(self) -> dict[str, Any]:
@@ -627,6 +625,10 @@ class Session:
     def ending(self) -> Ending | None:
         """When and how the table was made; None before that."""
         return self.fact("ending", Ending)
+
+    def keep_durations(self, expected: dict[str, float], taken: dict[str, float]) -> None:
+        """Keeps how long the parts of all of the run were expected to take and took, once its table is there."""
+        self.keep(ending=dataclasses.replace(self._required("ending", Ending), expected=expected, taken=taken))
 
     @property
     def explanation(self) -> Explanation | None:

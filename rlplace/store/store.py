@@ -25,7 +25,7 @@ from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writin
 from rlplace.store.records import (
     ARRAYS,
     LISTS,
-    Session,
+    MeasuringProcess,
     StoredMeasurement,
     decode_measurement,
     decode_plan,
@@ -63,7 +63,7 @@ class MeasurementStore:
         connection.row_factory = sqlite3.Row
         self.path, self.is_writable = path, is_writable
         self._connection = connection
-        self._begun: dict[int, Session] = {}
+        self._begun: dict[int, MeasuringProcess] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -94,7 +94,7 @@ class MeasurementStore:
     def __repr__(self) -> str:
         return f"MeasurementStore({str(self.path)!r})"
 
-    def begin(self, session: Session) -> int:
+    def begin(self, session: MeasuringProcess) -> int:
         """Takes note of a process that is going to measure; the number that its measurements carry.
 
         Raises:
@@ -147,7 +147,7 @@ class MeasurementStore:
             self._connection.execute(_insert("learned_hosts", columns), columns)
 
     def find(
-        self, key: MeasurementKey, reference: str, session: Session, since_s: float, least_idle: float = 0.0
+        self, key: MeasurementKey, reference: str, session: MeasuringProcess, since_s: float, least_idle: float = 0.0
     ) -> StoredMeasurement | None:
         """The latest whole measurement under a key, beside the same reference, on a machine like this.
 
@@ -275,7 +275,7 @@ class MeasurementStore:
                 number = columns.pop("number")
                 yield decode_measurement(columns, f"{self.path}: measurement {number}")
 
-    def _add_session(self, session: Session) -> int:
+    def _add_session(self, session: MeasuringProcess) -> int:
         columns = asdict(session)
         number = self._connection.execute(_insert("sessions", columns), columns).lastrowid
         assert number is not None

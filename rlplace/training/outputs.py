@@ -29,7 +29,6 @@ from rlplace.measure.problem import Problem
 from rlplace.report import Curve, save_best_so_far_png, save_timeline_png
 from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.task import Saveable
 from rlplace.session.explained import explain_run
 from rlplace.session.folder import RunFolder
@@ -40,6 +39,7 @@ from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import Durations
 from rlplace.training.table import Table
+from rlplace.training.tracking import NoTracker, Tracker
 
 WEIGHTS = ("policy.safetensors", "policy.json")
 """What a policy is saved as."""
@@ -60,6 +60,7 @@ class TrainingRun:
         is_resumed: whether it goes on from what the session holds.
         log: keeps what is measured; None where nothing is.
         cluster: whose machines measure or search; None for this one.
+        weights: of the policy to begin with, where the session brings them.
     """
 
     session: Session
@@ -72,6 +73,7 @@ class TrainingRun:
     is_resumed: bool = False
     log: StoreLog | None = None
     cluster: Cluster | None = None
+    weights: Path | None = None
 
     def keep_placement(self, plan: Plan, method: str) -> None:
         """Keeps the best placement so far, and writes it as `placement.json`."""

@@ -1,4 +1,4 @@
-"""The phases of a run, in order: what is known of the host, calibration, heuristics, search, the final table, its end."""
+"""The phases of a run, in order: what is known of the host, calibration, heuristics, search, final table, end."""
 
 from __future__ import annotations
 

@@ -14,15 +14,15 @@ from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, progress_of
-from rlplace.runs.measuring import measuring
-from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
+from rlplace.store.log import measuring
 from rlplace.training.checks import check_beside_problem, check_names, completed
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards
 from rlplace.training.outputs import TrainingRun, TrainResult
 from rlplace.training.phases import find_best
+from rlplace.training.tracking import NoTracker, Tracker
 
 
 def train(

@@ -7,7 +7,7 @@ import pytest
 from run_files import change, write_run
 
 from rlplace.errors import FileProblem, InvalidValue, UserError
-from rlplace.runs.report import read_run, write_report
+from rlplace.report.report_run import read_run, write_report
 from rlplace.session.folder import RUN_FILES, RunFolder
 
 

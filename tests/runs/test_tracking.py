@@ -12,14 +12,14 @@ import matplotlib.font_manager  # makes the list of fonts where there is none ye
 import pytest
 
 from rlplace.errors import UnknownName, UserError
-from rlplace.runs.tracking import NoTracker, make_tracker
 from rlplace.search.task import BestSoFar
+from rlplace.training.tracking import NoTracker, make_tracker
 
 OFFLINE_RUN = """
 import json, sys
 from pathlib import Path
 from rlplace.report.drawing import save_fidelity_png
-from rlplace.runs.tracking import make_tracker
+from rlplace.training.tracking import make_tracker
 from rlplace.search.task import BestSoFar
 
 folder = Path(sys.argv[1])
@@ -56,7 +56,7 @@ def test_disabled_does_nothing_and_imports_no_wandb(tmp_path: Path) -> None:
     assert tracker.how_to_sync == ""
     assert not list(tmp_path.iterdir())
     code = (
-        "import sys; from rlplace.runs.tracking import make_tracker\n"
+        "import sys; from rlplace.training.tracking import make_tracker\n"
         "make_tracker('disabled', '.', {}); assert 'wandb' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
@@ -76,7 +76,7 @@ def test_without_wandb_the_error_says_what_to_do(tmp_path: Path, monkeypatch: py
 
 def test_online_without_a_login_is_refused_at_once(tmp_path: Path) -> None:
     code = (
-        "import sys; from rlplace.errors import UserError; from rlplace.runs.tracking import make_tracker\n"
+        "import sys; from rlplace.errors import UserError; from rlplace.training.tracking import make_tracker\n"
         "try: make_tracker('online', sys.argv[1], {})\n"
         "except UserError as error: print(error)"
     )

@@ -14,7 +14,7 @@ from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, foreign, key_
 
 from rlplace.errors import FileProblem
 from rlplace.measure.host_model import LearnedHost, Prior
-from rlplace.store import Filter, MeasurementStore, Session, StoreLog, database, open_log
+from rlplace.store import Filter, MeasurementStore, StoreLog, database, open_log
 from rlplace.store.log import ANSWERS_S, FAILURE_ANSWERS_S, check_store
 
 

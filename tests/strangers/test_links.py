@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rlplace.training.resume.journal import read_progress
 from run_files import write_run
 
 from rlplace.errors import FileProblem, UserError
@@ -17,10 +18,9 @@ from rlplace.measure import load_placement
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.hosts.host_file import load_host
 from rlplace.policy import load_policy
-from rlplace.runs.tracking import make_tracker
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.store import MeasurementStore
-from rlplace.training.resume.journal import read_progress
+from rlplace.training.tracking import make_tracker
 
 
 @pytest.mark.parametrize("name", [*RUN_FILES, LOCK_FILE])
@@ -118,7 +118,7 @@ def test_a_path_that_is_none_is_told(name: str, path: str, tmp_path: Path) -> No
 TRACKS = """
 import sys
 from pathlib import Path
-from rlplace.runs.tracking import make_tracker
+from rlplace.training.tracking import make_tracker
 run = Path(sys.argv[1])
 tracker = make_tracker("offline", run, {})
 tracker.log_files("config", [run / "config.json"])

@@ -15,15 +15,15 @@ from damaged import damaged, damaged_tree, mutation, share
 from hypothesis import given
 from hypothesis import strategies as st
 from micrographs import fork_join
+from rlplace.training.resume.journal import mark_finished
 from safetensors.numpy import load, save
 
 from rlplace.graphs.formats import save_graph
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session.folder import RunFolder
+from rlplace.training.command import Request
 from rlplace.training.config import TrainConfig
-from rlplace.training.resume.config_file import Request
-from rlplace.training.resume.journal import mark_finished
 
 PROGRESS, RECORDS = "progress.safetensors", "records"
 
@@ -123,7 +123,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         seen.append(request.config)
         return {}
 
-    for home in ("rlplace.training.session", "rlplace.training.elastic.elsewhere"):
+    for home in ("rlplace.training.command", "rlplace.training.elastic.elsewhere"):
         monkeypatch.setattr(f"{home}.run_request", noted)
         monkeypatch.setattr(f"{home}.check_request", lambda _: None)
     return seen

@@ -24,12 +24,12 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.policy import load_policy
 from rlplace.report.console import make_progress
-from rlplace.runs.tracking import make_tracker
 from rlplace.search.methods import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
 from rlplace.session.folder import RunFolder
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.outputs import title_of
+from rlplace.training.tracking import make_tracker
 
 
 def simulated_problem() -> Problem:

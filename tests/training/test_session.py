@@ -13,10 +13,9 @@ from search_problems import chain_problem
 
 from rlplace.graphs import save_graph
 from rlplace.measure import Host
-from rlplace.runs import tracking
-from rlplace.runs.tracking import NoTracker
-from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.session import run_training
+from rlplace.training import SearchConfig, TrainConfig, tracking
+from rlplace.training.command import run_training
+from rlplace.training.tracking import NoTracker
 from rlplace.workloads import parse_workload
 
 

@@ -24,7 +24,6 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, make_progress
-from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.methods import Method, adopt_methods
 from rlplace.search.task import Budget
 from rlplace.session.method import MethodResult
@@ -33,6 +32,7 @@ from rlplace.training.agent.config import AgentConfig
 from rlplace.training.methods import METHODS
 from rlplace.training.searches.side_by_side import search_side_by_side
 from rlplace.training.table import compile_kernels
+from rlplace.training.tracking import NoTracker, Tracker
 
 LEARNED_FILE = "policy.safetensors"
 """What a method learned is saved under this name before it travels."""

@@ -25,11 +25,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
 from rlplace.search.task import BestSoFar, Failure, Saveable, Task
 from rlplace.search.winners import choose_diverse
 from rlplace.session.method import MethodResult, Race, Unmeasured
 from rlplace.session.session import MethodKeeper
+from rlplace.training.tracking import Tracker
 
 LEAST_KEPT, MOST_KEPT = 64, 512
 """Simulated placements that are kept to be measured: as many as may be run, within reason."""

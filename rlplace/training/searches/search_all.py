@@ -50,6 +50,7 @@ def options_of(
         knowledge: what other workloads taught about the host.
     """
     config, start = run.config, run.start
+    learn = config.learn if run.weights is None else dataclasses.replace(config.learn, init=str(run.weights))
     own: dict[str, dict[str, Any]] = {
         LEARNED: {
             "config": agent_for(config.agent, evaluator),
@@ -59,7 +60,7 @@ def options_of(
             "start": start,
             "knowledge": knowledge,
         },
-        POLICY: {"config": config.learn, "start": start},
+        POLICY: {"config": learn, "start": start},
         SCHEDULE: {"config": config.learn},
         GUIDED: {"config": config.guide or config.learn, "start": start},
         PORTFOLIO: {"start": start},

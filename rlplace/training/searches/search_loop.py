@@ -10,13 +10,13 @@ from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
 from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.search.winners import OwnOrderWithPaths
 from rlplace.session.method import MethodResult
 from rlplace.session.session import MethodKeeper
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
+from rlplace.training.tracking import Tracker
 
 BATCH = 6
 """Placements a race, where the method does not measure by itself."""

@@ -19,11 +19,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
 from rlplace.search.methods import METHODS
 from rlplace.search.task import BestSoFar, Budget, Failure, Saveable, Task
 from rlplace.session.method import MethodResult
 from rlplace.session.session import MethodKeeper
+from rlplace.training.tracking import Tracker
 
 POLL_S = 0.1
 """How often progress is told."""

@@ -28,7 +28,7 @@ from rlplace.report.html.page import (
     what_was_run_section,
 )
 from rlplace.report.html.run_data import decode_run
-from rlplace.runs.report import read_run
+from rlplace.report.report_run import read_run
 from rlplace.session.folder import RunFolder
 
 MOST_BYTES_BESIDE_PLOTLY = 1_000_000

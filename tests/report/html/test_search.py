@@ -9,7 +9,7 @@ from run_files import change, rows_of, write_run
 
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.search import fidelity_section, learning_section, words
-from rlplace.runs.report import read_run
+from rlplace.report.report_run import read_run
 from rlplace.session.folder import RunFolder
 
 

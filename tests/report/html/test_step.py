@@ -26,7 +26,7 @@ from rlplace.report.html.step import (
     timeline_section,
     tree,
 )
-from rlplace.runs.report import read_run
+from rlplace.report.report_run import read_run
 from rlplace.session.folder import RunFolder
 
 

@@ -23,10 +23,10 @@ from rlplace.measure.timing.threads import usable_cores
 from rlplace.policy.options import LearnConfig
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.checks import check_names
+from rlplace.training.command import resume_training, run_training
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
-from rlplace.training.elastic.replace import without_policy
-from rlplace.training.resume.reopen import Named
-from rlplace.training.session import resume_training, run_training
+from rlplace.training.elastic.placed_again import without_policy
+from rlplace.training.resume import Named
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=3, width=3, flops=1e9)

@@ -16,7 +16,7 @@ from rlplace.errors import FingerprintMismatch, RlplaceError
 from rlplace.graphs.formats import save_graph
 from rlplace.graphs.synthetic import synthetic
 from rlplace.session.folder import RunFolder
-from rlplace.training.elastic.known import KnownRun, read_known, sized
+from rlplace.training.elastic.placed_again import KnownRun, read_known, sized
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=1, stages=3, width=3)

@@ -13,9 +13,8 @@ from rlplace.errors import DeviceLost, RunnerError
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.training import TrainConfig
+from rlplace.training.command import Request, offering, what_is_left
 from rlplace.training.elastic import offer
-from rlplace.training.elastic.offer import offering, what_is_left
-from rlplace.training.resume.config_file import Request
 from rlplace.workloads import parse_workload
 
 

@@ -22,8 +22,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.cut import WHOLE
-from rlplace.training.elastic.known import Choices, KnownRun
-from rlplace.training.elastic.replace import replaced, search
+from rlplace.training.elastic.placed_again import Choices, KnownRun, replaced, search
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=6, width=4, flops=1e9)

@@ -20,9 +20,9 @@ from rlplace.graphs import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.resume.reopen import NOTHING, Named
+from rlplace.training.command import resume_training, run_training
+from rlplace.training.resume import NOTHING, Named
 from rlplace.training.searches.search_all import search_all
-from rlplace.training.session import resume_training, run_training
 from rlplace.workloads import parse_workload
 
 HOST = "2xK80"

@@ -16,12 +16,12 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress, make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
 from rlplace.session.method import LoopResult, MethodState
 from rlplace.training.searches.racing_host import FINAL, ROUND, LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.tracking import NoTracker
 
 PROBLEM = chain_problem(4)
 

@@ -13,11 +13,11 @@ from fake_measurer import chain_problem
 from rlplace.errors import InvalidValue
 from rlplace.measure.plan import Plan
 from rlplace.report.console import Progress, make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.session.method import LoopResult, MethodState
 from rlplace.training.searches import side_by_side
+from rlplace.training.tracking import NoTracker
 
 PROBLEM = chain_problem(4)
 LONG_S = 600.0

@@ -1,4 +1,4 @@
-"""`reopen`: what a run was asked to do, looked up again on this machine."""
+"""`resume_training`: what `rlplace train --resume DIR` does; `believed`: how far a run folder is believed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rlplace.decode import shortened
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.host_file import host_from_dict
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.resolve import is_host_file, resolve_host
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.options import WEIGHTS_ENDING
+from rlplace.records import shortened
+from rlplace.report.console import Progress, make_progress
 from rlplace.say import clean, say
 from rlplace.session.folder import RunFolder
+from rlplace.session.session import Request, Session
 from rlplace.session.steps import versions
+from rlplace.training.command import EVERYTHING, HARMLESS, Job, Shown, again_words, answer_of, going_on, run_job
 from rlplace.training.config import TrainConfig
-from rlplace.training.resume.config_file import FILE, HARMLESS, KeptRequest, Request, again_words, read_request
 from rlplace.workloads import WorkloadSpec, parse_kept_workload
 
 
@@ -50,40 +53,112 @@ NOTHING = Named()
 """Everything is left to the run."""
 
 
-def reopen(run: RunFolder, named: Named) -> tuple[Request, bool]:
-    """What the run in a folder was asked to do, and whether it gets a larger budget now.
+@one_thread_here()
+def resume_training(
+    folder: Path, named: Named = NOTHING, *, is_waiting: bool = True, shown: Shown = EVERYTHING
+) -> dict[str, Any]:
+    """Goes on with the run in a folder from what it has measured and learned; returns what `--json` prints.
+
+    On a simulated host, under a budget of evaluations, it ends with the bits of a run that was not interrupted. A run
+    that has come to its end stays as it is, unless it gets a larger budget.
 
     Args:
-        run: the folder.
+        folder: of the run, in whatever state it was left.
+        named: what the user names again, and a larger budget.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+        shown: what people are shown.
+
+    Raises:
+        FileProblem: there is nothing to go on with, what there is is malformed, another process is at it, or the disk
+            is full.
+        FingerprintMismatch: the workload or the host is another by now.
+        InvalidValue: a smaller budget than the run was given, other versions, or the workload is not the run's.
+        RunnerError: another search measures here, and waiting was refused.
+    """
+    progress = make_progress(is_quiet=shown.is_quiet)
+    run = RunFolder.reopen(folder)
+    try:
+        with Session.open(run) as session:
+            has_ended = session.has_ended
+            if has_ended and (named.workload, named.budget_s, named.more_s) == (None, None, 0.0):  # also of own code
+                return _ended(session, progress)
+            job, is_extended = reopen(session, named)
+            if has_ended and not is_extended:
+                return _ended(session, progress)
+            job.check()
+            with measuring_alone(job.host, say=progress.say, run=folder, is_waiting=is_waiting):
+                progress.say(f"going on with {folder}: {job.spec} on {job.host.name}")
+                steps = job.steps()
+                with going_on(run, job, progress):
+                    if is_extended:
+                        job.keep(session, run)
+                        session.keep(has_ended=False)
+                    return run_job(job, steps, run, session, progress, shown=shown, is_resumed=True)
+    finally:
+        run.close()
+
+
+def _ended(session: Session, progress: Progress) -> dict[str, Any]:
+    """The answer of a run that has ended, of which nothing changes."""
+    count = kept_config(session).evaluations
+    more = "to go on, give it a larger --budget"
+    if count is not None:  # a larger budget is refused
+        more = f"its {count:,} evaluations are spent: for more, start another run with a larger --evaluations"
+    progress.say(f"the run in {session.path.parent} has come to its end; {more}")
+    return answer_of(session)
+
+
+def kept_config(session: Session) -> TrainConfig:
+    """How the run was asked to search.
+
+    Raises:
+        FileProblem: the run was stopped before that was kept.
+        InvalidValue, UnknownName: it is malformed; names the field.
+    """
+    found = session.fact("config", TrainConfig)
+    if found is None:
+        raise FileProblem(session.path, "this run has no config: it stopped before it began. Start it again.")
+    return found
+
+
+def reopen(session: Session, named: Named) -> tuple[Job, bool]:
+    """What a run was asked to do, looked up again on this machine, and whether it gets a larger budget now.
+
+    Args:
+        session: of the run.
         named: what the user names again.
 
     Raises:
         FileProblem: other versions are installed, or the host is another.
         InvalidValue: the workload is another, or has to be named; or the budget is smaller than before.
-        UserError: `config.json` is malformed, or names what there is not.
+        UserError: what the session holds is malformed, or names what does not exist.
     """
-    kept = read_request(run)
-    where = str(run.path(FILE))
-    if kept.versions != versions():
+    request, kept, where = session.request, kept_config(session), str(session.path)
+    if request.versions != versions():
         installed = ", ".join(f"{name} {version}" for name, version in versions().items())
-        made = ", ".join(f"{name} {version}" for name, version in kept.versions.items())
+        made = ", ".join(f"{name} {version}" for name, version in request.versions.items())
         raise FileProblem(
             where,
-            f"the run was made with {made}, and here is {installed}: what it measured and learned does not hold for "
-            "these. Go on with those, or start it again in another folder.",
+            f"the run was made with {clean(made)}, and here is {installed}: what it measured and learned does not hold "
+            "for these. Go on with those, or start it again in another folder.",
         )
-    spec = _spec(kept, named.workload, where)
-    host = _host(run, kept, where)
-    if host.fingerprint != kept.host_fingerprint:
+    spec = _spec(request, named.workload, where)
+    if not is_host_file(request.host):
+        host = resolve_host(request.host, gangs=request.gangs)
+    elif session.has("host"):  # as the run keeps it: a host file is not the folder's
+        host = session.host
+    else:
+        what = f"the run is of the host file {shortened(request.host)!r} and stopped before it kept what that says"
+        raise FileProblem(where, f"{what}: start it again.")
+    if host.fingerprint != request.host_fingerprint:
         raise FileProblem(
             where,
-            f"the run is of host {kept.host!r} with other devices than it has here and now (fingerprint "
-            f"{kept.host_fingerprint}, now {host.fingerprint}): go on where it was started, or name the new host with "
-            "`--host`.",
+            f"the run is of host {shortened(request.host)!r} with other devices than it has here and now (fingerprint "
+            f"{shortened(request.host_fingerprint)}, now {host.fingerprint}): go on where it was started, or name the "
+            "new host with `--host`.",
         )
-    config = _extended(believed(kept.config, named, where), named)
-    request = Request(spec, host, config, kept.host, kept.gangs, kept.asked, kept.placed_again, kept.workload_seed)
-    return request, config.budget_s > kept.config.budget_s
+    config = _extended(believed(kept, named, where), named)
+    return Job(spec, host, config, request), config.budget_s > kept.budget_s
 
 
 def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
@@ -122,7 +197,7 @@ def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
     return dataclasses.replace(config, **changed)
 
 
-def _spec(kept: KeptRequest, workload: str | None, where: str) -> WorkloadSpec:
+def _spec(kept: Request, workload: str | None, where: str) -> WorkloadSpec:
     """The workload of the run; a user's function is imported, and a file opened, only if they name it."""
     command = shlex.join(["rlplace", "train", kept.workload, "--resume", str(Path(where).parent)])
     spec = parse_kept_workload(kept.workload, workload, where=where, command=command)
@@ -133,19 +208,6 @@ def _spec(kept: KeptRequest, workload: str | None, where: str) -> WorkloadSpec:
             "workload", workload, f"{shortened(kept.workload)!r}, the run's", where="train --resume", hint=hint
         )
     return spec
-
-
-def _host(run: RunFolder, kept: KeptRequest, where: str) -> Host:
-    """The host of the run; that of a host file as the run keeps it, since the file is not the folder's."""
-    if not is_host_file(kept.host):
-        return resolve_host(kept.host, gangs=kept.gangs)
-    if not run.has("problem.json"):
-        raise FileProblem(
-            where,
-            f"the run is of the host file {shortened(kept.host)!r} and stopped before it kept what that says: start it "
-            "again.",
-        )
-    return host_from_dict(run.read_json("problem.json").get("host"), str(run.path("problem.json")))
 
 
 def _extended(config: TrainConfig, named: Named) -> TrainConfig:

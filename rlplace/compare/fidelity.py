@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.compare.one_placement import counted_peaks
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.evaluator import Evaluator
@@ -23,15 +24,13 @@ from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
-from rlplace.runs.measuring import measuring
-from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import prepare
 from rlplace.session.steps import Steps, versions
-from rlplace.store.log import check_store
+from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
 
 ROUNDS = 9

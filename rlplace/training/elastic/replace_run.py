@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,22 @@ from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
-from rlplace.session.steps import versions
-from rlplace.training.elastic.known import read_known
-from rlplace.training.elastic.replace import Replaced, replaced, search, without_policy
-from rlplace.training.elastic.report import describe_costs, describe_devices, device_lines, move_lines, moves
+from rlplace.session.session import Session
+from rlplace.session.steps import describe_problem
+from rlplace.training.command import Job
+from rlplace.training.elastic.placed_again import (
+    Replaced,
+    describe_costs,
+    describe_devices,
+    device_lines,
+    move_lines,
+    moves,
+    read_known,
+    replaced,
+    search_again,
+    without_policy,
+)
 from rlplace.training.methods import METHODS, PORTFOLIO
-from rlplace.training.resume.config_file import Request, read_request
-from rlplace.training.resume.prepared import describe_prepared
 
 SECONDS = 5.0
 """Of search, where nobody says otherwise."""
@@ -79,7 +89,7 @@ def replace_run(
         UserError: the step cannot be captured or placed on this host.
     """
     _ = METHODS[method]
-    known = read_known(RunFolder.open(folder), workload)
+    known = read_known(folder, workload)
     if run is not None:
         RunFolder.check(run, overwrite=overwrite)
     progress = make_progress(is_quiet=is_quiet)
@@ -92,7 +102,7 @@ def replace_run(
         simulator = Simulator(made.believed)
         if math.isfinite(seconds):
             find(made.believed, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
-        found = search(made, Budget(evaluations=evaluations, seconds=seconds), method=method, seed=seed)
+        found = search_again(made, Budget(evaluations=evaluations, seconds=seconds), method=method, seed=seed)
         if found.devices is None:
             raise RunnerError(f"none of {found.evaluations} placements fits into memory; give more `--seconds`.")
         plan = found.plan if found.plan is not None else simulator.plan(found.devices)
@@ -118,7 +128,7 @@ def replace_run(
             "new_run": None if run is None else str(run),
             "method": method,
             "seed": seed,
-            "workload_seed": known.choices.built_with,
+            "workload_seed": known.request.workload_seed,
             "kind": "simulated",
             "host": {"from": known.host.name, "to": host.name},
             "step_time_s": found.step_time_s,
@@ -157,32 +167,19 @@ def _keep(
     constraints: Constraints | None,
     overwrite: bool,
 ) -> None:
-    """Writes the placement as a run: its options are those of the old one, its host is another."""
-    config = _config(made, host, host_word, gangs=gangs, constraints=constraints)
-    run = RunFolder.create(root, overwrite=overwrite)
-    try:
-        run.write_json("config.json", config)
-        run.write_json(
-            "problem.json", describe_prepared(Prepared(made.problem, made.known.asked, 0, placement.devices))
-        )
-        save_placement(placement, run.path("placement.json"))
-    finally:
-        run.close()
-
-
-def _config(
-    made: Replaced, host: Host, host_word: str, *, gangs: bool, constraints: Constraints | None
-) -> dict[str, Any]:
-    """What `config.json` holds, so that training can go on from the placement on its new host."""
+    """Keeps the placement as a run: its options are those of the old one, its host is another."""
     known = made.known
-    if "asked" not in known.config:  # of a version that could not go on with a run
-        changed = {"workload": str(known.spec), "host": host_word, "gangs": gangs, "versions": versions()}
-        return {**known.config, **changed}
-    config = read_request(RunFolder.open(known.folder)).config
-    if constraints is not None:
-        config = dataclasses.replace(config, constraints=constraints)
+    config = known.config if constraints is None else dataclasses.replace(known.config, constraints=constraints)
     if not host.is_simulated:  # what is measured has a budget of time
         config = without_policy(dataclasses.replace(config, evaluations=None), host)
-    seed = known.choices.built_with
-    request = Request(known.spec, host, config, host_word, gangs, known.asked, str(known.folder), seed)
-    return request.to_dict() | {"micro_batches": known.config.get("micro_batches")}
+    again = {"placed_again": str(known.folder), "workload_seed": known.request.workload_seed}
+    job = Job.of(known.spec, host, config, host_word, gangs=gangs, asked=known.request.asked, **again)
+    prepared = Prepared(made.problem, known.request.asked, 0, placement.devices)
+    with closing(RunFolder.create(root, overwrite=overwrite)) as run, Session.open(run) as session:
+        job.keep(session, run)
+        session.keep_problem(prepared)
+        session.keep_placement(placement)
+        start = placement.devices.tolist()
+        run.write_json("config.json", job.told(prepared.to_dict()))
+        run.write_json("problem.json", describe_problem(made.problem) | {"evaluations": 0, "start": start})
+        save_placement(placement, run.path("placement.json"))

@@ -25,12 +25,11 @@ from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.console import make_progress
-from rlplace.runs.measuring import measuring
 from rlplace.search.rules import baselines
 from rlplace.session.cut import WHOLE, CutOptions, Loss, number_only
 from rlplace.session.prepare import COUNTS, describe_cut, judged
 from rlplace.session.steps import Steps, make_problem
-from rlplace.store.log import check_store
+from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
 
 ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
