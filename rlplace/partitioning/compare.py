@@ -26,7 +26,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.partitioning.problem import published_problem
 from rlplace.partitioning.solve import METHODS, PublishedRow, solve
 from rlplace.report.console import make_progress
-from rlplace.search.registry import METHODS as STEP_METHODS
+from rlplace.search.methods import METHODS as STEP_METHODS
 
 DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""
