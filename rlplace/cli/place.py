@@ -163,7 +163,7 @@ def _workload(
 
 def _is_run(path: Path) -> bool:
     """Whether a run folder is meant; a folder of the current one may be called as a workload is."""
-    return path.is_dir() and (len(path.parts) > 1 or (path / "config.json").exists())
+    return path.is_dir() and (len(path.parts) > 1 or (path / "session.db").exists() or (path / "config.json").exists())
 
 
 def _free(path: Path, overwrite: bool) -> Path:

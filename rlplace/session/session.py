@@ -136,6 +136,11 @@ class Row:
     traceback: str | None = None
     one_thread_s: Seconds | None = None
 
+    @property
+    def step_s(self) -> float | None:
+        """The step time; None where it failed or was not timed."""
+        return self.step_time_s if self.status == "ok" else None
+
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Row:
         """From a row as `--json` prints it."""
@@ -375,6 +380,8 @@ class Session:
         }
         if problem.costs.workspace_bytes is not None:
             arrays["workspace_bytes"] = problem.costs.workspace_bytes
+        if problem.allowed is not None:
+            arrays["allowed"] = problem.group_allowed
         if prepared.start is not None:
             arrays["start"] = prepared.start
         with self._writing():
@@ -404,6 +411,15 @@ class Session:
         """(N,) group of each op."""
         shape = (self.facts.num_ops,)
         return _shaped(self._arrays("problem"), "op_group", np.int32, shape, self._where("problem")).astype(np.int32)
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """(N, D) devices where each op may run; None where each may run everywhere."""
+        arrays, op_group = self._arrays("problem"), self.op_group
+        if "allowed" not in arrays:
+            return None
+        shape = int(op_group.max(initial=-1)) + 1, self.host.num_devices
+        return _shaped(arrays, "allowed", np.bool_, shape, self._where("problem")).astype(np.bool_)[op_group]
 
     def prepared(self, steps: Steps, config: Grouped) -> Prepared:
         """The problem as it was profiled, of a step that is captured anew.

@@ -29,6 +29,7 @@ from typing import Any
 from rlplace.errors import MissingExtra
 from rlplace.format import NOTHING, format_bytes, format_clock, format_ms
 from rlplace.measure.explain.explanation import CutEdge, Explanation
+from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.report.html.figure import (
     Raw,
     Section,
@@ -41,10 +42,11 @@ from rlplace.report.html.figure import (
     prose,
     table,
 )
-from rlplace.report.html.run_data import Factor, Row, RunData, Seconds
+from rlplace.report.html.run_data import RunData
 from rlplace.report.html.search import fidelity_section, learning_section
 from rlplace.report.html.step import memory_section, modules_section, timeline_section
 from rlplace.say import clean
+from rlplace.session.session import Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""
@@ -130,7 +132,7 @@ def what_was_run_section(data: RunData) -> Section:
     settings = list(_flat(data.config, ""))[:_MOST_SETTINGS]
     lead = "The same again; the rest of the settings are the program's own, listed below as they were."
     body = f'<pre class="command">{prose(command(data.config))}</pre>'
-    body += _durations(data.durations)
+    body += _durations(data.expected, data.taken)
     body += details(f"{len(settings)} settings", table(["setting", "value"], settings))
     if data.files:
         links = [[Raw(f'<a href="{escaped(name)}">{escaped(name)}</a>')] for name in data.files]
@@ -166,21 +168,14 @@ def command(config: Mapping[str, Any]) -> str:
     return shlex.join(clean(word) for word in words)
 
 
-def _durations(durations: Seconds) -> str:
+def _durations(expected: Mapping[str, float], taken: Mapping[str, float]) -> str:
     """A row for each part that took time, or was expected to; empty where nothing is known."""
-    parts = [name for name in {**durations.expected, **durations.taken} if _some(durations, name)]
     rows = [
-        [
-            name.removesuffix("_s"),
-            *(format_clock(known.get(name, 0.0)) for known in (durations.expected, durations.taken)),
-        ]
-        for name in parts
+        [name.removesuffix("_s"), *(format_clock(known.get(name, 0.0)) for known in (expected, taken))]
+        for name in {**expected, **taken}
+        if max(known.get(name, 0.0) for known in (expected, taken)) >= _LEAST_S
     ]
     return table(["part of the run", "expected, m:ss", "taken, m:ss"], rows, numbers=(1, 2)) if rows else ""
-
-
-def _some(durations: Seconds, name: str) -> bool:
-    return any(known.get(name, 0.0) >= _LEAST_S for known in (durations.expected, durations.taken))
 
 
 def _flat(value: object, path: str, depth: int = 0) -> Iterator[list[object]]:
@@ -205,16 +200,18 @@ _LARGEST_LOG = 50.0
 
 def learned_host_section(data: RunData) -> Section | None:
     """The lines that the run said, and the factors behind them; None where no method learned the host."""
-    if data.host_lines is None:
+    if data.learned is None:
         return None
     lead = (
         "Measured steps against the figures of the host: factors on op types, devices, links and launches that the "
         "measurements bear out, with the interval that holds 95 % of what is believed."
     )
     said = (
-        bullets(data.host_lines) if data.host_lines else paragraph("The host is as profiled, as far as the steps tell.")
+        bullets(data.learned.lines)
+        if data.learned.lines
+        else paragraph("The host is as profiled, as far as the steps tell.")
     )
-    factors = [one for one in data.factors if _is_usable(one)]
+    factors = [one for one in data.learned.factors if _is_usable(one)]
     ranked = sorted(factors, key=lambda one: -abs(one.log_mean) / one.log_deviation)[:_MOST_ROWS]
     rows = [[one.kind, one.name, f"{math.exp(one.log_mean):.3g}×", _interval(one), _narrowed(one)] for one in ranked]
     heads = ["what", "name", "factor", "95 % interval", "deviation left"]
@@ -223,16 +220,16 @@ def learned_host_section(data: RunData) -> Section | None:
     return Section("host", "What was learned about the host", lead, said + more)
 
 
-def _is_usable(factor: Factor) -> bool:
+def _is_usable(factor: LearnedFactor) -> bool:
     return abs(factor.log_mean) < _LARGEST_LOG and 0 < factor.log_deviation < _LARGEST_LOG
 
 
-def _interval(factor: Factor) -> str:
+def _interval(factor: LearnedFactor) -> str:
     low, high = (math.exp(factor.log_mean + side * _SURE * factor.log_deviation) for side in (-1, 1))
     return f"{low:.3g} to {high:.3g}"
 
 
-def _narrowed(factor: Factor) -> str:
+def _narrowed(factor: LearnedFactor) -> str:
     """How much of the doubt there was before is left."""
     return f"{factor.log_deviation / factor.prior_deviation:.0%}" if factor.prior_deviation > 0 else ""
 
@@ -301,7 +298,7 @@ def _over(step_s: float | None, other_s: float | None) -> str:
 
 def _note(row: Row) -> str:
     if row.status == "ok":
-        return row.why
+        return row.why or ""
     return f"{row.status}: {row.why}" if row.why else row.status
 
 

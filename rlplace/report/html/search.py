@@ -26,7 +26,7 @@ from rlplace.report.html.figure import (
     readable,
     table,
 )
-from rlplace.report.html.run_data import RunData, Search
+from rlplace.report.html.run_data import RunData
 
 _HEIGHT_PX = 360
 _EVALUATIONS, _MEASURED, _SECONDS, _STEP_S = range(4)
@@ -77,7 +77,8 @@ def histories_of(data: RunData) -> dict[str, History]:
     """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
     found: dict[str, History] = {}
     for row in data.rows:
-        kept = data.searches.get(row.method, Search()).history or row.history
+        search = data.searches.get(row.method)
+        kept = [best.to_list() for best in search.history] if search and search.history else row.history
         rows = [one for one in kept if len(one) == _COLUMNS and one[_STEP_S] > 0]
         if rows:
             found[row.method] = rows
@@ -89,7 +90,7 @@ def _is_search(data: RunData, method: str) -> bool:
     if data.searches:
         return method in data.searches
     row = data.row(method)
-    return row is not None and (row.measured > 0 or not data.is_measured)
+    return row is not None and ((row.measured or 0) > 0 or not data.is_measured)
 
 
 def _figure(data: RunData, curves: Mapping[str, History]) -> Figure:
@@ -145,7 +146,7 @@ def _spent(data: RunData, name: str, history: History, column: int) -> float:
     search, row = data.searches.get(name), data.row(name)
     known = {
         _EVALUATIONS: float(row.placements) if row else 0.0,
-        _MEASURED: float(row.measured) if row else 0.0,
+        _MEASURED: float(row.measured or 0) if row else 0.0,
         _SECONDS: search.seconds if search else 0.0,
     }
     return max(known[column], float(history[-1][column]))
@@ -242,8 +243,7 @@ def fidelity_section(data: RunData) -> Section | None:
 def pairs_of(data: RunData) -> dict[str, list[tuple[float, float]]]:
     """Simulated and measured seconds of every placement that ran, by method; what failed on either side is left out."""
     found = {
-        name: [(pair[0], pair[1]) for pair in search.tried if len(pair) == 2 and min(pair) > 0]
-        for name, search in data.searches.items()
+        name: [(pair[0], pair[1]) for pair in search.tried if min(pair) > 0] for name, search in data.searches.items()
     }
     return {name: pairs for name, pairs in found.items() if pairs}
 
