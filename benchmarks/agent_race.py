@@ -1,10 +1,10 @@
 """The agent against search on a calibrated simulator, on this machine's cores: python benchmarks/agent_race.py.
 
 For each workload twelve placements are measured, for both sides. `portfolio` searches on the simulator calibrated on
-them (six figures, `rlplace.measure.calibrate`) and has its ten best measured; `learned` starts from the profile and the
-same twelve. Both have the same seconds; then their plans and the best single device race, every round one step of
-each. All of it again from wrong costs: the factors of a `hard` truth are put on the profiled costs and links that both
-begin with. Writes `results/agent_race.md`. An idle machine is needed.
+them (six figures, `rlplace.measure.prediction_error`) and has its ten best measured; `learned` starts from the profile
+and the same twelve. Both have the same seconds; then their plans and the best single device race, every round one step
+of each. All of it again from wrong costs: the factors of a `hard` truth are put on the profiled costs and links that
+both begin with. Writes `results/agent_race.md`. An idle machine is needed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from scipy.stats import t as student
 
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host, Problem, Simulator
-from rlplace.measure.calibrate import calibrate
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.host_model import prior_of
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.race import RaceProtocol, idle_share
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.prediction_error import calibrate, draw_mix
+from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.search.task import majority_devices
 from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
 from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.methods import LEARNED

@@ -18,9 +18,9 @@ from rlplace.files import write_text_atomic
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing import portable
 from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.run.race import RaceProtocol, idle_share
-from rlplace.measure.run.runner import HostRunner
-from rlplace.search.registry import find
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.workloads import build, parse_workload
 

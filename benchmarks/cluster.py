@@ -25,7 +25,7 @@ from suites import key_of, problem_of
 from rlplace.cluster import Cluster
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
-from rlplace.measure.run.race import idle_share
+from rlplace.measure.timing.race import idle_share
 
 PROBLEM = ("bert", "4xA100-nvlink")
 BATCH = 1000

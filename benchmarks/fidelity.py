@@ -1,9 +1,9 @@
 """The simulator against this machine: python benchmarks/fidelity.py [WORKLOAD ...].
 
 Placements that no fit has seen are measured twice, as `rlplace fidelity` does, and judged three ways: by the simulator
-as profiled, by the six figures that were fitted before there was a host model (`rlplace.measure.calibrate`), and by the
-host model, all from the same measured steps. An idle machine is needed. Writes `results/fidelity.md` and, for each
-workload, a scatter plot.
+as profiled, by the six figures that were fitted before there was a host model (`rlplace.measure.prediction_error`), and
+by the host model, all from the same measured steps. An idle machine is needed. Writes `results/fidelity.md` and, for
+each workload, a scatter plot.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from record import RESULTS, as_markdown, record
 
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host
-from rlplace.measure.calibrate import calibrate
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.prediction_error import calibrate
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.runs.fidelity import measure_mix

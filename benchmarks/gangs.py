@@ -11,12 +11,12 @@ from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.race import idle_share
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.race import idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, anneal_from, eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.search.task import majority_devices
 from rlplace.session.calibrate import calibrated
 from rlplace.workloads import build, parse_workload
 

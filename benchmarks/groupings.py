@@ -12,12 +12,12 @@ from record import as_markdown, record
 
 from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import anneal_from
-from rlplace.search.registry import SearchResult, find
+from rlplace.search.methods import SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import parse_workload

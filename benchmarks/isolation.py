@@ -17,10 +17,10 @@ from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
-from rlplace.measure.isolate.runner import IsolatedRunner
+from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.run.race import idle_share
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.race import idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import eft
 from rlplace.search.rules import baselines
 from rlplace.workloads import build, parse_workload

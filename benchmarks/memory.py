@@ -19,17 +19,17 @@ from record import RESULTS, as_markdown, record
 
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Host, Problem, Simulator
-from rlplace.measure.fidelity import draw_mix
+from rlplace.measure.costs.metered_step import MeteredStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.detect import SPARE, usable_bytes
-from rlplace.measure.metered_step import MeteredStep
-from rlplace.measure.placed.residents import Residents
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.prediction_error import draw_mix
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget
-from rlplace.search.registry import find
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
+from rlplace.search.methods import find
 from rlplace.session.cut import CutOptions
 from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import parse_workload

@@ -18,12 +18,12 @@ from record import RESULTS, as_markdown, record
 
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.race import RaceProtocol, Timer, idle_share
-from rlplace.measure.run.runner import HostRunner
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol, Timer, idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import AUTO, CutOptions

@@ -22,7 +22,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.hosts.detect import detect_host
-from rlplace.measure.run.threads import keep_freed_memory, pin_current_thread, set_intra_op_threads
+from rlplace.measure.timing.threads import keep_freed_memory, pin_current_thread, set_intra_op_threads
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "bert@small", "resnet50@small")

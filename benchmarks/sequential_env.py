@@ -21,7 +21,7 @@ from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, Seque
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs import Grouping, capture
 from rlplace.measure import Problem, Simulator, resolve_host
-from rlplace.measure.simulate.host_tables import list_order
+from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@paper,steps=34", "8xV100-dgx1"

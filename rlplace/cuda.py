@@ -15,6 +15,8 @@ from typing import cast
 
 import torch
 
+from rlplace.errors import RunnerError
+
 Stream = torch.cuda.Stream
 Event = torch.cuda.Event
 
@@ -44,6 +46,9 @@ _GONE = (
     *("gpu is lost", "device lost", "fallen off the bus", "cudaerrornodevice", "no cuda gpus are available"),
 )
 """What errors say of a GPU that is not there any more: the driver has lost it, or somebody else has it alone."""
+LOST = "the GPU cannot be used by this process any more; start again"
+LATE = "launches run ahead, so an earlier op may be at fault: CUDA_LAUNCH_BLOCKING=1 in the environment tells"
+_LIBRARIES = ("cuda error", "cublas_status", "cudnn_status", "cufft_", "cusolver_status", "cusparse_status", "nccl")
 
 
 @dataclass(frozen=True)
@@ -307,3 +312,25 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _says(error: BaseException, words: tuple[str, ...]) -> bool:
     text = str(error).lower()
     return any(each in text for each in words)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether `error` leaves this process without its GPUs.
+
+    A `RunnerError` tells by its cause: without one it quotes another process, whose GPU is not ours.
+    """
+    cause = error.__cause__ if isinstance(error, RunnerError) else error
+    return cause is not None and (is_sticky(cause) or is_gone(cause))
+
+
+def is_late(cause: BaseException) -> bool:
+    """Whether a GPU or a library of it reported `cause`, maybe after other ops had been launched."""
+    text = str(cause).lower()
+    return is_sticky(cause) or (not is_out_of_memory(cause) and any(word in text for word in _LIBRARIES))
+
+
+def advice(cause: BaseException) -> str:
+    """What follows the text of `cause`: that the GPU is lost, that another op may be at fault; mostly nothing."""
+    said = [LOST] if is_sticky(cause) else []
+    said += [LATE] if is_late(cause) else []
+    return "".join(f"; {each}" for each in said)

@@ -17,10 +17,10 @@ from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
+from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placed.placed_step import PlacedStep
-from rlplace.measure.placed.residents import Residents
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
 
 NUM_STEPS = 3

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rlplace import cuda
+from rlplace.measure.execute import channels, placed_step, residents
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.placed import channels, placed_step, residents
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.measure.isolate.choice import VARIABLE
+from rlplace.measure.isolate.isolated_runner import VARIABLE
 from rlplace.measure.isolate.messages import TimeLimits
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "isolation.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import torch
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.measure import Device, resolve_host
-from rlplace.measure.placed.channels import Channel, make_channel, torch_device
-from rlplace.measure.placed.workers import Crew, Job
+from rlplace.measure.execute.channels import Channel, make_channel, torch_device
+from rlplace.measure.execute.workers import Crew, Job
 
 ROUNDS = 3
 

@@ -11,10 +11,9 @@ import numpy as np
 from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
-from rlplace.measure.costs.links import profile_links
-from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.placed.channels import torch_device
-from rlplace.measure.placed.workers import Crew, Job
+from rlplace.measure.costs.profile import profile_costs, profile_links
+from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.workers import Crew, Job
 
 CYCLES = 200_000_000
 """About a tenth of a second: longer than launching the step takes."""

@@ -375,7 +375,7 @@ def connect(word: str, *, say: Callable[[str], None]) -> Connection:
     address = address_of(word)
     options: dict[str, Any] = {"address": address}
     if address is None:
-        from rlplace.measure.run.threads import usable_cores
+        from rlplace.measure.timing.threads import usable_cores
 
         os.environ["RAY_AUTH_MODE"] = "token"  # what Ray does by itself depends on its version
         ray._raylet.Config.initialize("")  # Ray has read its environment when it was imported

@@ -24,12 +24,12 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import Other
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import Other
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import one_thread_here
+from rlplace.search.methods import Method, SearchResult, adopt_methods, find
 from rlplace.search.op_order import shorten
-from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.seeds import check_seed

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from rlplace.compare.comparison import Comparison, Row
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName, UserError
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.calibrate import calibrate
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
+from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.search.registry import METHODS, find
+from rlplace.search.methods import METHODS, find
 from rlplace.search.task import BestSoFar, Budget, Failure, Task
 from rlplace.search.winners import SEARCH, find_winners
 from rlplace.seeds import check_seed

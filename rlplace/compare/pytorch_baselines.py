@@ -23,13 +23,13 @@ from rlplace.compare.comparison import Row
 from rlplace.errors import InvalidValue, RlplaceError, RunnerError
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
-from rlplace.measure.data_parallel import ring_all_reduce_s
+from rlplace.measure.bounds import ring_all_reduce_s
+from rlplace.measure.execute.channels import torch_device
 from rlplace.measure.hosts.host import Device
-from rlplace.measure.placed.channels import torch_device
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
-from rlplace.measure.run.race import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.search.rules.baselines import plain_devices, single
 from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
 
@@ -328,7 +328,7 @@ def _replica(
 
     from rlplace import cuda
     from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
-    from rlplace.measure.placed.channels import torch_device
+    from rlplace.measure.execute.channels import torch_device
 
     is_cuda = device.backend == "cuda"
     try:

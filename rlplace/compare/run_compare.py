@@ -22,8 +22,8 @@ from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import make_progress
 from rlplace.report.printed import compare_table

@@ -25,8 +25,8 @@ from rlplace.errors import UnknownName
 from rlplace.graphs.opgraph import PHASES, RESIDENT_TARGETS, SOURCE_TARGETS, OpGraph
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.host_tables import list_order
-from rlplace.search.improve.warm_starts import held_bytes, room_bytes
+from rlplace.measure.simulate.compiled_problem import list_order
+from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.eft import device_rules
 
 OP_KINDS = (

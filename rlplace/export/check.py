@@ -23,12 +23,12 @@ from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, LossByName, Origin
+from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.residents import seeded
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placed.channels import torch_device
-from rlplace.measure.placed.residents import seeded
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.eager_step import EagerStep
+from rlplace.measure.timing.eager_step import EagerStep
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 SMALLEST_SCALE = 1e-3

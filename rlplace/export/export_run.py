@@ -13,7 +13,7 @@ from rlplace.export.step import matching_host
 from rlplace.files import write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.placement import load_placement
-from rlplace.measure.run.threads import one_thread_here
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.say import clean, say
 from rlplace.session.cut import read_asked
 from rlplace.session.folder import RunFolder

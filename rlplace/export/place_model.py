@@ -27,8 +27,7 @@ from rlplace.graphs.program import OptimizerSpec
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.present import check_runs_here
-from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
 from rlplace.measure.placement import Placement, load_placement, save_placement
 from rlplace.measure.problem import Problem
 from rlplace.report.console import Progress, progress_of

@@ -26,7 +26,7 @@ from rlplace.measure.hosts.detect import MOST_PARTS, detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement, check_is_placement, check_plan
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.threads import usable_cores
 
 
 def to_step(

@@ -1,9 +1,9 @@
 """Measuring: hosts, costs and plans; the simulator that predicts a step, the runner that executes it.
 
-`problem` is a graph on a host with costs, `plan` what runs where and when, `measurement` what a plan took, `evaluator`
-what measures plans. `simulate` predicts a step, `placed` is a plan as running code, `run` times it, `isolate` does so
-in another process. `costs` and `hosts` are what a problem is made of, `host_model` what measurements teach about a
-host, `explain` what a step time is made of, and `bounds` what no placement can beat.
+`problem` is a graph on a host with costs, `plan` what runs where and when, `measurement` the outcome, `evaluator`
+measures plans. `simulate` predicts a step, `execute` is a plan as running code, `timing` times it, `isolate` does so
+in another process. `costs` and `hosts` are what a problem is made of, `host_model` is learned from measurements,
+`explain` says what a step time consists of, and `bounds` what no placement can beat.
 
 Importing this imports neither torch nor numba: names are looked up when they are first used.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rlplace.measure.placement import Placement, load_placement, save_placement
     from rlplace.measure.plan import Plan, Timeline
     from rlplace.measure.problem import Problem
-    from rlplace.measure.run.race import RaceProtocol, race
-    from rlplace.measure.run.runner import HostRunner
-    from rlplace.measure.simulate.host_tables import upward_ranks
+    from rlplace.measure.simulate.compiled_problem import upward_ranks
     from rlplace.measure.simulate.simulator import Simulator
+    from rlplace.measure.timing.host_runner import HostRunner
+    from rlplace.measure.timing.race import RaceProtocol, race
 
 __all__ = [
     "Costs",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure.bounds import even_weights, figures, work_of_labels_s
-from rlplace.measure.isolate.choice import Runner, make_runner
+from rlplace.measure.isolate.isolated_runner import Runner, make_runner
 from rlplace.measure.measurement import (
     Measurement,
     MeasurementKey,
@@ -25,10 +25,10 @@ from rlplace.measure.measurement import (
 )
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import Other
-from rlplace.measure.run.outcomes import error_of
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import Other
+from rlplace.measure.timing.outcomes import error_of
+from rlplace.measure.timing.race import RaceProtocol
 
 
 class Evaluator:

@@ -23,8 +23,7 @@ from rlplace.graphs.grouping.module_classes import tied_as_modules
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.present import check_runs_here
-from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
 from rlplace.say import Say, counted, sayer
 
 OP_ORDERS = ("rank", "tilt", "backward-first")
@@ -138,8 +137,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit, a simulated host, or a device that this machine lacks.
         """
-        from rlplace.measure.costs.links import profile_links
-        from rlplace.measure.costs.profile import profile_costs
+        from rlplace.measure.costs.profile import profile_costs, profile_links
 
         host = resolve_host(host)
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured
@@ -166,7 +164,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit, or a device without the figures that an estimate needs.
         """
-        from rlplace.measure.costs.estimate import estimate_costs
+        from rlplace.measure.costs.costs import estimate_costs
 
         host = resolve_host(host)
         costs = estimate_costs(graph, host)

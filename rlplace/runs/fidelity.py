@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.fidelity import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.plan import Plan
+from rlplace.measure.prediction_error import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import idle_share
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import idle_share
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.runs.measuring import measuring
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import prepare

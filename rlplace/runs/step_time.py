@@ -20,9 +20,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import PlacedCut, Placement, check_plan, load_placement
 from rlplace.measure.plan import Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.console import make_progress
 from rlplace.runs.measuring import measuring

@@ -20,8 +20,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import Compiled, compile_problem
-from rlplace.measure.simulate.host_tables import HANDOVER, default_priorities
+from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, compile_problem, default_priorities
 from rlplace.measure.simulate.simulator import Simulator
 
 

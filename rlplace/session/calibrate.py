@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
-from rlplace.measure.host_model.priors import prior_of
+from rlplace.measure.host_model.scales import prior_of
 from rlplace.measure.measurement import Measurement, MeasurementLog
 from rlplace.measure.plan import Plan
+from rlplace.measure.prediction_error import draw_mix
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search import eft
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
 
 LEAST = 6
 ROUNDS = 5

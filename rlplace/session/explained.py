@@ -30,7 +30,7 @@ def explain_run(
         rows: of the run's table, `single` and `eager` among them.
         method: what found the placement, one of the rows.
     """
-    from rlplace.measure.explain.explain import explain
+    from rlplace.measure.explain.explain_step import explain
 
     kind: Kind = timeline.source
     by_name = {str(row["method"]): row for row in rows}
@@ -60,7 +60,7 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
     """
     from rlplace.measure.simulate.simulator import Simulator
-    from rlplace.search.registry import find
+    from rlplace.search.methods import find
     from rlplace.search.rules.baselines import best_single
 
     simulator, ratio = Simulator(problem), 1.0
@@ -73,7 +73,7 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         if math.isfinite(step_s):
             return Alternative("data parallel", step_s, "simulated", note)
         return Alternative("data parallel", None, "simulated", f"{note}: does not fit into memory")
-    from rlplace.measure.data_parallel import even_split_s
+    from rlplace.measure.bounds import even_split_s
 
     step_s = ratio * even_split_s(problem)
     if math.isfinite(step_s):

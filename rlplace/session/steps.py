@@ -21,14 +21,13 @@ from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
 from rlplace.graphs.capturing.capture import as_call, capture
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.micro.slices import BatchDims, plan_slices
-from rlplace.graphs.micro.trial import has_values
-from rlplace.graphs.micro.verdict import LossVerdict, judge_loss, unchecked
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss, unchecked
+from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
+from rlplace.graphs.micro_batching.trial import has_values
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.present import check_present
+from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.problem import Problem
 from rlplace.session.cut import WHOLE, CutOptions, number_only

@@ -58,7 +58,7 @@ class Session:
     @classmethod
     def now(cls, workload: str, host_name: str, versions: str) -> Session:
         """This process, on this machine as it is; takes a third of a second."""
-        from rlplace.measure.run.race import idle_share
+        from rlplace.measure.timing.race import idle_share
 
         idle = idle_share(_GLANCE_S)
         return cls(

@@ -14,8 +14,8 @@ from rlplace.errors import RlplaceError
 from rlplace.format import format_clock
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.eager_step import EagerStep
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.session.calibrate import LEAST
 from rlplace.training.config import TrainConfig
 

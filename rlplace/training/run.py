@@ -18,8 +18,8 @@ from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of,
 from rlplace.measure.placement import Placement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.threads import one_thread_here
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import Progress, progress_of
 from rlplace.runs.measuring import measuring
 from rlplace.runs.tracking import NoTracker, Tracker

@@ -14,9 +14,9 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe, Other, check_has_values
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import usable_cores
 from rlplace.report.printed import as_html, as_text, results_table
 from rlplace.say import Say
 from rlplace.search.task import BestSoFar, Failure

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from rlplace.cli.simulate import fidelity_words, show_step_time
-from rlplace.measure.fidelity import Fidelity
+from rlplace.measure.prediction_error import Fidelity
 
 TIMED = {
     "placement": "everything on cpu:0",

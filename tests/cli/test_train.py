@@ -12,7 +12,7 @@ from micrographs import fork_join
 
 from rlplace.cli.main import main
 from rlplace.graphs.formats import save_graph
-from rlplace.measure.host_model.priors import load_priors, save_priors
+from rlplace.measure.host_model.scales import load_priors, save_priors
 from rlplace.session.folder import RunFolder
 from rlplace.training.elastic.known import read_known
 from rlplace.training.resume.reopen import Named, reopen

@@ -13,7 +13,7 @@ from rlplace.cluster.evaluator import Ended, Job, Staleness, StaleSynchronous
 from rlplace.errors import RunnerError
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol
 
 ROUND = RaceProtocol(max_rounds=3)
 NEVER = math.inf

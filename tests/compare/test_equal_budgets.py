@@ -27,8 +27,8 @@ from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.runner import HostRunner
-from rlplace.search.registry import METHODS, Method
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.search.methods import METHODS, Method
 from rlplace.search.task import Task
 
 CHEAP = ("single", "round-robin", "blocks", "random")

@@ -29,7 +29,7 @@ from rlplace.measure.hosts.detect import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe
+from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.workloads import WorkloadSpec, build, parse_workload
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"

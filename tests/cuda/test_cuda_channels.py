@@ -10,8 +10,8 @@ from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import judged, machine_installed
 
 from rlplace import cuda
-from rlplace.measure.costs.links import profile_links
-from rlplace.measure.placed.channels import Streams, make_channel
+from rlplace.measure.costs.profile import profile_links
+from rlplace.measure.execute.channels import Streams, make_channel
 
 
 def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ from fake_gpus.plan_runs import LATEST_S, crew_of, judged, machine_installed, pl
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.placed.residents import Residents
+from rlplace.measure.execute.residents import Residents
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol
 
 NAMES = ("cuda:0/0", "cuda:0/1", "cuda:1", "cpu")
 

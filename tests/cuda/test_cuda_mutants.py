@@ -17,9 +17,8 @@ import rlplace
 
 ELSEWHERE = {
     "rlplace.cuda": "which has them",
-    "rlplace.measure.run.eager_step": "waits for all of the GPU, for its own times alone",
-    "rlplace.measure.costs.links": "sends by the same channels what is there for long; waits for what it times",
-    "rlplace.measure.costs.profile": "waits for what it times, on one stream",
+    "rlplace.measure.timing.eager_step": "waits for all of the GPU, for its own times alone",
+    "rlplace.measure.costs.profile": "sends what is there for long, by the same channels; waits for what it times",
     "rlplace.compare.pytorch_baselines": "likewise, in processes with one GPU each",
 }
 """Modules that call these functions for no order between threads or streams."""

@@ -15,7 +15,7 @@ from fake_gpus.plan_runs import judged, machine_installed, plain
 from torch import Tensor
 
 from rlplace import cuda
-from rlplace.measure.placed import workers
+from rlplace.measure.execute import workers
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 

@@ -16,8 +16,8 @@ from fake_gpus.late_queues import FakeEvent, FakeStream, Position
 from fake_gpus.machine import Machine
 from rlplace import cuda
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.measure.placed import channels, placed_step, workers
-from rlplace.measure.placed.residents import Residents
+from rlplace.measure.execute import channels, placed_step, workers
+from rlplace.measure.execute.residents import Residents
 
 MEMORY_BYTES = 1 << 34
 SYNCHRONISING: tuple[ModuleType, ...] = (channels, placed_step, workers)
@@ -143,7 +143,7 @@ class FakeCuda:
 
 NOT_FAKED = ("capture_graph",)
 """What only a plain PyTorch step is run with."""
-AS_THEY_ARE = ("parse_name", "is_out_of_memory", "is_sticky", "is_gone")
+AS_THEY_ARE = ("parse_name", "is_out_of_memory", "is_sticky", "is_gone", "is_lost", "is_late", "advice")
 """What does not touch a GPU."""
 
 

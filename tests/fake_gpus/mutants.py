@@ -18,7 +18,7 @@ from typing import Any
 from rlplace.export.placed import graphs as placed_graph
 from rlplace.export.placed import placed_model
 from rlplace.export.placed import placed_module as module_graph
-from rlplace.measure.placed import channels, generate, placed_step, residents, workers
+from rlplace.measure.execute import channels, generate, placed_step, residents, workers
 
 MODULES: tuple[ModuleType, ...] = (
     channels,

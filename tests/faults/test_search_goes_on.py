@@ -1,7 +1,7 @@
 """A search whose placements fail comes to the placement that it comes to where those are ruled out beforehand.
 
-What each fault costs its placement is in tests/measure/isolate/test_runner.py, what becomes of stores in tests/store,
-of disks in test_full_disk.py beside this file.
+What each fault costs its placement is in tests/measure/isolate/test_isolated_runner.py, what becomes of stores in
+tests/store, of disks in test_full_disk.py beside this file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import make_progress
 from rlplace.runs.tracking import NoTracker
-from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig

@@ -11,7 +11,7 @@ from micrographs import fork_join
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
-from rlplace.measure.calibrate import Figures, apply, as_profiled, calibrate
+from rlplace.measure.prediction_error import Figures, apply, as_profiled, calibrate
 
 
 def problem() -> Problem:

@@ -21,11 +21,11 @@ from rlplace.graphs import capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.fidelity import draw_mix
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement
+from rlplace.measure.prediction_error import draw_mix
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules import baselines

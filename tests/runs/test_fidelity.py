@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.cli.main import main
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.threads import usable_cores
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from search_problems import chain_problem
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.training.config import TrainConfig
 from rlplace.training.table import Entry, fill_table, measure_table

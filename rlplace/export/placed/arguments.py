@@ -23,7 +23,7 @@ from rlplace.graphs.capturing.untouched import modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
-from rlplace.measure.placed.residents import Residents
+from rlplace.measure.execute.residents import Residents
 from rlplace.measure.plan import Plan
 
 MOST_SHOWN = 200

@@ -20,7 +20,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
 from rlplace.graphs.program import OptimizerSpec, Update
-from rlplace.measure.placed.residents import GradientsOut, Residents
+from rlplace.measure.execute.residents import GradientsOut, Residents
 from rlplace.measure.plan import Plan
 
 

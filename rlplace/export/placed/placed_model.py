@@ -32,15 +32,15 @@ from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Program, loss_of
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.placement import check_plan
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.threads import keep_freed_memory
+from rlplace.measure.timing.threads import keep_freed_memory
 
 if TYPE_CHECKING:
     from rlplace.training.table import Table

@@ -23,13 +23,13 @@ from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
+from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.placed_step import Kept, TwoPartStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placed.channels import torch_device
-from rlplace.measure.placed.residents import Residents
-from rlplace.measure.placed.two_part_step import Kept, TwoPartStep
-from rlplace.measure.placed.workers import Crew
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.threads import keep_freed_memory
+from rlplace.measure.timing.threads import keep_freed_memory
 
 _log = logging.getLogger(__name__)
 

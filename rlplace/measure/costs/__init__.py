@@ -1,4 +1,1 @@
-"""Seconds of every op on every device.
-
-The table (`costs`), by roofline (`estimate`), or from real steps (`profile`); the links between devices (`links`).
-"""
+"""Seconds of every op on every device: by roofline (`costs`), or from real steps (`profile`, `metered_step`)."""

@@ -1,11 +1,9 @@
-"""`Costs`: seconds of every op on every device, and who says so.
-
-`allocated`: what sizes take in a memory that hands out whole blocks.
-"""
+"""`Costs`: seconds of every op on every device; `estimate_costs` makes them by a roofline, before any measurement."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -13,7 +11,8 @@ from numpy.typing import NDArray
 
 from rlplace.decode import described
 from rlplace.errors import InvalidValue
-from rlplace.measure.hosts.host import Host
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.hosts.host import Device, Host
 from rlplace.say import counted
 
 LARGEST = 1 << 50
@@ -105,3 +104,157 @@ def allocated(num_bytes: Sizes, granularity: int | Sizes) -> Sizes:
     """
     rounded: Sizes = -(-num_bytes // granularity) * granularity
     return rounded
+
+
+OpClass = Literal["matmul", "convolution", "attention", "reduction", "gather", "elementwise", "update"]
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The parts of a device's peaks that ops of one class reach."""
+
+    compute: float
+    """Part of the peak FLOP/s of the op's dtype."""
+    bandwidth: float
+    """Part of the peak memory bandwidth."""
+    source: str
+
+
+_COPY = (
+    "p2pBandwidthLatencyTest copies within one GPU at 75 % of peak bandwidth on an H100 (2,500 of 3,350 GB/s, "
+    "NVIDIA/nccl issue 1264), 75 % on an A100 (NVIDIA/cuda-samples issue 311), 83 % on a V100 (750 of 900 GB/s, "
+    "ginkgo issue 164), 90 % on an RTX 3090 (838 of 936 GB/s, NVIDIA/nccl issue 1127)"
+)
+
+EFFICIENCIES: dict[OpClass, Efficiency] = {
+    "matmul": Efficiency(
+        0.7, 0.8,
+        "Dao 2023 (FlashAttention-2, arXiv:2307.08691, section 1): optimised GEMMs reach 80-90 % of peak on an A100; "
+        "argued: the layers of a model are smaller than those GEMMs, and their last wave of tiles is not full.",
+    ),
+    "convolution": Efficiency(
+        0.5, 0.8,
+        "argued: an implicit GEMM (Chetlur et al. 2014, cuDNN, arXiv:1410.0759) over fewer channels than a matmul has "
+        "columns, with addresses to compute and edges to mask: below a matmul.",
+    ),
+    "attention": Efficiency(
+        0.5, 0.8, "Dao 2023 (FlashAttention-2, arXiv:2307.08691, abstract): 50-73 % of peak on an A100; the lower end."
+    ),
+    "reduction": Efficiency(
+        0.7, 0.55,
+        "argued: statistics first, then their use: three passes over memory where two tensors are counted, so two "
+        "thirds of what a copy reaches.",
+    ),
+    "gather": Efficiency(
+        0.7, 0.4,
+        "argued: rows at random, each rounded up to 32-byte sectors, and atomics or a sort on the way back: half of "
+        "what a copy reaches.",
+    ),
+    "elementwise": Efficiency(0.7, 0.8, _COPY),
+    "update": Efficiency(0.7, 0.7, "argued: elementwise, over four or more tensors at once: a little below a copy."),
+}  # fmt: skip
+
+_CLASS_NAMES: dict[OpClass, str] = {
+    "matmul": """
+        mm bmm addmm baddbmm addbmm matmul linear mv addmv dot vdot ger addr einsum bilinear _scaled_mm _int_mm lstm gru
+        rnn_tanh rnn_relu _cudnn_rnn _cudnn_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+    """,
+    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc",
+    "reduction": """
+        sum mean prod var std var_mean std_mean amax amin aminmax max min argmax argmin any all norm linalg_vector_norm
+        logsumexp logcumsumexp cumsum cumprod cummax cummin topk sort argsort median mode nansum count_nonzero
+        nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss l1_loss smooth_l1_loss
+        binary_cross_entropy binary_cross_entropy_with_logits kl_div
+    """,
+    "gather": """
+        embedding embedding_dense_backward embedding_backward _embedding_bag _embedding_bag_forward_only index
+        index_select index_put _index_put_impl index_add index_copy index_fill gather gather_backward scatter
+        scatter_add scatter_reduce take take_along_dim masked_select masked_scatter nonzero unique _unique2
+        repeat_interleave
+    """,
+}
+_CLASS_PARTS: dict[str, OpClass] = {
+    "convolution": "convolution",
+    "attention": "attention",
+    "softmax": "reduction",
+    "_norm": "reduction",
+    "pool": "reduction",
+}
+_CLASS_OF: dict[str, OpClass] = {name: kind for kind, names in _CLASS_NAMES.items() for name in names.split()}
+
+
+def estimate_costs(graph: OpGraph, host: Host) -> Costs:
+    """Roofline costs (Williams, Waterman & Patterson 2009, Communications of the ACM 52(4)) of `graph` on `host`.
+
+    An op takes `max(flops / (peak * compute), bytes_moved / (bandwidth * bandwidth_part))` with the efficiencies of its
+    class (`EFFICIENCIES`), and never less than the device's `launch_s`; parameters, inputs and constants take nothing.
+    The peak is that of the op's dtype, else that of `float32`.
+
+    Raises:
+        InvalidValue: A device without the figures that the graph needs.
+    """
+    classes = [op_class(target) for target in graph.targets]
+    compute = np.array([EFFICIENCIES[name].compute for name in classes])
+    bandwidth = np.array([EFFICIENCIES[name].bandwidth for name in classes])
+    dtypes = np.array(op_dtypes(graph))
+    runs = ~graph.is_source
+    op_time_s = np.zeros((graph.num_ops, host.num_devices))
+    for column, device in enumerate(host.devices):
+        peak_flops_per_s = _peaks(device, dtypes, runs & (graph.flops > 0))
+        if device.memory_bandwidth_bytes_per_s <= 0 and np.any(graph.bytes_moved[runs] > 0):
+            _lack(device, "memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s)
+        compute_s = graph.flops / (peak_flops_per_s * compute)
+        memory_s = graph.bytes_moved / ((device.memory_bandwidth_bytes_per_s or np.inf) * bandwidth)
+        op_time_s[runs, column] = np.maximum(np.maximum(compute_s, memory_s), device.launch_s)[runs]
+    return Costs(op_time_s, "estimated")
+
+
+@cache
+def op_class(target: str) -> OpClass:
+    """The class of an ATen target, by its name.
+
+    Example:
+        >>> op_class("aten.addmm.default"), op_class("aten.native_layer_norm.default"), op_class("update.adam")
+        ('matmul', 'reduction', 'update')
+    """
+    namespace, _, rest = target.partition(".")
+    if namespace == "update":
+        return "update"
+    name = (rest or namespace).partition(".")[0].rstrip("_")
+    if name in _CLASS_OF:
+        return _CLASS_OF[name]
+    return next((kind for part, kind in _CLASS_PARTS.items() if part in name), "elementwise")
+
+
+def op_dtypes(graph: OpGraph) -> list[str]:
+    """The dtype that each op computes in, (N,): its first floating output's, else its first floating input's.
+
+    Ops that touch no floating tensor count as `float32`.
+    """
+    is_floating = np.array([dtype.startswith(("float", "bfloat")) for dtype in graph.tensor_dtypes], dtype=np.bool_)
+    chosen = np.full(graph.num_ops, graph.num_tensors)
+    reads = is_floating[graph.input_tensors]
+    np.minimum.at(chosen, graph.edge_op[reads], graph.input_tensors[reads])
+    writes = np.flatnonzero(is_floating)[::-1]
+    chosen[graph.tensor_op[writes]] = writes
+    dtypes = (*graph.tensor_dtypes, "float32")
+    return [dtypes[tensor] for tensor in chosen.tolist()]
+
+
+def _peaks(device: Device, dtypes: NDArray[np.str_], needed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(N,) float64 FLOP/s of `device`; infinite for the ops that need none."""
+    peak_flops_per_s = np.full(len(dtypes), np.inf)
+    for dtype in np.unique(dtypes[needed]).tolist():
+        peak = device.peak_flops_per_s.get(dtype, 0.0) or device.peak_flops_per_s.get("float32", 0.0)
+        if peak <= 0:
+            _lack(device, "peak_flops_per_s", device.peak_flops_per_s)
+        peak_flops_per_s[needed & (dtypes == dtype)] = peak
+    return peak_flops_per_s
+
+
+def _lack(device: Device, field: str, actual: object) -> None:
+    expected = (
+        "the figure that an estimate needs (`float32` at least)" if field == "peak_flops_per_s" else "more than 0"
+    )
+    hint = "Give it in the host file, or profile the graph on this host instead."
+    raise InvalidValue(field, actual, expected, where=f"device {device.name!r}", hint=hint)

@@ -193,7 +193,7 @@ class Advice:
     """One sentence on what to do, and the rule that gave it."""
 
     rule: str
-    """A name of `rlplace.measure.explain.explain.RULES`."""
+    """A name of `rlplace.measure.explain.explain_step.RULES`."""
     sentence: str
 
 

@@ -1,17 +1,283 @@
-"""`Scales`: the factors on a problem's figures that its host model is made of, and the problem under given factors."""
+"""The factors on a problem's figures that a host model learns (`Scales`), and their prior distribution.
+
+`Prior` and `Priors` hold the prior's figures for any host, `HostKnowledge` what other workloads taught about this one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.host_model.knowledge import Factor, HostKnowledge, Kind
-from rlplace.measure.host_model.priors import Prior
+from rlplace.decode import decode_record, described, shortened
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.files import read_json, write_json_atomic
+from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Standard deviations of the natural logarithms of factors; 0.7 is about a factor of 2 either way, 0 is known."""
+
+    op_type: float = 0.5
+    """Of the time of an op type on a kind of device."""
+    device: float = 0.12
+    """Of a device's speed beside others of its kind."""
+    bandwidth: float = 0.6
+    """Of a link's bandwidth."""
+    latency: float = 0.3
+    """Of a link's latency."""
+    overhead_s: float = 5e-6
+    """Median of the seconds that are added to every op on a device: launches that nothing hides."""
+    overhead: float = 1.0
+    """Of these seconds."""
+    dispatch_s: float = 5e-6
+    """Median of the seconds that a dispatcher takes to launch an op or a copy, where nothing says what it is."""
+    dispatch: float = 0.0
+    """Of these seconds."""
+    corun: float = 0.05
+    """Median of how much a busy device slows another that shares its memory, where nothing says what it is."""
+    corun_deviation: float = 0.0
+    """Of that slowdown."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidValue(field.name, value, "a finite number >= 0", where="prior")
+
+
+SCHEMA = 1
+SHIPPED = Path(__file__).with_name("priors.json")
+"""The file that is used where no other is named."""
+Section = Literal["estimated", "profiled"]
+SECTIONS: dict[CostSource, Section] = {"estimated": "estimated", "given": "estimated", "profiled": "profiled"}
+"""Which figures hold for which source of costs: times that a graph file gives were measured on no host that we know."""
+FIGURES = tuple(field.name for field in fields(Prior))
+LARGEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a `Prior`."""
+
+    value: float
+    source: str
+    """A line: the paper, the measurements that it was fitted to, or that it is assumed."""
+
+    def __post_init__(self) -> None:
+        if not self.source.strip() or "\n" in self.source:
+            raise InvalidValue("source", shortened(self.source), "one line that says where the value comes from")
+
+
+@dataclass(frozen=True)
+class Priors:
+    """What a priors file holds: every figure of `Prior`, twice."""
+
+    estimated: dict[str, Figure]
+    """By name, for costs from data sheets."""
+    profiled: dict[str, Figure]
+    """By name, for costs and links that were measured on the host."""
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise InvalidValue("schema", self.schema, f"{SCHEMA}", where="priors")
+        for section in ("estimated", "profiled"):
+            figures = self.section(section)
+            for name in figures:
+                if name not in FIGURES:
+                    raise UnknownName(f"figure of {section} priors", name, FIGURES)
+            if missing := [name for name in FIGURES if name not in figures]:
+                raise InvalidValue(f"{section}.{missing[0]}", None, "a value and its source", where="priors")
+            self.prior(section)
+
+    def section(self, section: Section) -> dict[str, Figure]:
+        """The figures of one section by name."""
+        return self.estimated if section == "estimated" else self.profiled
+
+    def prior(self, section: Section) -> Prior:
+        """The prior of one section."""
+        try:
+            return Prior(**{name: figure.value for name, figure in self.section(section).items()})
+        except InvalidValue as error:
+            raise InvalidValue(f"{section}.{error.field}", error.actual, error.expected, where="priors") from error
+
+    def of(self, source: CostSource) -> Prior:
+        """The prior of problems whose costs have this source."""
+        return self.prior(SECTIONS[source])
+
+
+def load_priors(path: str | os.PathLike[str] | None = None) -> Priors:
+    """The figures of a priors file; reading runs no code.
+
+    Args:
+        path: of the file; by default the one that ships.
+
+    Raises:
+        FileProblem: the file is missing or no JSON.
+        InvalidValue: a figure is missing or out of range, or the file has another schema.
+        UnknownName: a figure that a prior does not have.
+    """
+    path = SHIPPED if path is None else Path(path)
+    hint = "Name a file that `rlplace fit-priors` wrote."
+    data = read_json(path, largest_bytes=LARGEST_BYTES, hint=hint)
+    if not isinstance(data, Mapping) or "schema" not in data:
+        raise InvalidValue("priors", described(data), f"a mapping with schema {SCHEMA}", where=str(path), hint=hint)
+    return decode_record(Priors, data, str(path))
+
+
+def save_priors(priors: Priors, path: str | os.PathLike[str]) -> None:
+    """Writes a priors file, whole or not at all, such that `load_priors` gives equal ones back.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    write_json_atomic(path, {"schema": priors.schema, **asdict(priors)})
+
+
+def prior_of(problem: Problem, path: str | os.PathLike[str] | None = None) -> Prior:
+    """How far the host may be from the problem's figures, by where its costs come from.
+
+    Args:
+        problem: estimated or profiled.
+        path: of a priors file; by default the one that ships.
+
+    Raises:
+        FileProblem, InvalidValue, UnknownName: as `load_priors`.
+    """
+    return load_priors(path).of(problem.costs.source)
+
+
+Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run"]
+
+CARRIED: Mapping[Kind, float] = {
+    "op type": 0.2,
+    "device": 0.05,
+    "bandwidth": 0.05,
+    "latency": 0.05,
+    "overhead": 0.2,
+    "dispatch": 0.2,
+    "co-run": 0.2,
+}
+"""How far a factor differs from one workload to the next on the same host, as a share of how far from host to host: an
+op type has other shapes there, a link is the same link."""
+
+
+class Factor(NamedTuple):
+    """A factor before anything is measured: its logarithm is normal around 0.
+
+    Attributes:
+        kind: of the factor.
+        name: of it.
+        deviation: of its logarithm on a host that is not known.
+        median: the prior's figure that it is on, in seconds or as a share; 0 where it is on a figure of the problem.
+    """
+
+    kind: Kind
+    name: str
+    deviation: float
+    median: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SeenRun:
+    """What the measured steps of one run say, as linear equations in the logarithms u of its K factors.
+
+    Attributes:
+        factors: K of them.
+        slopes: (R, K); `slopes @ u` is `targets`, each with a standard deviation of 1.
+        targets: (R,).
+    """
+
+    factors: tuple[Factor, ...]
+    slopes: NDArray[np.float64]
+    targets: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class HostKnowledge:
+    """Measured steps of other workloads on one host.
+
+    Attributes:
+        runs: searches that they come from.
+    """
+
+    runs: tuple[SeenRun, ...]
+
+    @property
+    def num_runs(self) -> int:
+        """Searches that taught something."""
+        return len(self.runs)
+
+    @property
+    def factors(self) -> frozenset[tuple[Kind, str]]:
+        """Kinds and names of the factors that some measured step depended on."""
+        return frozenset(
+            (factor.kind, factor.name)
+            for run in self.runs
+            for factor, slopes in zip(run.factors, run.slopes.T, strict=True)
+            if slopes.any()
+        )
+
+    def prior(self, factors: Sequence[Factor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Means (P,) of the logarithms of a workload's factors, and a root (P, P) of their covariance.
+
+        The host has h, of which each run, and the next workload, has its own with a deviation of c = `CARRIED` of the
+        factor's; h has the rest of its variance. A run's equations S u = t + noise are then S h = t + noise of the
+        covariance I + S diag(c^2) S'. All are solved together with the prior (least squares by QR), also for factors
+        that the next workload does not have: what those might be makes the equations that they are in say less of the
+        others, and two such equations may still tell a difference.
+
+        Args:
+            factors: of the next workload, P of them. One on a figure of the prior is known as that figure.
+        """
+        place: dict[tuple[Kind, str, bool], int] = {}
+        every: list[Factor] = []
+        for factor in (*factors, *(factor for run in self.runs for factor in run.factors)):
+            if place.setdefault(_key(factor), len(every)) == len(every):
+                every.append(factor)
+        deviation = np.array([factor.deviation for factor in every])
+        centre = np.array([_log_median(factor) for factor in every])
+        own = deviation * [CARRIED[factor.kind] for factor in every]
+        of_host = np.sqrt(deviation**2 - own**2)
+        rows, targets = [np.eye(len(every))], [np.zeros(len(every))]
+        for run in self.runs:
+            at = [place[_key(factor)] for factor in run.factors]
+            medians = np.array([_log_median(factor) for factor in run.factors])
+            left = run.targets + run.slopes @ (medians - centre[at])
+            spread = run.slopes * own[at]
+            whitened = np.linalg.cholesky(np.eye(len(left)) + spread @ spread.T)
+            equations = np.zeros((len(left), len(every)))
+            equations[:, at] = np.linalg.solve(whitened, run.slopes * of_host[at])
+            rows.append(equations)
+            targets.append(np.linalg.solve(whitened, left))
+        stacked, target = np.concatenate(rows), np.concatenate(targets)
+        triangle = np.linalg.qr(stacked, mode="r")
+        root = of_host[:, None] * np.linalg.inv(triangle)
+        count = len(factors)
+        mean = (root @ (np.linalg.inv(triangle).T @ (stacked.T @ target)))[:count]
+        covariance = root[:count] @ root[:count].T + np.diag(own[:count] ** 2)
+        return mean, np.linalg.cholesky(covariance)
+
+
+def _key(factor: Factor) -> tuple[Kind, str, bool]:
+    """What two runs call the same: a factor on the problem's figure is another than one on the prior's."""
+    return factor.kind, factor.name, factor.median > 0
+
+
+def _log_median(factor: Factor) -> float:
+    return math.log(factor.median) if factor.median > 0 else 0.0
+
 
 LARGEST = 20.0
 """No factor is more than e to this, either way: a fit on the way to its minimum must not overflow."""

@@ -14,7 +14,7 @@ from typing import Literal
 from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.threads import usable_cores
 
 MAX_CORE_DEVICES = 4
 

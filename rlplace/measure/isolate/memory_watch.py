@@ -12,7 +12,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.race import Watch
+from rlplace.measure.timing.race import Watch
 
 RESERVED_SHARE = 0.05
 """Part of the machine's memory that placements never get: the process that asks, and the system, need some."""

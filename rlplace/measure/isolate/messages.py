@@ -26,9 +26,9 @@ from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import LONGEST_S
+from rlplace.measure.timing.eager_step import EagerRecipe
+from rlplace.measure.timing.host_runner import LONGEST_S
+from rlplace.measure.timing.race import RaceProtocol
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from typing import Any
 
 from rlplace.errors import RunnerError
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.generate import generate
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.messages import Board, Ready, Unfit
 from rlplace.measure.isolate.packing import Packed, Section
-from rlplace.measure.placed.generate import generate
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.race import LOOKS_EVERY_S, Suspensions
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.process import close_own, keep_from_children
 
 STARTS_WITHIN_S = 600.0

@@ -16,15 +16,13 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.isolate.choice import is_isolated
+from rlplace.measure.isolate.isolated_runner import Asked, is_isolated, wait_for, without_model
 from rlplace.measure.isolate.messages import MAKING_S, Board, Done, Fault, Profile, Setup, TorchSettings
 from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
-from rlplace.measure.isolate.runner import without_model
-from rlplace.measure.isolate.wait import Asked, wait_for
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.runner import LONGEST_S
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.host_runner import LONGEST_S
+from rlplace.measure.timing.threads import usable_cores
 from rlplace.say import Say
 
 

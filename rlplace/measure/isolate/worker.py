@@ -21,6 +21,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.execute.workers import Worker as CoreWorker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room
@@ -44,14 +45,12 @@ from rlplace.measure.isolate.messages import (
 )
 from rlplace.measure.isolate.packing import Section, Unpacked
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.placed.workers import Worker as CoreWorker
 from rlplace.measure.plan import Plan
-from rlplace.measure.run.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.run.failures import is_lost
-from rlplace.measure.run.outcomes import status_of
-from rlplace.measure.run.race import Timer
-from rlplace.measure.run.runner import HostRunner
-from rlplace.measure.run.threads import one_thread_here, pin_current_thread
+from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.outcomes import status_of
+from rlplace.measure.timing.race import Timer
+from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
 
 SETUP, ORIGIN = range(2)
 """Numbers of the packed parts."""
@@ -201,7 +200,7 @@ class _Worker:
         """Whether others cannot be measured here after it: the GPU is lost, or memory that the op may still hold."""
         if isinstance(error, _OutOfMemoryElsewhere):
             return False
-        return is_lost(error) or (not self._has_gpus and cuda.is_out_of_memory(error))
+        return cuda.is_lost(error) or (not self._has_gpus and cuda.is_out_of_memory(error))
 
     def _with_model(self) -> OpGraph:
         """The graph with the user's model."""

@@ -18,8 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import Compiled, Updates
-from rlplace.measure.simulate.host_tables import HANDOVER, JOB
+from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled, Updates
 from rlplace.measure.simulate.kernel_events import EventScratch, retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
 from rlplace.measure.simulate.kernel_plan_general import plan_general

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Ints, Longs, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import Compiled
-from rlplace.measure.simulate.host_tables import HANDOVER, JOB
+from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, waiting_updates
 from rlplace.measure.simulate.kernel_plan_general import earliest, slow_down
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch

@@ -19,8 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import Compiled, Updates
-from rlplace.measure.simulate.host_tables import HANDOVER
+from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, Updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, kernel, lowest_bit, pointer
-from rlplace.measure.simulate.compiled import Compiled
-from rlplace.measure.simulate.host_tables import HANDOVER, QUEUED
+from rlplace.measure.simulate.compiled_problem import HANDOVER, QUEUED, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, drop, forget_ready, peek, push, sort, waiting_updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
 

@@ -15,7 +15,7 @@ from rlplace.errors import InvalidValue
 from rlplace.jit import Bytes, Floats, Ints, Longs
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import Compiled
+from rlplace.measure.simulate.compiled_problem import Compiled
 
 POSITION, TRANSFERS = range(2)
 """Places in `Scratch.state`: length of the sequence, number of transfers."""

@@ -25,8 +25,7 @@ from rlplace.jit import Ints, kernel
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import Compiled, compile_problem
-from rlplace.measure.simulate.host_tables import account_names, default_priorities
+from rlplace.measure.simulate.compiled_problem import Compiled, account_names, compile_problem, default_priorities
 from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
 from rlplace.measure.simulate.kernel_events import EventScratch, new_event_scratch
 from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.host_tables import list_order
+from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.search.task import Task
 
 

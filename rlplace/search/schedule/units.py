@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from rlplace.jit import Bools, Floats, Ints
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled import Compiled, compile_problem
-from rlplace.measure.simulate.host_tables import JOB, turns
+from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
 
 
 class Units(NamedTuple):

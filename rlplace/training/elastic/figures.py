@@ -11,12 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs, CostSource
-from rlplace.measure.costs.estimate import estimate_costs
-from rlplace.measure.host_model.knowledge import Kind
-from rlplace.measure.host_model.learned_host import Equation, LearnedFactor, LearnedHost
-from rlplace.measure.host_model.priors import SECTIONS
-from rlplace.measure.host_model.refit import LEAST_LEARNED, likelihood
+from rlplace.measure.costs.costs import Costs, CostSource, estimate_costs
+from rlplace.measure.host_model.learned_host import LEAST_LEARNED, Equation, LearnedFactor, LearnedHost, likelihood
+from rlplace.measure.host_model.scales import SECTIONS, Kind
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.training.elastic.devices import DeviceMatch
 from rlplace.training.elastic.op_types import op_type_factors

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlplace.errors import DeviceLost, RlplaceError
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.outcomes import lost_of
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.outcomes import lost_of
+from rlplace.measure.timing.threads import usable_cores
 from rlplace.training.resume.config_file import Request, again_words
 
 

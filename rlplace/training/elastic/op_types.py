@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.host import Device, Host
 
 ENDLESS = 1e30

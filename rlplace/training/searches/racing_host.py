@@ -15,7 +15,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress
 from rlplace.runs.tracking import Tracker
 from rlplace.search.task import BestSoFar, Failure, Saveable, Task

@@ -22,7 +22,7 @@ from rlplace.errors import InvalidValue
 from rlplace.export import PlacedModel, check_export
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.run.eager_step import EagerStep
+from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.search.rules import baselines
 
 

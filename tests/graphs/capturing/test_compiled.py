@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlplace.export import PlacedModel
 from rlplace.graphs import capture
-from rlplace.measure.run.eager_step import EagerStep
+from rlplace.measure.timing.eager_step import EagerStep
 
 compiled = functools.partial(torch.compile, backend="eager")
 

@@ -178,7 +178,7 @@ def test_a_gather_moves_only_the_rows_that_it_reads() -> None:
     ],
 )  # fmt: skip
 def test_targets_are_of_the_class_that_costs_the_same(op_type: str, kind: str) -> None:
-    from rlplace.measure.costs.estimate import op_class
+    from rlplace.measure.costs.costs import op_class
 
     assert op_class(target_of(op_type, "")) == kind
 

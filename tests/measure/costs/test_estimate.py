@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.estimate import EFFICIENCIES, estimate_costs, op_class, op_dtypes
+from rlplace.measure.costs.costs import EFFICIENCIES, estimate_costs, op_class, op_dtypes
 from rlplace.measure.hosts.host import Device, Host, Route
 from rlplace.measure.hosts.resolve import resolve_host
 

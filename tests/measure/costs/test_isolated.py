@@ -13,12 +13,13 @@ from core_hosts import core_host
 from small_models import CASES
 from torch import Tensor, nn
 
+from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs import profile as isolated
 from rlplace.measure.costs.profile import Layout, isolated_s, layouts
-from rlplace.measure.placed.workers import Crew
+from rlplace.measure.execute.workers import Crew
 
 HOST = core_host(2)
 
@@ -47,7 +48,7 @@ def test_every_op_of_every_model_runs_alone(name: str, crew: Crew, monkeypatch: 
     graph = capture(case.model, case.inputs, case.loss_fn, "momentum", targets=case.targets)
     known, state = layouts(graph), torch.get_rng_state()
     failed: list[BaseException] = []
-    monkeypatch.setattr(isolated, "is_lost", lambda error: failed.append(error) is None and False)
+    monkeypatch.setattr(cuda, "is_lost", lambda error: failed.append(error) is None and False)
     seconds = isolated_s(graph, HOST, 1, crew, runs(graph), known)
     assert seconds.shape == (len(runs(graph)),)
     assert np.all(np.isfinite(seconds))

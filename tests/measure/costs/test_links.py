@@ -10,8 +10,8 @@ import pytest
 from core_hosts import core_host
 
 from rlplace import cuda
-from rlplace.measure.costs import links
-from rlplace.measure.costs.links import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
+from rlplace.measure.costs import profile as links
+from rlplace.measure.costs.profile import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
 from rlplace.measure.hosts.detect import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 

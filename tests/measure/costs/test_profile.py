@@ -22,10 +22,10 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs import profile
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs, share_by_signature
+from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.placed.residents import Residents
 from rlplace.measure.plan import Timeline
-from rlplace.measure.run.race import Unwatched
+from rlplace.measure.timing.race import Unwatched
 
 
 def test_an_op_has_the_median_of_its_steps_and_equal_ops_the_mean_of_theirs() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlplace.measure.explain.explain import DATA_PARALLEL, EAGER, ONE_DEVICE, RULES, advise_on
+from rlplace.measure.explain.explain_step import DATA_PARALLEL, EAGER, ONE_DEVICE, RULES, advise_on
 from rlplace.measure.explain.explanation import (
     SCHEMA,
     Advice,

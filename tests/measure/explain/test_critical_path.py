@@ -15,7 +15,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.critical_path import critical_items, find_critical_path
+from rlplace.measure.explain.explain_step import critical_items, find_critical_path
 from rlplace.measure.explain.explanation import CriticalPath
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan, Timeline

@@ -11,7 +11,7 @@ from random_problems import plain_host
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.critical_path import costliest_cuts, critical_items, what_is_sent
+from rlplace.measure.explain.explain_step import costliest_cuts, critical_items, what_is_sent
 from rlplace.measure.explain.explanation import CutEdge
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

@@ -13,7 +13,7 @@ from random_problems import BIG, plain_host, random_problem
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.critical_path import MOST_POINTS, device_shares, memory_curves, step_end_s
+from rlplace.measure.explain.explain_step import MOST_POINTS, device_shares, memory_curves, step_end_s
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.explain import disturbance_of, explain
+from rlplace.measure.explain.explain_step import disturbance_of, explain
 from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

@@ -14,7 +14,7 @@ from random_problems import plain_host
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.explain import explain
+from rlplace.measure.explain.explain_step import explain
 from rlplace.measure.explain.explanation import Alternative, Explanation, load_explanation, save_explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator

@@ -10,8 +10,8 @@ import pytest
 from host_models import learnable_problem, paired_host, step_times, varied_plans
 
 from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Prior, Scales, knowledge_of
-from rlplace.measure.host_model.knowledge import CARRIED, Factor, Kind
 from rlplace.measure.host_model.learned_host import Equation, LearnedFactor
+from rlplace.measure.host_model.scales import CARRIED, Factor, Kind
 
 X = Factor("bandwidth", "x", 1.0)
 PRIOR = Prior(op_type=0.5, device=0.2, bandwidth=1.0, latency=0.0, overhead_s=0.1)

@@ -16,7 +16,7 @@ from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.host_model import Prior, Scales, load_priors, prior_of, save_priors
-from rlplace.measure.host_model.priors import FIGURES, SHIPPED
+from rlplace.measure.host_model.scales import FIGURES, SHIPPED
 
 
 def problem(source: CostSource) -> Problem:

@@ -14,9 +14,8 @@ from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.host_model import HostModel, LearnedHost, Prior, Scales, fit_priors, load_priors, prior_of
-from rlplace.measure.host_model.knowledge import Kind
-from rlplace.measure.host_model.learned_host import LearnedFactor
-from rlplace.measure.host_model.refit import WEIGHT, fit_figures, likelihood
+from rlplace.measure.host_model.learned_host import WEIGHT, LearnedFactor, fit_figures, likelihood
+from rlplace.measure.host_model.scales import Kind
 
 SURE = 1e-7
 """A deviation that is nothing beside any other."""

@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.hosts import detect
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.threads import usable_cores
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, cores: tuple[int, ...] = (0, 1), num_gpus: int = 0) -> None:

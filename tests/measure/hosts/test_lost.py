@@ -20,12 +20,12 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host, Route
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
-from rlplace.measure.run import runner as runner_module
-from rlplace.measure.run.outcomes import all_lost, error_of, lost_of
-from rlplace.measure.run.race import RaceProtocol
-from rlplace.measure.run.runner import HostRunner
-from rlplace.measure.run.threads import usable_cores
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing import host_runner as runner_module
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.outcomes import all_lost, error_of, lost_of
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import usable_cores
 
 GONE = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
 PROTOCOL = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
@@ -146,7 +146,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.costs.costs import Costs
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.errors import DeviceLost
 

@@ -16,9 +16,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, HostRunner, Link, Problem, Route, Simulator
 from rlplace.measure.hosts.host_file import save_host
-from rlplace.measure.hosts.present import check_present
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.hosts.resolve import check_present, resolve_host
+from rlplace.measure.timing.threads import usable_cores
 
 
 def gpus(*names: str) -> Host:

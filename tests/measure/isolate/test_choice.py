@@ -18,8 +18,8 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure import Costs, Problem, Simulator
-from rlplace.measure.isolate.choice import VARIABLE, is_isolated, make_runner
-from rlplace.measure.run.runner import HostRunner
+from rlplace.measure.isolate.isolated_runner import VARIABLE, is_isolated, make_runner
+from rlplace.measure.timing.host_runner import HostRunner
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ import numpy as np
 from faulty_ops import faulty_graph
 from core_hosts import core_host
 from rlplace.measure import Costs, Problem, RaceProtocol, Simulator
-from rlplace.measure.isolate.runner import IsolatedRunner
+from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 
 graph = faulty_graph(("hang",))
 problem = Problem.grouped(graph, core_host(2), Costs(np.ones((3, 2)), "profiled"), 3)

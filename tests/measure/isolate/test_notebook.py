@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from main_scripts import MEASURES
 
-from rlplace.measure.isolate.choice import VARIABLE
+from rlplace.measure.isolate.isolated_runner import VARIABLE
 
 nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")

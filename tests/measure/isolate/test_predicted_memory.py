@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.isolate.messages import TimeLimits
-from rlplace.measure.isolate.runner import IsolatedRunner
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.race import RaceProtocol
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.race import RaceProtocol
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=12, max_rounds=12, hopeless=1e9)
 """Steps enough for the allocator to keep more holes than fit the limit, were they not given back."""

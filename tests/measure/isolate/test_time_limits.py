@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rlplace.measure.isolate.messages import TimeLimits
-from rlplace.measure.run.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol
 
 LIMITS = TimeLimits(longest_s=100.0, least_s=1.0, num_best=10.0, num_first=2.0)
 

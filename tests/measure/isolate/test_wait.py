@@ -11,11 +11,11 @@ from naive_plan import naive_plan
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.isolate.isolated_runner import Asked
 from rlplace.measure.isolate.messages import IDLE, Race
-from rlplace.measure.isolate.wait import Asked
 from rlplace.measure.problem import Problem
-from rlplace.measure.run.eager_step import EagerRecipe
-from rlplace.measure.run.race import REFERENCE, RaceProtocol
+from rlplace.measure.timing.eager_step import EagerRecipe
+from rlplace.measure.timing.race import REFERENCE, RaceProtocol
 
 
 def test_contenders_are_not_numbered() -> None:

@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.simulate.host_tables import (
+from rlplace.measure.simulate.compiled_problem import (
     HANDOVER,
     JOB,
     QUEUED,

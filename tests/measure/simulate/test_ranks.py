@@ -10,7 +10,7 @@ from micro_batched import cut_graph, layered_step, step_problem
 from random_problems import plain_host, random_problem
 
 from rlplace.measure.problem import OP_ORDERS, Problem
-from rlplace.measure.simulate.host_tables import default_priorities, list_order, turns, upward_ranks
+from rlplace.measure.simulate.compiled_problem import default_priorities, list_order, turns, upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 
 FAST = 1e30

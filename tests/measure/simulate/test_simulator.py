@@ -17,7 +17,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.host_tables import upward_ranks
+from rlplace.measure.simulate.compiled_problem import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 
 Times = dict[str, tuple[float, float]]

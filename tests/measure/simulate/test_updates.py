@@ -7,7 +7,7 @@ import pytest
 from micrographs import op_graph
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.simulate.compiled import lay_out_updates
+from rlplace.measure.simulate.compiled_problem import lay_out_updates
 
 ROUTE_KIND = np.zeros(4, dtype=np.int32)
 

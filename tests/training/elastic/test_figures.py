@@ -13,8 +13,7 @@ from search_problems import chain_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.synthetic import synthetic
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.host_model import LearnedHost, Posterior, Prior, Scales, knowledge_of
 from rlplace.measure.host_model.learned_host import Equation, LearnedFactor
 from rlplace.measure.hosts.host import Host

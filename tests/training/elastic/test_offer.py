@@ -11,7 +11,7 @@ from elastic_hosts import simulated_host
 
 from rlplace.errors import DeviceLost, RunnerError
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.run.threads import usable_cores
+from rlplace.measure.timing.threads import usable_cores
 from rlplace.training import TrainConfig
 from rlplace.training.elastic import offer
 from rlplace.training.elastic.offer import offering, what_is_left

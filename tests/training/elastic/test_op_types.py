@@ -8,7 +8,7 @@ from elastic_hosts import simulated_host
 from small_models import CASES
 
 from rlplace.graphs import capture
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.training.elastic.op_types import op_type_factors
 
 CASE = CASES["transformer_layer"]()

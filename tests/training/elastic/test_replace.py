@@ -12,14 +12,14 @@ from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.formats import save_graph
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.synthetic import synthetic
-from rlplace.measure.costs.estimate import estimate_costs
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.cut import WHOLE
 from rlplace.training.elastic.known import Choices, KnownRun

@@ -1,0 +1,183 @@
+"""`System`: everything that checks touch, one small function each, so that tests can stand in for a machine.
+
+`Check`: one question about the system; `Finding`: the answer; `run_checks`: all answers, whatever fails.
+
+How long one small op takes, again and again: whether timing is steady here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import rlplace
+from rlplace.measure.timing.threads import usable_cores
+
+Verdict = Literal["ok", "warn", "fail"]
+VERDICTS: tuple[Verdict, ...] = ("ok", "warn", "fail")
+"""From best to worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    name: str
+    """what was looked at"""
+    verdict: Verdict
+    """`ok`; `warn`, figures may be worse than they need be; `fail`, something will not work"""
+    found: str
+    """in one line"""
+    remedy: str = ""
+    """what to do about it; empty where there is nothing to do"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question about the system."""
+
+    name: str
+    """that of its finding, where it has only one"""
+    look: Callable[[System], Iterable[Finding]]
+    """answers the question"""
+    needs: str = ""
+    """the check that must not have failed before this one"""
+
+
+def run_checks(system: System, checks: Sequence[Check]) -> list[Finding]:
+    """What all checks found, in their order; a check that fails itself is a `fail` with its error."""
+    findings: list[Finding] = []
+    for check in checks:
+        if check.needs in {finding.name for finding in findings if finding.verdict == "fail"}:
+            findings.append(Finding(check.name, "warn", f"not looked at: the check of {check.needs} failed"))
+            continue
+        try:
+            findings.extend(check.look(system))
+        except Exception as error:
+            found = f"the check failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            findings.append(Finding(check.name, "fail", found, "mend what the error names, or report it as a bug"))
+    return findings
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """The worst verdict of all; `ok` where there is none.
+
+    >>> worst([Finding("a", "ok", ""), Finding("b", "warn", "")])
+    'warn'
+    """
+    return max((finding.verdict for finding in findings), key=VERDICTS.index, default="ok")
+
+
+NUM_ELEMENTS = 32768
+"""As many as PyTorch leaves to one thread: more would be shared among several, whatever their number is set to."""
+OPS_PER_SAMPLE = 32
+WARM_UP_S = 0.03
+TIMED_S = 0.3
+
+
+def op_times_s(torch: Any) -> list[float]:
+    """Seconds of each sample, a fixed number of products of small tensors; about 0.3 s in all."""
+    left, right, product = (torch.ones(NUM_ELEMENTS) for _ in range(3))
+
+    def sample() -> None:
+        for _ in range(OPS_PER_SAMPLE):
+            torch.mul(left, right, out=product)
+
+    end_s = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < end_s:
+        sample()
+    times_s: list[float] = []
+    before_s = time.perf_counter()
+    end_s = before_s + TIMED_S
+    while before_s < end_s:
+        sample()
+        after_s = time.perf_counter()
+        times_s.append(after_s - before_s)
+        before_s = after_s
+    return times_s
+
+
+def glibc_version() -> str:
+    """Such as `glibc 2.36`; empty where the C library is another."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, ValueError, OSError):
+        return ""
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this process may make files in that folder."""
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+def free_bytes(path: Path) -> int:
+    """Free space of the file system that holds `path`."""
+    return shutil.disk_usage(path).free
+
+
+def has_module(name: str) -> bool:
+    """Whether a top-level module can be found; it is not imported."""
+    return importlib.util.find_spec(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The machine and the installation, as this process sees them."""
+
+    root: Path = Path("/")
+    """above `proc` and `sys`"""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """environment variables"""
+    python_version: str = platform.python_version()
+    """of the Python that runs"""
+    package: Path = Path(rlplace.__file__).parent
+    """folder of the rlplace that runs"""
+    current_folder: Callable[[], str] = os.getcwd
+    """raises OSError where it has been removed"""
+    home: Callable[[], Path] = Path.home
+    """the user's"""
+    usable_cores: Callable[[], Sequence[int]] = usable_cores
+    """logical cores that this process may run on"""
+    num_cores: Callable[[], int | None] = os.cpu_count
+    """logical cores of the machine"""
+    distribution: Callable[[str], importlib.metadata.Distribution] = importlib.metadata.distribution
+    """what is known of an installed package; raises PackageNotFoundError"""
+    has_module: Callable[[str], bool] = has_module
+    """whether a top-level module can be found"""
+    find_program: Callable[[str], str | None] = shutil.which
+    """path of a program"""
+    is_writable: Callable[[Path], bool] = is_writable
+    """whether files can be made in a folder"""
+    free_bytes: Callable[[Path], int] = free_bytes
+    """free space of the file system that holds a path"""
+    glibc_version: Callable[[], str] = glibc_version
+    """of the C library; empty where it is another"""
+    import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
+    """PyTorch, imported at the first call"""
+    op_times_s: Callable[[Any], Sequence[float]] = op_times_s
+    """times of one small op of that torch, again and again"""
+    now_s: Callable[[], float] = time.perf_counter
+    """the clock that steps are measured with"""
+
+    def read(self, path: str) -> str:
+        """A small file of the system, stripped; empty where there is none or it cannot be read."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def version_of(self, package: str) -> str:
+        """Version of an installed package; empty where it is not installed."""
+        try:
+            return self.distribution(package).version
+        except importlib.metadata.PackageNotFoundError:
+            return ""

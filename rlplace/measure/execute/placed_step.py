@@ -1,0 +1,616 @@
+"""`PlacedStep`: a plan bound to its tensors and threads, ready to run again and again.
+
+`TwoPartStep` runs its forward and its backward apart. `step_timeline` and `allocated_bytes` read what a traced step
+recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
+
+from rlplace import cuda
+from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import Ref, Update
+from rlplace.measure.costs.costs import allocated
+from rlplace.measure.execute.channels import Channel, CudaChannel, make_channel, release_all, torch_device
+from rlplace.measure.execute.generate import Run, StepCode, generate
+from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
+from rlplace.measure.execute.workers import Clock, Crew, CudaClock, HostClock, Job
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Plan, Timeline
+
+
+class PlacedStep:
+    """One step of a graph, run as `plan` says.
+
+    It is loaded when it first runs, or by `load`: then it holds its residents, channels and code. `unload` lets go of
+    them, so that other plans have the memory; the step can be loaded again.
+
+    Args:
+        graph: with its program.
+        host: a host of this machine.
+        plan: made for both.
+        residents: where parameters and state are kept; plans over the same host may share them.
+        crew: the host's threads.
+        seed: of random ops; each draws from (seed, op, step), the same numbers on all devices of one kind: a CPU and a
+            GPU make different ones of one seed.
+        is_traced: record the times of ops and transfers (see `timeline`).
+        hold_every: if above 0, a GPU is held back for `hold_cycles` at the start and every so many ops, so that
+            launches run ahead of it: for tracing, never for step times.
+        gradients: where it leaves gradients when they are asked for; None for a step that is never asked.
+        second: items of the second part of a step in two parts (`TwoPartStep`).
+
+    Attributes:
+        plan: what runs.
+        needs: its residents.
+        launch_s: by device: seconds in which the last step's part was launched; of traced steps.
+        hold_cycles: clock cycles of the GPU.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        residents: Residents,
+        crew: Crew,
+        *,
+        seed: int = 0,
+        is_traced: bool = False,
+        hold_every: int = 0,
+        gradients: GradientsOut | None = None,
+        second: Collection[int] | None = None,
+    ) -> None:
+        self.plan = plan
+        self._graph, self._host, self._residents, self._crew = graph, host, residents, crew
+        self._seed, self._is_traced = seed, is_traced
+        self._program = require_program(graph)
+        self._gradients = gradients
+        self._code: StepCode = generate(
+            graph,
+            host,
+            plan,
+            is_traced=is_traced,
+            hold_every=hold_every,
+            hands_out=gradients is not None,
+            second=second,
+        )
+        self._marks = Marks(clocks_of(host, is_traced=is_traced))
+        self._routes = {(route.source, route.destination): route for route in host.routes}
+        self.needs = frozenset(self._needs())
+        self.launch_s = [0.0] * host.num_devices
+        self.hold_cycles = 0
+        self._compiled = [
+            compile(source, _file_name(device), "exec") for device, source in enumerate(self._code.sources)
+        ]
+        self._namespaces: list[dict[str, Any]] = []
+        self._jobs: list[Job] = []
+        self._channels: list[Channel] = []
+        self._signals: list[threading.Lock] = []
+        self._results: list[Any] = []
+        self._kept: list[list[tuple[Any, ...]]] = []  # by device: tensors between the parts of a step
+        self._is_loaded = self._is_broken = False
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it can run as it is; a step that failed is to be loaded anew."""
+        return self._is_loaded and not self._is_broken
+
+    def load(self) -> None:
+        """Makes its channels and what of its residents is not there yet, and binds the code to them.
+
+        Raises:
+            RunnerError: a device has no memory for them; nothing is held then.
+        """
+        self.unload()  # the channels of a failed step are in no known state, and a thread left behind may use them
+        self._marks.renew(self._graph.num_ops + self.plan.num_transfers)
+        self._results = [None] * self._code.num_results
+        self._kept = [[] for _ in self._host.devices]
+        try:
+            self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
+            self._signals = [threading.Lock() for _ in range(self._code.num_signals)]
+            for signal in self._signals:  # a lock that starts locked: released by the one side, taken by the other
+                signal.acquire()
+            self._jobs = [self._bind(device) for device in range(self._host.num_devices)]
+        except BaseException as error:
+            self.unload()
+            traceback.clear_frames(error.__traceback__)  # they hold tensors
+            if isinstance(error, RlplaceError) or not isinstance(error, Exception):
+                raise
+            what = f"{type(error).__name__}: {error}{cuda.advice(error)}"
+            raise RunnerError(f"the step could not be loaded: {what}") from error
+        self._is_loaded = True
+
+    def unload(self) -> None:
+        """Lets go of residents, channels and results; the last timeline and `result` are gone with them."""
+        for names in self._namespaces:  # a function and the names that it runs with hold each other
+            names.clear()
+        self._namespaces, self._jobs, self._channels, self._signals = [], [], [], []
+        self._marks.renew(0)
+        self._results, self._kept = [], []
+        self._is_loaded = self._is_broken = False
+
+    def run(self, step: int = 0, *, deadline_s: float = 600.0) -> float:
+        """Seconds that one step took, from start to the end of its last op.
+
+        Raises:
+            RunnerError: an op failed; says which and why.
+            TimeoutError: the step did not end within `deadline_s`.
+        """
+        if not self.is_loaded:
+            self.load()
+        return self._run(self._jobs, step, deadline_s)
+
+    def _run(self, jobs: Sequence[Job], step: int, deadline_s: float) -> float:
+        self._marks.started_s = time.perf_counter()
+        try:
+            self._crew.run(list(jobs), step, on_error=self._abort, deadline_s=deadline_s)
+        except RunnerError as error:
+            raise self._explained(error) from error.__cause__
+        return time.perf_counter() - self._marks.started_s
+
+    @property
+    def result(self) -> Any:
+        """What the last step returned: the loss, or the model's output.
+
+        Raises:
+            RunnerError: the step is not loaded.
+        """
+        self._require_loaded()
+        values = iter(self._results)
+        return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
+
+    def timeline(self) -> Timeline:
+        """Start and end of every op and transfer of the last step; the step must be traced.
+
+        Raises:
+            RunnerError: the step is not loaded.
+        """
+        self._require_loaded()
+        return step_timeline(self._graph, self._host, self.plan, self._code, self._marks, self._channels)
+
+    def _channel(self, transfer: int) -> Channel:
+        plan, host = self.plan, self._host
+        source = host.devices[int(plan.devices[self._graph.tensor_op[plan.transfer_tensor[transfer]]])]
+        destination = host.devices[int(plan.transfer_destination[transfer])]
+        is_copy = bool(self._routes[source.name, destination.name].links)
+        return make_channel(
+            source,
+            destination,
+            self._crew.streams.copies(source, destination),
+            is_copy=is_copy,
+            is_traced=self._is_traced,
+        )
+
+    def _abort(self) -> None:
+        self._is_broken = True
+        for channel in self._channels:
+            channel.abort()
+        release_all(self._signals)
+
+    def _explained(self, error: RunnerError) -> RunnerError:
+        """The error with the op that failed, and without the tensors that its traceback holds."""
+        cause, n = error.__cause__, self._graph.num_ops
+        if cause is None:
+            return error
+        devices = {_file_name(device): device for device in range(self._host.num_devices)}
+        for frame, line in traceback.walk_tb(cause.__traceback__):
+            device = devices.get(frame.f_code.co_filename, -1)
+            item = self._code.line_items[device][line - 1] if device >= 0 else -1
+            if item >= 0:
+                tensor = int(self.plan.transfer_tensor[item - n]) if item >= n else -1
+                op = item if item < n else int(self._graph.tensor_op[tensor])
+                what = "op" if item < n else "the transfer of op"
+                name, place = self._graph.names[op], self._host.devices[device].name
+                where = f"reported at {what}" if cuda.is_late(cause) else what
+                error = RunnerError(f"{where} {name!r} ({self._graph.targets[op]}) on {place}: {error}", op=name)
+        traceback.clear_frames(cause.__traceback__)
+        said = cuda.advice(cause)
+        return RunnerError(f"{error}{said}", op=error.op) if said else error
+
+    def _require_loaded(self) -> None:
+        if not self._is_loaded:
+            raise RunnerError("the step is not loaded, so there is no last step to tell about: run it first")
+
+    def _needs(self) -> Iterator[Resident]:
+        for device, items in enumerate(self._code.items):
+            for item in items:
+                call = self._program.calls.get(item)
+                if item in self._program.sources or isinstance(call, Update):
+                    yield self._residents.at(item, device)
+                if isinstance(call, Update):
+                    yield self._residents.at(int(self._graph.tensor_op[call.parameter.id]), device)
+
+    def _bind(self, device: int) -> Job:
+        clock = self._marks.clocks[device]
+        names: dict[str, Any] = {
+            "clock": clock.mark,
+            "hold": lambda: self._hold_back(device),
+            "B": self._marks.begin,
+            "E": self._marks.end,
+            "O": self._results,
+            "S": self._kept[device],
+            **program_names(
+                self._graph,
+                self._host,
+                self._code,
+                device,
+                self._residents,
+                seed=self._seed,
+                gradients=self._gradients,
+            ),
+            **order_names(self._channels, self._signals),
+        }
+        self._namespaces.append(names)
+        exec(self._compiled[device], names)
+        run: Job = names["run"]
+        if not self._is_traced:
+            return run
+
+        def traced(step: int) -> None:
+            clock.start()
+            begin_s = time.perf_counter()
+            run(step)
+            self.launch_s[device] = time.perf_counter() - begin_s
+
+        return traced
+
+    def _hold_back(self, device: int) -> None:
+        if self.hold_cycles > 0:
+            cuda.hold_back(cuda.current_stream(torch_device(self._host.devices[device])), self.hold_cycles)
+
+
+def _file_name(device: int) -> str:
+    return f"<placed step, device {device}>"
+
+
+def program_names(
+    graph: OpGraph,
+    host: Host,
+    code: StepCode,
+    device: int,
+    residents: Residents,
+    *,
+    seed: int,
+    gradients: GradientsOut | None,
+) -> dict[str, Any]:
+    """What one device's code computes with and by; residents that are not there yet are made.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        code: generated for both.
+        device: index of the device.
+        residents: where parameters and state are kept.
+        seed: of random ops.
+        gradients: where gradients go that are asked for; None in a step that is never asked.
+    """
+    program = require_program(graph)
+    place = torch_device(host.devices[device])
+    names: dict[str, Any] = {
+        **code.constants,
+        **{f"D{d}": torch_device(described) for d, described in enumerate(host.devices)},
+        **{f"g{k}": _direct(view.target) for k, view in enumerate(program.views)},
+    }
+    for item in code.items[device]:
+        if item >= graph.num_ops:
+            continue
+        if item in program.sources:
+            names[f"t{int(graph.output_offsets[item])}"] = residents.tensor(item, device)
+            continue
+        call = program.calls[item]
+        if not isinstance(call, Update):
+            function = seeded(call.target, place, seed=seed, op=item) if call.is_random else _direct(call.target)
+            if gradients is not None and item in program.seeds:
+                function = gradients.scaled(function)
+            names[f"f{item}"] = function
+    for run_of in code.update_runs[device]:
+        update = residents.updater(run_of, device)
+        if gradients is not None:
+            update = gradients.instead_of(update, [program.sources[residents.updated(op)].key for op in run_of])
+        names[f"u{run_of[-1]}"] = update
+    if gradients is not None and program.optimizer is None:
+        names.update({f"a{k}": gradients.taker([name]) for k, name in enumerate(program.gradients)})
+    return names
+
+
+def order_names(channels: Sequence[Channel], signals: Sequence[threading.Lock]) -> dict[str, Any]:
+    """What the code of a device sends to others by, and waits for them by."""
+    names: dict[str, Any] = {}
+    for transfer, channel in enumerate(channels):
+        for method in ("send", "take"):
+            names[f"k{transfer}_{method}"] = getattr(channel, method)
+        names[f"k{transfer}_wait"] = channel.wait_ready
+        names[f"k{transfer}_arrived"] = channel.wait_arrived
+        names[f"k{transfer}_done"] = channel.acknowledge
+        names[f"k{transfer}_copied"] = channel.wait_copied
+    for index, signal in enumerate(signals):
+        names[f"s{index}_set"], names[f"s{index}_wait"] = signal.release, signal.acquire
+    return names
+
+
+def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
+    """The C++ entry of an ATen overload, without its Python wrapper."""
+    direct: Callable[..., Any] = getattr(target, "_op", target)
+    return direct
+
+
+@dataclass
+class Marks:
+    """What the code of the last step marked.
+
+    Attributes:
+        clocks: by device.
+        begin: by item (op i, or N + k): what its device's clock marked when it began; None without a mark.
+        end: when it ended, likewise.
+        started_s: when the step was started, on `time.perf_counter`.
+    """
+
+    clocks: Sequence[Clock]
+    begin: list[Any] = field(default_factory=list)
+    end: list[Any] = field(default_factory=list)
+    started_s: float = 0.0
+
+    def renew(self, num_items: int) -> None:
+        """Lists of their own for `num_items` items, without a mark."""
+        self.begin, self.end = [None] * num_items, [None] * num_items
+
+
+def clocks_of(host: Host, *, is_traced: bool) -> list[Clock]:
+    """A clock for each device; those of GPUs, which cost events, where a step is traced."""
+    return [
+        CudaClock(torch_device(device)) if is_traced and device.backend == "cuda" else HostClock()
+        for device in host.devices
+    ]
+
+
+def step_timeline(
+    graph: OpGraph, host: Host, plan: Plan, code: StepCode, marks: Marks, channels: Sequence[Channel]
+) -> Timeline:
+    """Start and end of every op and transfer of the last step, and what each device held.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        plan: what ran.
+        code: made of it, traced.
+        marks: that it made.
+        channels: by transfer: a GPU's copy is timed by the channel itself.
+    """
+    program, n = require_program(graph), graph.num_ops
+    begin, end = np.zeros(n + plan.num_transfers), np.zeros(n + plan.num_transfers)
+    for device, items in enumerate(code.items):
+        for item in items:
+            if item not in program.sources:
+                channel = channels[item - n] if item >= n else None
+                begin[item], end[item] = _span_s(host, marks, device, item, channel)
+        for updates in code.update_runs[device]:
+            _share_run(graph, updates, begin, end)
+    times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end)
+    return Timeline(
+        op_device=plan.devices,
+        op_start_s=begin[:n],
+        op_end_s=end[:n],
+        transfer_tensor=plan.transfer_tensor,
+        transfer_source=plan.devices[graph.tensor_op[plan.transfer_tensor]],
+        transfer_destination=plan.transfer_destination,
+        transfer_start_s=begin[n:],
+        transfer_end_s=end[n:],
+        memory_time_s=times,
+        memory_device=devices,
+        memory_bytes=allocated,
+        source="measured",
+    )
+
+
+def _span_s(host: Host, marks: Marks, device: int, item: int, channel: Channel | None) -> tuple[float, float]:
+    """When an item began and ended, in seconds from the start of the last step; 0 without a mark."""
+    clock, made = marks.clocks[device], (marks.begin[item], marks.end[item])
+    if isinstance(channel, CudaChannel) and channel.began is not None:
+        made = channel.began, channel.arrived  # the copy itself, on its own stream
+        clock = marks.clocks[host.device_index[channel.device.name]]
+    begin_s, end_s = (0.0 if mark is None else clock.seconds(mark) - marks.started_s for mark in made)
+    return begin_s, end_s
+
+
+def _share_run(graph: OpGraph, updates: Run, begin: NDArray[np.float64], end: NDArray[np.float64]) -> None:
+    """Gives each of some updates that were one call its share of the time, by the bytes that it moves."""
+    ops = list(updates)
+    moved = np.cumsum(np.maximum(graph.bytes_moved[ops], 1.0))
+    first_s, last_s = begin[ops[0]], end[ops[-1]]
+    end[ops] = first_s + (last_s - first_s) * moved / moved[-1]
+    begin[ops[1:]] = end[ops[:-1]]
+
+
+Floats = NDArray[np.float64]
+Levels = tuple[Floats, NDArray[np.int32], NDArray[np.int64]]
+
+
+def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begin_s: Floats, end_s: Floats) -> Levels:
+    """Instants in seconds, devices and bytes: allocated bytes of a device from that instant on, in order of time.
+
+    A device holds its residents all along, and every tensor from its making to its `del`.
+
+    Args:
+        graph: with its program.
+        host: the devices.
+        plan: what ran.
+        code: made of it.
+        begin_s: (N + K,) when each item began.
+        end_s: (N + K,) when it ended.
+    """
+    sizes = [allocated(graph.tensor_bytes, device.memory_granularity_bytes) for device in host.devices]
+    resident = resident_bytes(graph, host, plan.devices)
+    resident += np.array([device.context_bytes for device in host.devices], dtype=np.int64)
+    events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
+    for device in range(host.num_devices):
+        for item, tensor in code.allocations[device]:
+            events.append((float(begin_s[item]), 1, device, int(sizes[device][tensor])))
+        for item, tensor in code.releases[device]:
+            is_here = int(plan.devices[graph.tensor_op[tensor]]) == device
+            lent_s = _lent_until_s(graph, plan, code, tensor, end_s) if is_here else 0.0
+            events.append((max(float(end_s[item]), lent_s), 0, device, -int(sizes[device][tensor])))
+    events.sort()
+    level = np.zeros(host.num_devices, dtype=np.int64)
+    times, devices, levels = [], [], []
+    for moment_s, _, device, change in events:
+        level[device] += change
+        times.append(moment_s)
+        devices.append(device)
+        levels.append(int(level[device]))
+    return np.array(times), np.array(devices, dtype=np.int32), np.array(levels, dtype=np.int64)
+
+
+def resident_bytes(graph: OpGraph, host: Host, devices: NDArray[np.int32]) -> NDArray[np.int64]:
+    """(D,) bytes that stay on each device from step to step where ops are on `devices` (N,): tensors and states."""
+    is_source = np.isin(np.arange(graph.num_ops), list(require_program(graph).sources))
+    kept = graph.state_bytes + np.where(is_source, graph.output_bytes, 0)
+    granularity = np.array([device.memory_granularity_bytes for device in host.devices], dtype=np.int64)[devices]
+    held = np.zeros(host.num_devices, dtype=np.int64)
+    np.add.at(held, devices, allocated(kept, granularity))
+    return held
+
+
+def _lent_until_s(graph: OpGraph, plan: Plan, code: StepCode, tensor: int, end_s: Floats) -> float:
+    """When the last other device is done with the original: it has its copy, or its last reader has ended."""
+    lent_s = 0.0
+    for transfer in np.flatnonzero(plan.transfer_tensor == tensor):
+        lent_s = max(lent_s, float(end_s[graph.num_ops + transfer]))
+        if not code.is_handover[transfer]:
+            continue
+        offsets, ops = graph.readers
+        readers = ops[offsets[tensor] : offsets[tensor + 1]]
+        there = readers[plan.devices[readers] == plan.transfer_destination[transfer]]
+        lent_s = max(lent_s, float(end_s[there].max(initial=0.0)))
+    return lent_s
+
+
+Kept = list[tuple[Any, ...]]
+"""By device: the tensors that a second part needs of its first."""
+DEADLINE_S = 600.0
+"""Seconds that a part may take."""
+
+
+class TwoPartStep(PlacedStep):
+    """A step that stops where its second part begins; any number of first parts may wait for theirs.
+
+    Unlike those of a whole step, its tensors are ordinary ones that autograd can hold, and its inputs are not copied:
+    they are the caller's own where these are on the right device.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        plan: made for both; its sequence ends with the items of `second`.
+        residents: where parameters and buffers are kept.
+        crew: the host's threads.
+        seed: of random ops.
+        second: items of the second part: no other item reads what they make.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        host: Host,
+        plan: Plan,
+        residents: Residents,
+        crew: Crew,
+        *,
+        seed: int = 0,
+        second: Collection[int],
+    ) -> None:
+        super().__init__(graph, host, plan, residents, crew, seed=seed, second=second)
+        self._num_first = len(self._program.result_refs)
+        self._first_jobs: list[Job] = []
+        self._second_jobs: list[Job] = []
+
+    def load(self) -> None:
+        super().load()
+        self._first_jobs = [_ordinary(job) for job in self._jobs]
+        self._second_jobs = [_ordinary(names["second"]) for names in self._namespaces]
+
+    def run_first(self, given: Mapping[int, torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
+        """Runs the first part.
+
+        Args:
+            given: inputs, by source op, each on its device and laid out as captured.
+            number: of the step: random ops draw by it.
+
+        Returns:
+            The tensors of the result, and what `run_second` needs.
+
+        Raises:
+            RunnerError: an op failed.
+        """
+        self._give(given)
+        try:
+            self._run(self._first_jobs, number, DEADLINE_S)
+            kept = [each.pop() for each in self._kept]
+            return list(self._taken(0, self._num_first)), kept
+        finally:
+            self._forget(given)
+
+    def run_second(self, given: Mapping[int, torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
+        """Runs the second part.
+
+        Args:
+            given: gradients of outputs, by source op, each on its device and laid out as captured.
+            kept: of the first part; it is emptied, so that tensors are freed on the way.
+            number: that the first part ran with.
+
+        Returns:
+            Gradients of parameters, then of inputs, as the program lists them.
+
+        Raises:
+            RunnerError: an op failed.
+        """
+        self._give(given)
+        for own in reversed(self._kept):
+            own.append(kept.pop())
+        try:
+            self._run(self._second_jobs, number, DEADLINE_S)
+            return list(self._taken(self._num_first, self._code.num_results))
+        finally:
+            self._forget(given)
+
+    def _give(self, given: Mapping[int, torch.Tensor]) -> None:
+        if not self.is_loaded:
+            self.load()
+        for op, tensor in given.items():
+            name = f"t{int(self._graph.output_offsets[op])}"
+            self._namespaces[int(self.plan.devices[op])][name] = tensor
+
+    def _forget(self, given: Mapping[int, torch.Tensor]) -> None:
+        """Lets go of what was given, and of what a failed part left behind."""
+        for op in given:
+            name = f"t{int(self._graph.output_offsets[op])}"
+            if self._namespaces:
+                self._namespaces[int(self.plan.devices[op])].pop(name, None)
+        for each in self._kept:
+            each.clear()
+
+    def _taken(self, begin: int, end: int) -> Iterator[torch.Tensor]:
+        for index in range(begin, end):
+            yield self._results[index]
+            self._results[index] = None
+
+
+def _ordinary(job: Job) -> Job:
+    """The job without inference mode: what it makes may be kept for a backward. No op records anything by itself."""
+
+    def ordinary(step: int) -> None:
+        with torch.inference_mode(False), torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():
+            job(step)
+
+    return ordinary

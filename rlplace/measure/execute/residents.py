@@ -1,0 +1,298 @@
+"""Tensors that stay on a device from step to step: parameters, buffers, inputs, constants and optimizer state.
+
+`GradientsOut`: a step that leaves gradients to its caller, in place of updating parameters by them. `seeded`: a random
+op that draws from a seed of its own at every step, wherever it is placed. `limited_memory`: a process takes no more of
+each GPU than its host states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from rlplace import cuda
+from rlplace.errors import InvalidValue
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import Updater, UpdateState, updater
+from rlplace.graphs.program import Update
+from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.hosts.host import Host
+
+CPU = "cpu"
+"""The memory of every core."""
+Resident = tuple[int, str]
+"""What one op keeps in one memory: the op, and a GPU's device or `cpu`."""
+
+
+class Residents:
+    """Tensors of source ops and states of updates, each made where it is first asked for and there until `keep_only`.
+
+    Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched.
+    Constants in the memory of the CPU, which no step writes, are the user's own: steps see what they hold now. What was
+    dropped and is asked for again is as it was at capture: good enough to measure with, not to train with.
+    """
+
+    def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
+        self._graph = graph
+        # cores share one memory; parts of a GPU keep what is theirs apart
+        self._homes = [device.name if device.backend == "cuda" else CPU for device in host.devices]
+        self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
+        self._program = require_program(graph)
+        self._seed = seed
+        self._tensors: dict[Resident, torch.Tensor] = {}
+        self._states: dict[Resident, UpdateState] = {}
+
+    def tensor(self, op: int, device: int) -> torch.Tensor:
+        """The tensor of source op `op` on `device`."""
+        key = self.at(op, device)
+        if key not in self._tensors:
+            place = self._places[key[1]]
+            with torch.inference_mode(False), cuda.settled(place):
+                original = self._original(op)
+                self._tensors[key] = original if self.is_own(op, device) else original.to(place, copy=True)
+        return self._tensors[key]
+
+    def updater(self, ops: Sequence[int], device: int) -> Updater:
+        """The function that does the updates `ops` on `device`: it takes their gradients."""
+        parameters = [self.tensor(self.updated(op), device) for op in ops]
+        return updater([self.update_state(op, device) for op in ops], parameters)
+
+    def updated(self, op: int) -> int:
+        """The source op of the parameter that update `op` is of."""
+        call = self._program.calls[op]
+        assert isinstance(call, Update)
+        return int(self._graph.tensor_op[call.parameter.id])
+
+    def update_state(self, op: int, device: int) -> UpdateState:
+        """The state of update `op` on `device`."""
+        key = self.at(op, device)
+        if key not in self._states:
+            assert self._program.optimizer is not None
+            parameter = self.tensor(self.updated(op), device)
+            with torch.inference_mode(False), cuda.settled(self._places[key[1]]):
+                self._states[key] = UpdateState(self._program.optimizer, parameter)
+        return self._states[key]
+
+    def adopt(self, op: int, device: int, value: torch.Tensor | UpdateState) -> None:
+        """Has the tensor of source op `op`, or the state of update `op`, in common with whoever made it."""
+        if isinstance(value, UpdateState):
+            self._states[self.at(op, device)] = value
+        else:
+            self._tensors[self.at(op, device)] = value
+
+    def is_own(self, op: int, device: int) -> bool:
+        """Whether source op `op` has on `device` the tensor of the user, and no copy of it."""
+        source = self._program.sources[op]
+        is_near = self.place(device).type == source.value.device.type == "cpu"
+        return is_near and source.kind == "constant" and not isinstance(source.value, FakeTensor)
+
+    def place(self, device: int) -> torch.device:
+        """Where the tensors of `device` are."""
+        return self._places[self._homes[device]]
+
+    @property
+    def made(self) -> frozenset[Resident]:
+        """What is there: source ops by their tensors, updates by their states."""
+        return frozenset((*self._tensors, *self._states))
+
+    def home(self, device: int) -> str:
+        """The memory of `device`: cores have one together."""
+        return self._homes[device]
+
+    def at(self, op: int, device: int) -> Resident:
+        """What `tensor` or `updater` of `op` keeps for `device`."""
+        return op, self._homes[device]
+
+    def keep_only(self, needed: Collection[Resident]) -> bool:
+        """Lets go of all that is not among `needed`; whether any of it was on a GPU.
+
+        Its memory is free once no loaded plan holds it either.
+        """
+        dropped = self.made.difference(needed)
+        for each in dropped:
+            self._tensors.pop(each, None)
+            self._states.pop(each, None)
+        return any(home != CPU for _, home in dropped)
+
+    def reset(self) -> None:
+        """What steps change is as it was at capture, and optimizers before their first step."""
+        changed = set(self._graph.tensor_op[self._graph.mutation_tensor].tolist())
+        for home, place in self._places.items():
+            with torch.no_grad(), cuda.settled(place):
+                for (op, where), tensor in self._tensors.items():
+                    if op in changed and where == home:
+                        tensor.copy_(self._original(op))
+                for (_, where), state in self._states.items():
+                    if where == home:
+                        state.reset()
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """What the calling thread launches on the host's GPUs while active is done afterwards."""
+        with contextlib.ExitStack() as places:
+            for place in self._places.values():
+                places.enter_context(cuda.settled(place))
+            yield
+
+    def set_tensor(self, op: int, device: int, value: torch.Tensor) -> None:
+        """Overwrites the value of source op `op` on `device`, in place; the caller waits for it (`settled`).
+
+        Raises:
+            InvalidValue: another shape or dtype than captured.
+        """
+        resident = self.tensor(op, device)
+        if value.shape != resident.shape or value.dtype != resident.dtype:
+            cast = f"Cast it: `.to({resident.dtype})`."
+            raise InvalidValue(
+                self._graph.names[op],
+                f"{value.dtype} {tuple(value.shape)}",
+                f"{resident.dtype} {tuple(resident.shape)}",
+                where="step input",
+                hint=cast
+                if value.dtype != resident.dtype
+                else "A placed step takes the shapes that it was captured with.",
+            )
+        with torch.no_grad():
+            resident.copy_(value)
+
+    def _original(self, op: int) -> torch.Tensor:
+        value = self._program.sources[op].value
+        if not isinstance(value, FakeTensor):
+            return value
+        generator = torch.Generator().manual_seed(self._seed + op)
+        if value.dtype.is_floating_point:
+            return (torch.randn(tuple(value.shape), generator=generator) * 0.02).to(value.dtype)
+        return torch.zeros(tuple(value.shape), dtype=value.dtype)
+
+
+class GradientsOut:
+    """Where the gradients of a step go: to tensors, while `into` is active; else to updates, or nowhere.
+
+    One is bound to the code of every step that shares its parameters.
+    """
+
+    def __init__(self) -> None:
+        self._into: Mapping[str, torch.Tensor] | None = None
+        self._fresh: Collection[str] = ()
+        self._loss_scale = 1.0
+
+    @contextlib.contextmanager
+    def into(
+        self, tensors: Mapping[str, torch.Tensor], fresh: Collection[str], *, loss_scale: float = 1.0
+    ) -> Iterator[None]:
+        """While active, gradients are added to tensors, and no parameter is updated.
+
+        Args:
+            tensors: by dotted name of their parameters; gradients of others are dropped.
+            fresh: names of those that hold nothing yet: they are overwritten.
+            loss_scale: the gradients are those of the loss times this.
+        """
+        self._into, self._fresh, self._loss_scale = tensors, fresh, loss_scale
+        try:
+            yield
+        finally:
+            self._into, self._fresh, self._loss_scale = None, (), 1.0
+
+    def taker(self, names: Sequence[str]) -> Updater:
+        """Takes the gradients of parameters `names`: drops them if nobody asked."""
+
+        def take(*gradients: torch.Tensor) -> None:
+            if self._into is not None:
+                self._take(self._into, names, gradients)
+
+        return take
+
+    def instead_of(self, update: Updater, names: Sequence[str]) -> Updater:
+        """`update` of parameters `names`, which leaves them as they are while gradients are asked for."""
+
+        def update_or_take(*gradients: torch.Tensor) -> None:
+            if self._into is None:
+                update(*gradients)
+            else:
+                self._take(self._into, names, gradients)
+
+        return update_or_take
+
+    def scaled(self, seed: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes the gradient of the loss, times the scale of the loss."""
+
+        def scaled_seed(*args: Any, **kwargs: Any) -> Any:
+            made = seed(*args, **kwargs)
+            return made if self._loss_scale == 1.0 else made.mul_(self._loss_scale)
+
+        return scaled_seed
+
+    def _take(self, into: Mapping[str, torch.Tensor], names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
+        for name, gradient in zip(names, gradients, strict=True):
+            if name in self._fresh:
+                into[name].copy_(gradient)
+            elif name in into:
+                into[name].add_(gradient)
+
+
+_lock = threading.Lock()
+
+
+def seeded(target: Callable[..., Any], place: torch.device, *, seed: int, op: int) -> Callable[..., Any]:
+    """`target` as a function of the step and its arguments that draws from (seed, op, step) on `place`."""
+
+    def run(step: int, *args: Any, **kwargs: Any) -> Any:
+        generator = cuda.generator(place)
+        with _lock:  # the generator belongs to the whole process: others must not notice
+            before = generator.get_state()
+            generator.manual_seed(_mix(seed, op, step))
+            try:
+                return target(*args, **kwargs)
+            finally:
+                generator.set_state(before)
+
+    return run
+
+
+def _mix(*values: int) -> int:
+    """A 63-bit hash of integers (splitmix64's finaliser, Steele et al. 2014)."""
+    state = 0
+    for value in values:
+        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
+
+
+def gpu_capacities(host: Host) -> dict[torch.device, int]:
+    """Bytes for tensors on each physical GPU: `memory_bytes` without `context_bytes`, summed over its parts."""
+    capacities: dict[torch.device, int] = defaultdict(int)
+    for device in host.devices:
+        if device.backend == "cuda":
+            capacities[torch_device(device)] += max(device.memory_bytes - device.context_bytes, 0)
+    return dict(capacities)
+
+
+@contextlib.contextmanager
+def limited_memory(host: Host) -> Iterator[None]:
+    """While active, allocations beyond what `host` says fail as out of memory, whoever makes them in this process.
+
+    So a host file that says 8 GB is true on a GPU of 80 GB. Of cores nothing is limited.
+    """
+    capacities = gpu_capacities(host)
+    for place, num_bytes in capacities.items():
+        cuda.limit_memory(place, num_bytes)
+    if capacities:  # what PyTorch keeps from before could be used beyond the limit
+        cuda.give_back_memory()
+    try:
+        yield
+    finally:
+        for place in capacities:
+            try:
+                cuda.limit_memory(place, cuda.UNLIMITED)
+            except RuntimeError as error:  # of a lost GPU: nothing is allocated there any more
+                if not cuda.is_sticky(error):
+                    raise

@@ -1,0 +1,597 @@
+"""`explain`: the explanation of one placed step, simulated or measured, from its plan and its timeline.
+
+It consists of the critical path, the costliest cut edges, the devices' shares and memory, and one sentence of advice.
+docs/explaining.md lists the rules of `advise_on`; here they stand in the order in which they are tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs.opgraph import BACKWARD, PHASES, RESIDENT_TARGETS, UPDATE, OpGraph
+from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.explain.explanation import (
+    SCHEMA,
+    Advice,
+    Alternative,
+    CriticalPath,
+    CutEdge,
+    DeviceShare,
+    Explanation,
+    MemoryCurve,
+    ModuleShare,
+    PathPart,
+    RouteShare,
+)
+from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.compiled_problem import compile_problem
+from rlplace.measure.simulate.kernel_batch import critical_path, load_plan
+from rlplace.measure.simulate.scratch import new_scratch, stack_plans
+from rlplace.measure.simulate.simulator import Simulator
+
+
+def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[np.int32]:
+    """(P,) int32: the items of the critical path in order of time, op `i` as `i`, transfer `k` as `num_ops + k`.
+
+    What binds an item is what ended last of all that the rules of docs/step-time-model.md have it wait for; in a
+    measured step, of what ended before the middle of the item.
+
+    Args:
+        problem: what is placed.
+        plan: with a sequence that can be followed.
+        timeline: of a step of it.
+
+    Raises:
+        InvalidValue: a plan that does not fit the problem, or a timeline of another plan.
+    """
+    n, k = problem.graph.num_ops, plan.num_transfers
+    if len(timeline.op_start_s) != n or len(timeline.transfer_start_s) != k:
+        found = f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers"
+        raise InvalidValue("timeline", found, f"the plan's {n} ops and {k} transfers", where="explain")
+    compiled = compile_problem(problem)
+    batch, scratch = stack_plans(problem, compiled, [plan]), new_scratch(compiled)
+    load_plan(scratch, batch, 0)
+    scratch.start_s[: n + k] = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))
+    scratch.end_s[: n + k] = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))
+    binding = np.empty(n + compiled.max_transfers, dtype=np.int32)
+    path = np.empty_like(binding)
+    length = critical_path(compiled, scratch, batch.devices[0], binding, path)
+    return path[:length][::-1].copy()
+
+
+def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: NDArray[np.int32]) -> CriticalPath:
+    """The critical path: its parts follow each other without gaps, so that their seconds add up to the step.
+
+    Where two items of a measured path overlap, the later one counts.
+
+    Args:
+        problem: what is placed.
+        plan: of the step.
+        timeline: of a step of it.
+        items: `critical_items` of them.
+    """
+    start_s = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))[items]
+    end_s = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))[items]
+    parts: list[PathPart] = []
+    next_s = float(end_s[-1]) if len(items) else 0.0
+    for item, began_s, ended_s in reversed(list(zip(items.tolist(), start_s.tolist(), end_s.tolist(), strict=True))):
+        described = _described(problem, plan, item)
+        ended_s = max(min(ended_s, next_s), 0.0)
+        began_s = min(max(began_s, 0.0), ended_s)
+        if ended_s < next_s:
+            parts.append(_wait(parts[-1], ended_s, next_s))
+        parts.append(replace(described, start_s=began_s, end_s=ended_s))
+        next_s = began_s
+    if next_s > 0:
+        parts.append(_wait(parts[-1], 0.0, next_s))
+    parts.reverse()
+    totals = {kind: sum(part.seconds for part in parts if part.kind == kind) for kind in ("op", "transfer", "wait")}
+    return CriticalPath(
+        parts=tuple(_joined(parts)),
+        op_s=totals["op"],
+        transfer_s=totals["transfer"],
+        wait_s=totals["wait"],
+        modules=_modules(parts),
+        routes=_routes(parts),
+    )
+
+
+def _described(problem: Problem, plan: Plan, item: int) -> PathPart:
+    """The part of an op or a transfer, its times left open."""
+    graph, devices = problem.graph, problem.host.devices
+    is_op = item < graph.num_ops
+    transfer = item - graph.num_ops
+    tensor = -1 if is_op else int(plan.transfer_tensor[transfer])
+    op = item if is_op else int(graph.tensor_op[tensor])
+    home = devices[int(plan.devices[op])].name
+    return PathPart(
+        kind="op" if is_op else "transfer",
+        start_s=0.0,
+        end_s=0.0,
+        device=home if is_op else devices[int(plan.transfer_destination[transfer])].name,
+        name=graph.names[op],
+        module=graph.modules[op],
+        phase=PHASES[int(graph.phases[op])],
+        source="" if is_op else home,
+        num_ops=int(is_op),
+        num_bytes=0 if is_op else int(graph.tensor_bytes[tensor]),
+        what="" if is_op else what_is_sent(graph, op),
+    )
+
+
+def _wait(after: PathPart, start_s: float, end_s: float) -> PathPart:
+    """The wait before a part."""
+    return PathPart("wait", start_s, end_s, after.device, after.name, after.module, after.phase)
+
+
+def _joined(parts: Sequence[PathPart]) -> list[PathPart]:
+    """The parts, ops in a row of one module, phase and device as one; transfers that take no time are left out."""
+    joined: list[PathPart] = []
+    for part in parts:
+        if part.kind == "transfer" and part.start_s == part.end_s:
+            continue
+        before = joined[-1] if joined else None
+        if before is not None and part.kind == before.kind == "op" and _place(part) == _place(before):
+            joined[-1] = replace(before, end_s=part.end_s, num_ops=before.num_ops + part.num_ops)
+        else:
+            joined.append(part)
+    return joined
+
+
+def _place(part: PathPart) -> tuple[str, str, str]:
+    return part.device, part.module, part.phase
+
+
+def _modules(parts: Sequence[PathPart]) -> tuple[ModuleShare, ...]:
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    num_ops: dict[tuple[str, str], int] = defaultdict(int)
+    for part in parts:
+        if part.kind == "op":
+            seconds[part.module, part.phase] += part.seconds
+            num_ops[part.module, part.phase] += part.num_ops
+    shares = [ModuleShare(module, phase, seconds[module, phase], num_ops[module, phase]) for module, phase in seconds]
+    return tuple(sorted(shares, key=lambda share: (-share.seconds, share.module, share.phase)))
+
+
+def _routes(parts: Sequence[PathPart]) -> tuple[RouteShare, ...]:
+    sent: dict[tuple[str, str], list[PathPart]] = defaultdict(list)
+    for part in parts:
+        if part.kind == "transfer" and part.seconds > 0:
+            sent[part.source, part.device].append(part)
+    shares = [
+        RouteShare(source, device, sum(p.seconds for p in found), len(found), sum(p.num_bytes for p in found))
+        for (source, device), found in sent.items()
+    ]
+    return tuple(sorted(shares, key=lambda share: (-share.seconds, share.source, share.destination)))
+
+
+MOST = 10
+"""Cut edges that an explanation names."""
+
+What = Literal["parameter", "input", "activation", "gradient"]
+
+
+def costliest_cuts(
+    problem: Problem, plan: Plan, timeline: Timeline, items: NDArray[np.int32], count: int = MOST
+) -> tuple[CutEdge, ...]:
+    """The transfers that take longest, the longest first; of equals, the first of the plan.
+
+    Args:
+        problem: what is placed.
+        plan: of the step.
+        timeline: of the step.
+        items: of its critical path.
+        count: how many at most.
+    """
+    graph, devices = problem.graph, problem.host.devices
+    seconds = np.maximum(timeline.transfer_end_s - timeline.transfer_start_s, 0.0)
+    ranked = np.argsort(-seconds, kind="stable")
+    ranked = ranked[is_copied(problem, plan)[ranked]][:count]
+    critical = set(items.tolist())
+    offsets, readers = graph.readers
+    cuts = []
+    for transfer in ranked.tolist():
+        tensor, destination = int(plan.transfer_tensor[transfer]), int(plan.transfer_destination[transfer])
+        op = int(graph.tensor_op[tensor])
+        reading = readers[offsets[tensor] : offsets[tensor + 1]]
+        reading = reading[plan.devices[reading] == destination]
+        first = int(reading[0])
+        cuts.append(
+            CutEdge(
+                op=graph.names[op],
+                module=graph.modules[op],
+                what=what_is_sent(graph, op),
+                reader=graph.names[first],
+                reader_module=graph.modules[first],
+                num_readers=len(reading),
+                source=devices[int(plan.devices[op])].name,
+                destination=devices[destination].name,
+                num_bytes=int(graph.tensor_bytes[tensor]),
+                start_s=max(float(timeline.transfer_start_s[transfer]), 0.0),
+                seconds=float(seconds[transfer]),
+                is_critical=graph.num_ops + transfer in critical,
+            )
+        )
+    return tuple(cuts)
+
+
+def what_is_sent(graph: OpGraph, op: int) -> What:
+    """What the outputs of an op are."""
+    if graph.targets[op] in RESIDENT_TARGETS or graph.phases[op] == UPDATE:
+        return "parameter"
+    if graph.is_source[op]:
+        return "input"
+    return "gradient" if graph.phases[op] == BACKWARD else "activation"
+
+
+MOST_POINTS = 400
+"""Of a memory curve that is kept."""
+
+
+def is_copied(problem: Problem, plan: Plan) -> NDArray[np.bool_]:
+    """(K,) bool: transfers that are copies; the others hand a tensor over, which takes nothing."""
+    host = problem.host
+    table = np.zeros((host.num_devices, host.num_devices), dtype=np.bool_)
+    for route in host.routes:
+        table[host.device_index[route.source], host.device_index[route.destination]] = bool(route.links)
+    source = plan.devices[problem.graph.tensor_op[plan.transfer_tensor]]
+    return np.asarray(table[source, plan.transfer_destination], dtype=np.bool_)
+
+
+def step_end_s(timeline: Timeline) -> float:
+    """Seconds at which the last op or transfer of a step ends."""
+    return float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+
+
+def device_shares(
+    problem: Problem, plan: Plan, timeline: Timeline, peak_bytes: Sequence[int]
+) -> tuple[DeviceShare, ...]:
+    """What every device does during the step, in the host's order.
+
+    Args:
+        problem: what is placed.
+        plan: of the step.
+        timeline: of the step.
+        peak_bytes: (D,) most that each device holds.
+    """
+    graph, host, step_s = problem.graph, problem.host, step_end_s(timeline)
+    runs = ~graph.is_source
+    copied = is_copied(problem, plan)
+    sizes = np.where(copied, graph.tensor_bytes[plan.transfer_tensor], 0)
+    shares = []
+    for index, device in enumerate(host.devices):
+        keeps_busy = np.array([other is device or device.name in other.members for other in host.devices])
+        ops = runs & keeps_busy[timeline.op_device]
+        leaves = copied & keeps_busy[timeline.transfer_source]
+        arrives = copied & keeps_busy[timeline.transfer_destination]
+        moves = leaves | arrives
+        busy = np.stack((timeline.op_start_s[ops], timeline.op_end_s[ops]), axis=1)
+        moving = np.stack((timeline.transfer_start_s[moves], timeline.transfer_end_s[moves]), axis=1)
+        busy_s = _covered_s(busy, step_s)
+        taken_s = max(_covered_s(np.concatenate((busy, moving)), step_s), busy_s)
+        shares.append(
+            DeviceShare(
+                name=device.name,
+                kind=device.kind,
+                num_ops=int(np.count_nonzero(runs & (plan.devices == index))),
+                busy_s=busy_s,
+                transfer_s=taken_s - busy_s,
+                idle_s=max(step_s - taken_s, 0.0),
+                sent_bytes=int(sizes[leaves].sum()),
+                received_bytes=int(sizes[arrives].sum()),
+                peak_bytes=int(peak_bytes[index]),
+                capacity_bytes=device.memory_bytes,
+                memory_pool=device.memory_pool,
+                members=device.members,
+            )
+        )
+    return tuple(shares)
+
+
+def memory_curves(problem: Problem, timeline: Timeline) -> tuple[MemoryCurve, ...]:
+    """Allocated bytes of every device over the step; nothing where memory was not followed.
+
+    A curve of more than `MOST_POINTS` steps keeps the highest of every stretch of them.
+    """
+    if not len(timeline.memory_time_s):
+        return ()
+    curves = []
+    for index, device in enumerate(problem.host.devices):
+        here = timeline.memory_device == index
+        time_s, held = timeline.memory_time_s[here], timeline.memory_bytes[here]
+        kept = _highest(held)
+        curves.append(MemoryCurve(device.name, tuple(time_s[kept].tolist()), tuple(held[kept].tolist())))
+    return tuple(curves)
+
+
+def _covered_s(spans: NDArray[np.float64], step_s: float) -> float:
+    """Seconds that spans (S, 2) of start and end cover together, within the step."""
+    spans = np.clip(spans, 0.0, step_s)
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    if not len(spans):
+        return 0.0
+    reached_s = np.maximum.accumulate(np.concatenate(([0.0], spans[:-1, 1])))
+    return float(np.maximum(spans[:, 1] - np.maximum(spans[:, 0], reached_s), 0.0).sum())
+
+
+def _highest(held: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices of the first value, and of the highest one in each of at most `MOST_POINTS` stretches, ascending."""
+    if len(held) <= MOST_POINTS:
+        return np.arange(len(held))
+    bounds = np.linspace(0, len(held), MOST_POINTS, dtype=np.int64)
+    stretches = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    return np.unique([0, *(first + int(held[first:last].argmax()) for first, last in stretches)])
+
+
+def explain(
+    problem: Problem,
+    plan: Plan,
+    timeline: Timeline,
+    *,
+    method: str = "",
+    step_time_s: float | None = None,
+    spread_s: float = 0.0,
+    alternatives: Sequence[Alternative] = (),
+) -> Explanation:
+    """Where the time and memory of a step of `plan` go.
+
+    Args:
+        problem: what is placed.
+        plan: what ran, or was simulated.
+        timeline: of a step of it.
+        method: what found it.
+        step_time_s: its median step time; by default that of the timeline.
+        spread_s: half the interquartile range of the steps that it is the median of; 0 where nobody knows.
+        alternatives: what the step would cost otherwise.
+
+    Raises:
+        InvalidValue: a plan or a timeline that does not fit the problem.
+    """
+    peaks = np.array(Simulator(problem, threads=1).retime(plan).peak_bytes, dtype=np.int64)
+    if timeline.source == "measured" and len(timeline.memory_bytes):
+        peaks[:] = 0
+        np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
+    items = critical_items(problem, plan, timeline)
+    copied = is_copied(problem, plan)
+    explained_s = step_end_s(timeline)
+    bound_s, bound = lower_bound_s(problem)
+    explanation = Explanation(
+        schema=SCHEMA,
+        graph_fingerprint=problem.graph.fingerprint,
+        host=problem.host.name,
+        method=method,
+        kind=timeline.source,
+        step_time_s=explained_s if step_time_s is None else step_time_s,
+        explained_s=explained_s,
+        bound_s=bound_s,
+        bound=bound,
+        num_ops=int(np.count_nonzero(~problem.graph.is_source)),
+        num_micro_batches=problem.graph.num_micro_batches,
+        num_transfers=int(copied.sum()),
+        transfer_bytes=int(problem.graph.tensor_bytes[plan.transfer_tensor[copied]].sum()),
+        devices=device_shares(problem, plan, timeline, peaks.tolist()),
+        path=find_critical_path(problem, plan, timeline, items),
+        cuts=costliest_cuts(problem, plan, timeline, items),
+        memory=memory_curves(problem, timeline),
+        alternatives=tuple(alternatives),
+        advice=Advice("keep", ""),
+        spread_s=spread_s,
+    )
+    return dataclasses.replace(explanation, advice=advise_on(explanation), disturbed=disturbance_of(explanation))
+
+
+ONE_DEVICE, DATA_PARALLEL, EAGER = "one device", "data parallel", "eager"
+"""Names of alternatives."""
+AS_GOOD = 1.03
+"""An alternative that takes at most this many times as long as the placement, and is simpler, is as good."""
+FASTER = 0.9
+"""An estimate must promise this share of the step time, or less, to be followed."""
+NEAR_BOUND = 1.05
+"""A step at most this many times the bound cannot be made much shorter."""
+NEARLY_FULL = 0.95
+"""Share of a device's memory above which it may not suffice for long."""
+MUCH = 0.2
+"""Share of the critical path above which transfers, or waits, are what to change."""
+MOSTLY = 0.7
+"""Share of the critical path above which it is a chain of ops ..."""
+IDLE = 0.4
+"""... that devices wait for, if they are idle for this share of the step on average."""
+
+
+def advise_on(explanation: Explanation) -> Advice:
+    """What to do, in one sentence; the advice that `explanation` has already is not looked at."""
+    if not explanation.explained_s or not explanation.step_time_s:
+        return Advice("keep", "Keep this placement: the step takes no time.")
+    for name, rule in RULES.items():
+        sentence = rule(explanation)
+        if sentence:
+            return Advice(name, sentence)
+    return Advice("keep", _keep(explanation))
+
+
+def alternative(explanation: Explanation, name: str) -> Alternative | None:
+    """The alternative called `name`, if it has a step time."""
+    found = (other for other in explanation.alternatives if other.name == name and other.step_time_s is not None)
+    return next(found, None)
+
+
+def _use_eager(explanation: Explanation) -> str:
+    eager_s = _step_s(explanation, EAGER)
+    single_s = _step_s(explanation, ONE_DEVICE)
+    if eager_s is None or eager_s > AS_GOOD * min(explanation.step_time_s, single_s or explanation.step_time_s):
+        return ""
+    if eager_s < explanation.step_time_s:
+        return f"Use eager: it is faster ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
+    return f"Use eager: it is as fast ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
+
+
+def _one_device(explanation: Explanation) -> str:
+    single_s = _step_s(explanation, ONE_DEVICE)
+    if single_s is None or single_s > AS_GOOD * explanation.step_time_s:
+        return ""
+    return f"One device is as good ({_ms(single_s)} a step, {_ms(explanation.step_time_s)} as placed): export nothing."
+
+
+def _memory(explanation: Explanation) -> str:
+    fullest = max(explanation.devices, key=lambda device: device.peak_bytes / max(device.capacity_bytes, 1))
+    share = fullest.peak_bytes / max(fullest.capacity_bytes, 1)
+    if share <= NEARLY_FULL:
+        return ""
+    return (
+        f"{fullest.name} is full to {_percent(share)}: leave room before you train for long, with a smaller batch or "
+        f"{_more_micro_batches(explanation)}."
+    )
+
+
+def _near_bound(explanation: Explanation) -> str:
+    if not 0 < explanation.step_time_s <= NEAR_BOUND * explanation.bound_s:
+        return ""
+    gap = max(explanation.step_time_s / explanation.bound_s - 1.0, 0.0)
+    return f"Keep this placement: it is within {_percent(gap)} of the bound ({explanation.bound})."
+
+
+def _data_parallel(explanation: Explanation) -> str:
+    split_s, eager_s = _step_s(explanation, DATA_PARALLEL), _step_s(explanation, EAGER)
+    now_s = explanation.step_time_s if eager_s is None else min(explanation.step_time_s, eager_s)
+    if split_s is None or explanation.num_micro_batches > 1 or split_s > FASTER * now_s:
+        return ""
+    return (
+        f"Cut the batch (`--micro-batches auto`): data parallelism is estimated at {_ms(split_s)} a step, this "
+        f"placement takes {_ms(explanation.step_time_s)}."
+    )
+
+
+def _transfers(explanation: Explanation) -> str:
+    path = explanation.path
+    if not path.transfer_s or path.transfer_s < MUCH * explanation.explained_s:
+        return ""
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    for route in path.routes:
+        one, other = sorted((route.source, route.destination))
+        seconds[one, other] += route.seconds
+    (one, other), most_s = max(seconds.items(), key=lambda pair: pair[1])
+    others = f", all copies {_percent(path.transfer_s / explanation.explained_s)}" if len(seconds) > 1 else ""
+    return (
+        f"Copies of {_what(explanation, {one, other})} between {one} and {other} take "
+        f"{_percent(most_s / explanation.explained_s)} of the step{others}: a coarser grouping (fewer `--groups`) or "
+        f"{_more_micro_batches(explanation)} may help."
+    )
+
+
+def _waits(explanation: Explanation) -> str:
+    path = explanation.path
+    if not path.wait_s or path.wait_s < MUCH * explanation.explained_s:
+        return ""
+    return (
+        f"Launches and other waits of the host take {_percent(path.wait_s / explanation.explained_s)} of the step: its "
+        f"ops are short, and a larger batch may help more than another placement."
+    )
+
+
+def _chain(explanation: Explanation) -> str:
+    path, step_s = explanation.path, explanation.explained_s
+    plain = [device for device in explanation.devices if not device.members]
+    idle = sum(device.idle_s for device in plain) / len(plain)
+    if not path.modules or path.op_s < MOSTLY * step_s or idle < IDLE * step_s:
+        return ""
+    longest = path.modules[0]
+    return (
+        f"One chain of ops is {_percent(path.op_s / step_s)} of the step, most of it in the {longest.phase} of "
+        f"{longest.module or 'the model itself'} ({_percent(longest.seconds / step_s)}), and devices are idle for "
+        f"{_percent(idle / step_s)} of it: {_more_micro_batches(explanation)} may give them work."
+    )
+
+
+def _keep(explanation: Explanation) -> str:
+    single_s = _step_s(explanation, ONE_DEVICE)
+    over_bound = (
+        f"none can take less than {_percent(explanation.bound_s / explanation.step_time_s)} of its own step time"
+    )
+    if single_s is None:
+        return f"Keep this placement: {over_bound}."
+    share = _percent(explanation.step_time_s / single_s)
+    return f"Keep this placement: it takes {share} of one device's step; {over_bound}."
+
+
+RULES: dict[str, Callable[[Explanation], str]] = {
+    "data-parallel": _data_parallel,
+    "use-eager": _use_eager,
+    "one-device": _one_device,
+    "memory": _memory,
+    "near-bound": _near_bound,
+    "transfers": _transfers,
+    "waits": _waits,
+    "chain": _chain,
+}
+"""Rules by name, each a sentence or nothing, in the order in which they are asked; `keep` is what is left."""
+
+
+def _step_s(explanation: Explanation, name: str) -> float | None:
+    found = alternative(explanation, name)
+    return None if found is None else found.step_time_s
+
+
+def _what(explanation: Explanation, pair: set[str]) -> str:
+    """What the copies between two devices on the critical path send for most of their time."""
+    seconds: dict[str, float] = defaultdict(float)
+    for part in explanation.path.parts:
+        if part.kind == "transfer" and {part.source, part.device} == pair:
+            seconds[part.what] += part.seconds
+    return f"{max(seconds, key=lambda what: seconds[what])}s"
+
+
+def _more_micro_batches(explanation: Explanation) -> str:
+    if explanation.num_micro_batches > 1:
+        return f"another number of micro-batches than {explanation.num_micro_batches}"
+    return "micro-batches (`--micro-batches auto`)"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+SCATTER = 0.1
+"""Half the interquartile range of a quiet machine's steps is a smaller share of their median."""
+UNUSUAL = 1.25
+"""How many times the median, or its share, a typical step that was traced takes at most on a quiet machine."""
+
+
+def disturbance_of(explanation: Explanation) -> str:
+    """Why the figures of a measured step are to be doubted, in a sentence or two; empty where nothing shows.
+
+    Args:
+        explanation: of the step; what it says of disturbance already is not looked at.
+    """
+    step_s, spread_s = explanation.step_time_s, explanation.spread_s
+    if explanation.kind != "measured" or not step_s:
+        return ""
+    signs = []
+    if spread_s > SCATTER * step_s:
+        signs.append(f"its steps scatter by ± {_percent(spread_s / step_s)} around their median")
+        measured = [other for other in explanation.alternatives if other.kind == "measured"]
+        near = [
+            other.name
+            for other in measured
+            if other.step_time_s is not None and abs(other.step_time_s - step_s) <= spread_s
+        ]
+        if near:
+            signs.append(f"the difference to {' and '.join(near)} is within that, and tells nothing")
+    share = explanation.explained_s / step_s
+    if not 1 / UNUSUAL <= share <= UNUSUAL:
+        signs.append(f"the step that is explained took {_percent(share)} of the median")
+    if not signs:
+        return ""
+    return f"Disturbed while it was measured: {'; '.join(signs)}. Run it again on a quiet machine before you act on it."

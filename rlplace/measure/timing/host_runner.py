@@ -1,0 +1,462 @@
+"""`HostRunner`: a `Measurer` that runs placements for real on this machine.
+
+`FirstLosses`: tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs.
+
+`LoadedPlans`: many plans take turns on a host whose memory need not hold them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
+
+from rlplace import cuda
+from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
+from rlplace.measure.execute.residents import Resident, Residents, limited_memory
+from rlplace.measure.execute.workers import Crew, Worker
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import check_runs_here
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Problem
+from rlplace.measure.timing.eager_step import Other, Recipe
+from rlplace.measure.timing.outcomes import all_lost, as_measurement, lost_of
+from rlplace.measure.timing.race import REFERENCE, RaceProtocol, Suspensions, Timer, Unwatched, Watch, race, watched
+from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
+
+LONGEST_S = 120.0
+"""A step that takes longer is a `timeout`, however slow its host."""
+
+
+class Planner(Protocol):
+    """Turns a placement into a plan, and says what memory it takes: the simulator does."""
+
+    def plan(self, devices: NDArray[np.int32]) -> Plan: ...
+    def retime(self, plan: Plan) -> Measurement: ...
+
+
+class HostRunner:
+    """Runs placements on the problem's host and times them, interleaved with a reference placement.
+
+    Placements of one race that do not fit into memory together take turns in it, between timed steps (`LoadedPlans`).
+    Until `close`, this process has no more of each GPU than the host says. A plan is run even where its simulated peak
+    is above the capacity: on a GPU it is `oom` if it really runs out of memory, on cores nothing limits it. A plan
+    whose first step, from the captured parameters, gives NaN where that of another gives none is an `error`.
+
+    Args:
+        problem: on a host of this machine, its graph with a program.
+        planner: makes the plans that are run.
+        reference: (N,) placement timed beside every other, so that drift of the machine cancels.
+        protocol: of the races.
+        step_timeout_s: a step that takes longer is a `timeout`.
+        seed: of random ops.
+        watch: told which contender of a race is at work.
+        is_fatal: whether an error of a contender ends the race for all, and is raised.
+
+    Raises:
+        InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        planner: Planner,
+        *,
+        reference: NDArray[np.int32] | None = None,
+        protocol: RaceProtocol | None = None,
+        step_timeout_s: float = LONGEST_S,
+        seed: int = 0,
+        watch: Watch | None = None,
+        is_fatal: Callable[[Exception], bool] = cuda.is_lost,
+    ) -> None:
+        check_runs_here(problem.host)
+        keep_freed_memory()
+        self._problem = problem
+        self._planner = planner
+        self._protocol = protocol or RaceProtocol()
+        self._timeout_s = step_timeout_s
+        self._seed = seed
+        self._watch = watch or Unwatched()
+        self._is_fatal = is_fatal
+        self._losses = FirstLosses()
+        self._crew = Crew(problem.host.devices)
+        self._residents = Residents(problem.graph, problem.host, seed=seed)
+        self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
+        self._reference_plan = None if reference is None else planner.plan(reference)
+        self.num_steps = 0
+        self._limits = contextlib.ExitStack()
+        self._limits.enter_context(limited_memory(problem.host))
+
+    @property
+    def problem(self) -> Problem:
+        return self._problem
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """One `Measurement` for each row of `placements` (B, N), all raced together."""
+        devices = self._problem.check_placement(np.atleast_2d(placements))
+        return self.measure_plans([self._planner.plan(row) for row in devices])
+
+    def measure_plans(
+        self,
+        plans: Sequence[Plan],
+        *,
+        protocol: RaceProtocol | None = None,
+        others: Sequence[Other] = (),
+        deadline_s: float = float("inf"),
+    ) -> list[Measurement]:
+        """Races exactly these plans, with `others` (what is no plan) in the same race.
+
+        Args:
+            plans: what is to run.
+            protocol: other than the runner's own.
+            others: an eager step, or timers of anything.
+            deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
+
+        Returns:
+            A measurement for each plan, then one for each of `others`.
+
+        Raises:
+            RunnerError: the reference failed, or a GPU did in a way that leaves nothing to measure with.
+        """
+        self._residents.reset()
+        first = [_First() for _ in plans]
+        timers = [self._timer(plan, each) for plan, each in zip(plans, first)]
+        timers += [partial(self._with_room, self._other(each, len(plans) + k), None) for k, each in enumerate(others)]
+        suspensions = Suspensions()
+        timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
+        reference = None
+        if self._reference_plan is not None:
+            reference = watched(self._timer(self._reference_plan, _First()), REFERENCE, self._watch, suspensions)
+        try:
+            with suspensions.watching():
+                lanes = race(
+                    timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal
+                )
+        except Exception as error:
+            if (lost := lost_of(self._problem.host, error)) is not None:
+                return all_lost(len(timers), lost)
+            if isinstance(error, RlplaceError) or not cuda.is_lost(error):
+                raise
+            raise RunnerError(f"{type(error).__name__}: {error}{cuda.advice(error)}") from error
+        finally:
+            self._loaded.forget_all()
+        if (lost := lost_of(self._problem.host)) is not None:
+            return all_lost(len(timers), lost)
+        for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
+            if each.is_nan and lane.error is None and self._losses.saw_numbers:
+                lane.error = NotANumber()
+        return [as_measurement(lane, has_reference=reference is not None) for lane in lanes]
+
+    def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
+        """Measured timelines of `num_steps` steps of `plan`, in order of step time."""
+        self._residents.reset()
+        step = self.load(plan, is_traced=True)
+        peak_bytes = self._planner.retime(plan).peak_bytes
+        self._watch.begin(0, is_made=False)
+        try:
+            for k in range(warmup):
+                self._timed(step, peak_bytes, k)
+            timed = []
+            for k in range(num_steps):
+                seconds = self._timed(step, peak_bytes, warmup + k)
+                timed.append((seconds, k, step.timeline()))
+        finally:
+            self._loaded.forget(step)
+        self._watch.end()
+        return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
+
+    def timer(self, plan: Plan) -> Timer:
+        """What runs one step of `plan`, which is loaded now, to be raced by another runner.
+
+        Raises:
+            RunnerError: a device has no memory for it.
+        """
+        step = self.load(plan)
+        step.load()
+        return lambda: step.run(deadline_s=self._timeout_s)
+
+    def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
+        """The plan for this runner's threads and tensors; it is loaded when it runs."""
+        return PlacedStep(
+            self._problem.graph,
+            self._problem.host,
+            plan,
+            self._residents,
+            self._crew,
+            seed=self._seed,
+            is_traced=is_traced,
+        )
+
+    def widest_worker(self) -> Worker | None:
+        """The thread of a CPU device that has all usable cores, or None: a second such team would slow it."""
+        cores = set(usable_cores())
+        return next((w for w in self._crew.workers if w.device.backend == "cpu" and set(w.device.cores) == cores), None)
+
+    def close(self) -> None:
+        """Ends the threads and lifts limits of memory; the runner cannot be used again."""
+        self._crew.stop()
+        self._limits.close()
+
+    def _timer(self, plan: Plan, first: _First) -> Timer:
+        try:
+            step = self.load(plan)
+            peak_bytes = self._planner.retime(plan).peak_bytes
+        except RlplaceError:
+            raise
+        except Exception as error:  # a plan that code cannot even be made of is a failed measurement, not a crash
+            return _raises(error)
+
+        def timer() -> float:
+            if first.is_done:
+                return self._timed(step, peak_bytes, self.num_steps)
+            first.is_done = True
+            self._residents.reset()
+            seconds = self._timed(step, peak_bytes, self.num_steps)
+            first.is_nan = self._losses.is_nan(step.result)
+            return seconds
+
+        return timer
+
+    def _other(self, other: Other, contender: int) -> Timer:
+        if not isinstance(other, Recipe):
+            return other
+        self._watch.begin(contender, is_made=False)
+        try:
+            timer = other.timer(self._problem.graph, self._problem.host, self.widest_worker())
+        except Exception as error:
+            if self._is_fatal(error):
+                raise
+            return _raises(error)
+        self._watch.end()
+        return timer
+
+    def _timed(self, step: PlacedStep, peak_bytes: Sequence[int], number: int) -> float:
+        try:
+            return self._with_room(lambda: self._run(step, peak_bytes, number), step)
+        except Exception:
+            self._loaded.forget(step)
+            raise
+
+    def _with_room(self, timer: Timer, step: PlacedStep | None) -> float:
+        """What `timer` gives; if it ran out of memory beside plans on GPUs, with none but `step` there."""
+        try:
+            return timer()
+        except Exception as error:
+            if not cuda.is_out_of_memory(error) or not self._loaded.leave_alone(step):
+                raise
+        return timer()
+
+    def _run(self, step: PlacedStep, peak_bytes: Sequence[int], number: int) -> float:
+        if self._loaded.prepare(step, peak_bytes):
+            self.num_steps += 1
+            step.run(number, deadline_s=self._timeout_s)
+        self.num_steps += 1
+        return step.run(number, deadline_s=self._timeout_s)
+
+
+@dataclass
+class _First:
+    """The first step of a plan in a race.
+
+    Attributes:
+        is_done: whether it was run.
+        is_nan: whether it returned a NaN, which nobody could judge then.
+    """
+
+    is_done: bool = False
+    is_nan: bool = False
+
+
+def _raises(error: Exception) -> Callable[[], float]:
+    def timer() -> float:
+        raise error
+
+    return timer
+
+
+WHY = (
+    "the loss is NaN after the first step from the captured parameters, where another placement of the same step gives "
+    "a number"
+)
+
+
+class NotANumber(RunnerError):
+    """A placement whose first step returned NaN, where others of the same step return numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(WHY)
+
+
+class FirstLosses:
+    """What the first step of every placement returned, each from the captured parameters.
+
+    Later steps are not looked at: placements of one race train the same parameters on one batch, so a loss that runs
+    away there says nothing about the placement whose turn it was.
+
+    Attributes:
+        saw_numbers: whether any step returned no NaN: the model itself is fine then.
+    """
+
+    def __init__(self) -> None:
+        self.saw_numbers = False
+
+    def is_nan(self, result: Any) -> bool:
+        """Whether a first step's result (the loss, or the output) holds a NaN and no earlier result was free of them.
+
+        Args:
+            result: tensors, nested.
+
+        Raises:
+            NotANumber: it holds one, and an earlier result was free of them.
+        """
+        if not has_nan(result):
+            self.saw_numbers = True
+            return False
+        if self.saw_numbers:
+            raise NotANumber
+        return True
+
+
+def has_nan(result: Any) -> bool:
+    """Whether any tensor in `result`, nested tuples, lists or dicts, holds a NaN."""
+    return any(
+        bool(torch.isnan(leaf).any())
+        for leaf in pytree.tree_leaves(result)
+        if isinstance(leaf, torch.Tensor) and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+    )
+
+
+class LoadedPlans:
+    """Loads a plan before it runs, and unloads others where it would not fit beside them.
+
+    A memory (a device's own, or a pool) holds the residents of every loaded plan, and what the one that runs allocates
+    on top: its simulated peak without residents. Where that is more than the capacity, residents that no loaded plan
+    needs are dropped; if that does not do, plans are unloaded, the least recently run first, as far as this helps. A
+    plan that does not fit alone is loaded all the same: whether it runs out of memory shows when it runs.
+
+    Args:
+        graph: with its program.
+        host: its capacities.
+        residents: shared by the plans.
+    """
+
+    def __init__(self, graph: OpGraph, host: Host, residents: Residents) -> None:
+        self._graph, self._host, self._residents = graph, host, residents
+        self._accounts = [device.memory_pool or residents.home(d) for d, device in enumerate(host.devices)]
+        self._account_of = {residents.home(d): account for d, account in enumerate(self._accounts)}
+        self._granularity = {
+            residents.home(d): device.memory_granularity_bytes for d, device in enumerate(host.devices)
+        }
+        self._capacity = _capacities(host, self._accounts)
+        self._gpus = {residents.home(d) for d, device in enumerate(host.devices) if device.backend == "cuda"}
+        self._steps: dict[PlacedStep, bool] = {}  # the least recently run first; whether its memory is still warm
+        self._fitting: set[PlacedStep] = set()  # loaded plans that were found to fit beside the others
+
+    def prepare(self, step: PlacedStep, peak_bytes: Sequence[int]) -> bool:
+        """Whether `step`, which is loaded now, should run once untimed: it ran before and has lost what it had then.
+
+        Args:
+            step: runs next.
+            peak_bytes: (D,) its simulated peaks; empty where nobody knows them.
+
+        Raises:
+            Exception: what a device says that has no memory for it.
+        """
+        if step not in self._fitting or not step.is_loaded:
+            self._make_room(step, self._running_bytes(step, peak_bytes))
+        was_there, is_warm = step in self._steps, self._steps.pop(step, True) and step.is_loaded
+        self._steps[step] = True
+        if not step.is_loaded:
+            self._fitting.clear()
+            step.load()
+        self._fitting.add(step)
+        return was_there and not is_warm
+
+    def leave_alone(self, step: PlacedStep | None) -> bool:
+        """Unloads all plans but `step` if residents of theirs are on a GPU, whose memory is given back then."""
+        needed = frozenset() if step is None else step.needs
+        if not any(home in self._gpus for _, home in self._residents.made - needed):
+            return False
+        for other in self._steps:
+            if other is not step:
+                other.unload()
+        return self._keep(needed)
+
+    def forget(self, step: PlacedStep) -> None:
+        """Unloads a plan that does not run again; its residents stay until their memory is needed."""
+        self._fitting.discard(step)
+        self._steps.pop(step, None)
+        step.unload()
+
+    def forget_all(self) -> None:
+        """Unloads every plan; residents stay until their memory is needed."""
+        for step in list(self._steps):
+            self.forget(step)
+
+    def _make_room(self, step: PlacedStep, running: dict[str, int]) -> None:
+        if not self._overfull(self._residents.made | step.needs, running):
+            return
+        loaded = [each for each in self._steps if each is not step and each.is_loaded]
+        while over := self._overfull(_union(step, loaded), running):
+            helps = (
+                each for each in loaded if any(self._account_of[home] in over for _, home in each.needs - step.needs)
+            )
+            oldest = next(helps, None)
+            if oldest is None:
+                break
+            oldest.unload()
+            loaded.remove(oldest)
+        self._keep(_union(step, loaded))
+
+    def _keep(self, needed: Collection[Resident]) -> bool:
+        is_freed = self._residents.keep_only(needed)
+        if is_freed:  # what PyTorch kept for the steps of other plans is given back as well
+            cuda.give_back_memory()
+            self._steps = dict.fromkeys(self._steps, False)
+            self._fitting.clear()
+        return is_freed
+
+    def _overfull(self, residents: Collection[Resident], running: dict[str, int]) -> set[str]:
+        """Accounts whose capacity is less than `residents` and what runs take."""
+        held = defaultdict(int, running)
+        for op, home in residents:
+            held[self._account_of[home]] += self._num_bytes(op, home)
+        return {account for account, num_bytes in held.items() if num_bytes > self._capacity[account]}
+
+    def _num_bytes(self, op: int, home: str) -> int:
+        """Of an op's tensors, or of an update's state."""
+        size = int(self._graph.state_bytes[op] + self._graph.output_bytes[op])
+        return -(-size // self._granularity[home]) * self._granularity[home]
+
+    def _running_bytes(self, step: PlacedStep, peak_bytes: Sequence[int]) -> dict[str, int]:
+        """By account, what `step` allocates at most beside residents: in a pool, as if all devices peaked at once."""
+        context = np.array([device.context_bytes for device in self._host.devices], dtype=np.int64)
+        own = np.array(peak_bytes or context) - context - resident_bytes(self._graph, self._host, step.plan.devices)
+        held: dict[str, int] = defaultdict(int)
+        for account, num_bytes in zip(self._accounts, np.maximum(own, 0).tolist(), strict=True):
+            held[account] += num_bytes
+        return held
+
+
+def _capacities(host: Host, accounts: list[str]) -> dict[str, int]:
+    """Bytes for a plan by account: the memory without contexts; of a pool, the least that a device of it says."""
+    capacity: dict[str, int] = {}
+    for account in accounts:
+        members = [device for device, other in zip(host.devices, accounts, strict=True) if other == account]
+        capacity[account] = min(each.memory_bytes for each in members) - sum(each.context_bytes for each in members)
+    return capacity
+
+
+def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident]:
+    return step.needs.union(*(other.needs for other in others))

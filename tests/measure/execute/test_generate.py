@@ -1,0 +1,246 @@
+"""Generated code of one small step, line by line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+
+import numpy as np
+import plain_gpus
+import pytest
+import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from small_models import CASES
+from torch import nn
+
+from rlplace.errors import InvalidValue
+from rlplace.graphs import capture
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.generate import StepCode, generate
+
+# 0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones_like, 7 threshold_backward, 8 mm, 9 sum, 10 and 11 updates
+SPLIT = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0]
+
+
+def linear_step() -> OpGraph:
+    return capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.ones(5, 2), torch.sum, "adam")
+
+
+def code_of(devices: list[int], *, has_gang: bool = False, is_traced: bool = False) -> StepCode:
+    graph = linear_step()
+    host = core_host(2, has_gang=has_gang)
+    return generate(graph, host, naive_plan(graph, np.array(devices, dtype=np.int32)), is_traced=is_traced)
+
+
+def lines_of(code: StepCode, device: int) -> list[str]:
+    return [line.strip() for line in code.sources[device].strip().splitlines()]
+
+
+def test_everything_on_one_device_needs_no_channel() -> None:
+    code = code_of([0] * 12)
+    assert lines_of(code, 0) == [
+        "def run(step):",
+        "O[0] = None",
+        "v0 = g0(t0)",
+        "t3 = f3(t1, t2, v0)",
+        "t4 = f4(t3)",
+        "del t3",
+        "t5 = f5(t4)",
+        "t6 = f6(t5, pin_memory=False, memory_format=c0)",
+        "v2 = g2(t6, [5, 3])",
+        "v1 = g1(t4)",
+        "v3 = g3(v1)",
+        "t7 = f7(v2, v3, 0)",
+        "del v1, v3, t4",
+        "del v2, t6",
+        "v4 = g4(t7)",
+        "t8 = f8(v4, t2)",
+        "t9 = f9(t7, [0], True)",
+        "del v4, t7",
+        "v5 = g5(t8)",
+        "v7 = g7(v5)",
+        "v6 = g6(t9, [3])",
+        "u11(v7, v6)",
+        "del v0",
+        "del v5, v7, t8",
+        "del v6, t9",
+        "v8 = g8(t5)",
+        "O[0] = v8",
+        "return None",
+    ]
+    assert code.sources[1] == "def run(step):\n    return None\n"
+    assert code.constants == {"c0": torch.preserve_format}
+    assert code.items == (tuple(range(12)), ())
+    assert not code.acknowledged
+    assert code.num_signals == 0
+
+
+def test_a_step_over_two_devices() -> None:
+    """Transfers in order of (tensor, device): weight, bias, input, addmm, relu, ones_like."""
+    code = code_of(SPLIT)
+    assert lines_of(code, 1) == [
+        "def run(step):",
+        "O[0] = None",
+        "k2_send(t2)",
+        "k0_wait()",
+        "t0 = k0_take()",
+        "k0_done()",
+        "k1_wait()",
+        "t1 = k1_take()",
+        "k1_done()",
+        "v0 = g0(t0)",
+        "t3 = f3(t1, t2, v0)",
+        "k3_send(t3)",
+        "del v0, t0",
+        "del t1",
+        "del t3",
+        "k4_wait()",
+        "t4 = k4_take()",
+        "t5 = f5(t4)",
+        "del t4",
+        "t6 = f6(t5, pin_memory=False, memory_format=c0)",
+        "k5_send(t6)",
+        "del t6",
+        "v8 = g8(t5)",
+        "O[0] = v8",
+        "return None",
+    ]
+    assert lines_of(code, 0)[1:3] == ["k0_send(t0)", "k1_send(t1)"]
+    assert code.acknowledged == {0, 1}
+    assert code.is_handover == (False,) * 6
+    assert code.items[1] == (12, 13, 2, 3, 16, 5, 6)
+
+
+def test_an_update_waits_until_its_parameter_has_been_copied() -> None:
+    lines = lines_of(code_of(SPLIT), 0)
+    assert lines.index("k0_copied()") < lines.index("k1_copied()") < lines.index("u11(v7, v6)")
+    assert not {"k2_copied()", "k3_copied()"} & set(lines)
+
+
+def test_memory_begins_with_a_tensor_and_ends_with_its_last_use() -> None:
+    code = code_of(SPLIT)
+    assert code.allocations[1] == ((12, 0), (13, 1), (3, 3), (16, 4), (5, 5), (6, 6))
+    assert code.releases[1] == ((3, 0), (3, 1), (3, 3), (5, 4), (6, 6))  # the loss, tensor 5, stays
+
+
+def test_traced_code_marks_every_item_and_nothing_else() -> None:
+    code = code_of(SPLIT, is_traced=True)
+    for device in range(2):
+        lines = lines_of(code, device)
+        plain = [line for line in lines if not line.startswith(("B[", "E["))]
+        assert plain == lines_of(code_of(SPLIT), device)
+        begun, ended = (
+            [int(re.split(r"[][]", line)[1]) for line in lines if line[:2] == mark] for mark in ("B[", "E[")
+        )
+        runs = code.update_runs[device]
+        assert begun == [item for item in code.items[device] if item > 2 and all(item not in run[1:] for run in runs)]
+        assert ended == [item for item in code.items[device] if item > 2 and all(item not in run[:-1] for run in runs)]
+        for first, last in zip(begun, ended, strict=True):
+            assert first == last or (first, last) in [(run[0], run[-1]) for run in runs]
+            begin, end = lines.index(f"B[{first}] = clock()"), lines.index(f"E[{last}] = clock()")
+            between = lines[begin + 1 : end]
+            assert between
+            assert not any("_wait" in line or "_copied" in line or "_send" in line for line in between)
+
+
+def test_gpus_are_held_back_at_the_start_and_every_few_ops_and_cores_never() -> None:
+    graph, gpus = linear_step(), plain_gpus.gpu_host(2, 1 << 30)
+    plan = naive_plan(graph, np.array(SPLIT, dtype=np.int32))
+    plain = generate(graph, gpus, plan, is_traced=True)
+    held = generate(graph, gpus, plan, is_traced=True, hold_every=2)
+    for device in range(2):
+        runs = [item for item in held.items[device] if item >= graph.num_ops or not graph.is_source[item]]
+        places = [k for k, line in enumerate(lines_of(held, device)) if line == "hold()"]
+        before = [held.line_items[device][k + 1] for k in places]  # a line more: the function's first
+        assert before == runs[::2]
+        assert [line for line in lines_of(held, device) if line != "hold()"] == lines_of(plain, device)
+    cores = generate(graph, core_host(2), plan, is_traced=True, hold_every=2)
+    assert "hold()" not in "".join(cores.sources)
+
+
+def test_a_hand_over_is_acknowledged_after_its_last_reader() -> None:
+    gang = [2 if device == 1 else 0 for device in SPLIT]
+    code = code_of(gang, has_gang=True)
+    lines = lines_of(code, 2)
+    assert lines.index("t3 = f3(t1, t2, v0)") < lines.index("k0_done()") < lines.index("del v0, t0")
+    assert all(code.is_handover)
+    assert [tensor for _, tensor in code.allocations[2]] == [3, 5, 6]
+    assert [tensor for _, tensor in code.releases[2]] == [3, 6]
+
+
+def test_a_gang_and_its_members_take_turns() -> None:
+    """addmm on the gang, relu on core 0, sum on the gang, ones_like on core 1, the rest on core 0."""
+    code = code_of([0, 0, 2, 2, 0, 2, 1, 0, 0, 0, 0, 0], has_gang=True)
+    assert code.num_signals == 4
+    first, second, gang = (lines_of(code, device) for device in range(3))
+    assert gang.index("t3 = f3(t1, t2, v0)") + 1 == gang.index("s0_set()")
+    assert first.index("s0_wait()") + 1 == first.index("t4 = f4(t3)")
+    assert gang.index("s1_wait()") + 1 == gang.index("t5 = f5(t4)")
+    assert gang[gang.index("t5 = f5(t4)") + 1 :][:2] == ["s2_set()", "s3_set()"]
+    assert second.index("s2_wait()") < second.index("t6 = f6(t5, pin_memory=False, memory_format=c0)")
+    assert first.index("s3_wait()") < first.index("t7 = f7(v2, v3, 0)")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_signal_is_used_once_on_each_side(seed: int) -> None:
+    graph, host = linear_step(), core_host(3, has_gang=True)
+    generator = np.random.default_rng(seed)
+    plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
+    code = generate(graph, host, plan)
+    words = Counter(line for device in range(4) for line in lines_of(code, device))
+    for signal in range(code.num_signals):
+        assert words[f"s{signal}_set()"] == words[f"s{signal}_wait()"] == 1
+    for transfer in range(plan.num_transfers):
+        tensor = plan.transfer_tensor[transfer]
+        assert words[f"k{transfer}_send(t{tensor})"] == words[f"t{tensor} = k{transfer}_take()"] == 1
+        is_acknowledged = transfer in code.acknowledged
+        assert words[f"k{transfer}_done()"] == words[f"k{transfer}_copied()"] == int(is_acknowledged)
+
+
+def test_every_line_knows_its_item() -> None:
+    code = code_of(SPLIT)
+    for device in range(2):
+        lines = code.sources[device].splitlines()
+        assert len(lines) == len(code.line_items[device])
+        for line, item in zip(lines, code.line_items[device], strict=True):
+            if f" = f{item}(" in line or line.strip().startswith(f"u{item}("):
+                assert item >= 3
+            if " = f" in line:
+                assert f" = f{item}(" in line
+
+
+def test_random_ops_get_the_step_and_factories_their_device() -> None:
+    class Draws(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(y, 0.5) + torch.arange(3, device=y.device)
+
+    graph = capture(Draws(), torch.ones(3))
+    devices = np.ones(graph.num_ops, dtype=np.int32)
+    source = generate(graph, core_host(), naive_plan(graph, devices)).sources[1]
+    assert "(step, " in source
+    assert "device=D1" in source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_code_of_every_model_drops_what_it_made(name: str) -> None:
+    """Whatever is allocated on a device is freed there, but for results."""
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "sgd", targets=case.targets)
+    generator = np.random.default_rng(0)
+    code = generate(graph, core_host(), naive_plan(graph, random_devices(graph, 2, generator), generator))
+    kept = set(graph.output_tensors.tolist())
+    for device in range(2):
+        made = Counter(tensor for _, tensor in code.allocations[device])
+        freed = Counter(tensor for _, tensor in code.releases[device])
+        assert set(made.values()) <= {1}
+        assert not freed - made
+        assert set(made - freed) <= kept
+
+
+def test_a_graph_without_a_program_has_no_code() -> None:
+    graph = dataclasses.replace(linear_step(), program=None)
+    with pytest.raises(InvalidValue, match="capture it again"):
+        generate(graph, core_host(), naive_plan(graph, np.zeros(12, dtype=np.int32)))

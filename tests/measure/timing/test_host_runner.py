@@ -1,0 +1,261 @@
+"""`HostRunner`: placements run for real become measurements, whatever happens to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from numpy.typing import NDArray
+from small_models import CASES
+from torch import Tensor, nn
+
+from rlplace.errors import InvalidValue, RunnerError
+from rlplace.graphs import capture
+from rlplace.graphs.grouping.groups import group_ops
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.execute.workers import Worker
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.timing import host_runner as runner_module
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol
+
+PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
+
+
+class NaivePlanner:
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+
+    def plan(self, devices: NDArray[np.int32]) -> Plan:
+        return naive_plan(self.graph, devices)
+
+    def retime(self, plan: Plan) -> Measurement:
+        return Measurement("ok", 1.0, peak_bytes=(0, 0))
+
+
+def problem_of(graph: OpGraph) -> Problem:
+    op_time_s = np.where(graph.is_source, 0.0, 1.0)
+    costs = Costs(np.repeat(op_time_s[:, None], 2, axis=1), "estimated")
+    return Problem(graph, core_host(2), costs, group_ops(graph, op_time_s, 8))
+
+
+def training() -> OpGraph:
+    torch.manual_seed(0)
+    case = CASES["linear"]()
+    return capture(case.model, case.inputs, case.loss_fn, "adam")
+
+
+@pytest.fixture
+def runner() -> Iterator[HostRunner]:
+    yield from run_on(training())
+
+
+def run_on(graph: OpGraph, reference: NDArray[np.int32] | None = None) -> Iterator[HostRunner]:
+    made = HostRunner(problem_of(graph), NaivePlanner(graph), reference=reference, protocol=PROTOCOL)
+    yield made
+    made.close()
+
+
+def placements(graph: OpGraph, count: int) -> NDArray[np.int32]:
+    generator = np.random.default_rng(0)
+    return np.stack([random_devices(graph, 2, generator) for _ in range(count)])
+
+
+def test_one_measurement_a_row(runner: HostRunner) -> None:
+    graph = runner.problem.graph
+    measured = runner.measure(placements(graph, 3))
+    assert [measurement.status for measurement in measured] == ["ok"] * 3
+    for measurement in measured:
+        assert len(measurement.samples_s) == 2
+        assert measurement.step_time_s == np.median(measurement.samples_s) > 0
+        assert measurement.reference_s == 0.0, "there was none"
+    assert runner.num_steps == 3 * 3
+    assert len(runner.measure(placements(graph, 1)[0])) == 1, "a single placement is a batch of one"
+
+
+def test_a_reference_is_timed_beside_them() -> None:
+    graph = training()
+    for runner in run_on(graph, reference=np.zeros(graph.num_ops, dtype=np.int32)):
+        measured = runner.measure(placements(graph, 2))
+        assert all(measurement.reference_s > 0 for measurement in measured)
+        assert runner.num_steps == 3 * 3
+
+
+def test_placements_that_make_no_sense_are_refused_before_anything_runs(runner: HostRunner) -> None:
+    graph = runner.problem.graph
+    with pytest.raises(InvalidValue, match="one for each op"):
+        runner.measure(np.zeros((1, 3), dtype=np.int32))
+    with pytest.raises(InvalidValue, match=r"0\.\.1"):
+        runner.measure(np.full((1, graph.num_ops), 2, dtype=np.int32))
+    apart = np.zeros(graph.num_ops, dtype=np.int32)
+    apart[graph.names.index("update_linear.weight")] = 1
+    with pytest.raises(InvalidValue, match="live together"):
+        runner.measure(apart)
+    assert runner.num_steps == 0
+
+
+def test_others_join_the_race(runner: HostRunner) -> None:
+    plan = naive_plan(runner.problem.graph, placements(runner.problem.graph, 1)[0])
+    protocol = RaceProtocol(warmup=0, min_rounds=1, max_rounds=4, hopeless=1e9, margin=1e9)
+    measured = runner.measure_plans([plan], protocol=protocol, others=[lambda: 1e-9, lambda: 7.0])
+    assert len(measured[0].samples_s) == 4
+    assert [measurement.step_time_s for measurement in measured[1:]] == [1e-9, 7.0]
+
+
+def test_a_deadline_in_the_past_still_measures_everyone_once(runner: HostRunner) -> None:
+    plans = [naive_plan(runner.problem.graph, row) for row in placements(runner.problem.graph, 2)]
+    measured = runner.measure_plans(plans, deadline_s=0.0)
+    assert [len(measurement.samples_s) for measurement in measured] == [1, 1]
+
+
+def test_every_race_starts_from_the_captured_parameters(runner: HostRunner) -> None:
+    graph = runner.problem.graph
+    losses = []
+    plan = naive_plan(graph, placements(graph, 1)[0])
+    for _ in range(2):
+        runner.measure_plans([])
+        step = runner.load(plan)
+        step.run(0)
+        losses.append(step.result.clone())
+        step.run(1)
+    assert torch.equal(*losses)
+
+
+def test_timelines_come_in_order_of_step_time(runner: HostRunner) -> None:
+    graph = runner.problem.graph
+    timelines = runner.trace(naive_plan(graph, placements(graph, 1)[0]), num_steps=3, warmup=1)
+    assert len(timelines) == 3
+    assert all(np.all(timeline.op_end_s[~graph.is_source] > 0) for timeline in timelines)
+    assert runner.num_steps == 4
+
+
+# What goes wrong
+
+
+state: dict[str, object] = {"raises": None, "stuck": None}
+
+
+@torch.library.custom_op("rlplace_tests_runner::risky", mutates_args=())
+def risky(x: Tensor) -> Tensor:
+    """Fails on the device thread that `state` names."""
+    raises = state["raises"]
+    if isinstance(raises, Exception) and threading.current_thread().name == "rlplace cpu:1":
+        raise raises
+    if isinstance(raises, threading.Event) and threading.current_thread().name == "rlplace cpu:1":
+        state["stuck"] = threading.current_thread()
+        raises.wait(timeout=600)
+    return x.clone()
+
+
+@risky.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Risky(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return risky(x * 2) + 1
+
+
+def risky_graph() -> OpGraph:
+    """Input, mul, risky, add."""
+    return capture(Risky(), torch.ones(3))
+
+
+FINE, FAILS = [1, 1, 0, 1], [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("boom"), "error"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "oom"),
+    ],
+)
+def test_a_failing_op_is_a_measurement_and_the_others_are_measured(error: Exception, status: str) -> None:
+    for runner in run_on(risky_graph()):
+        state["raises"] = error
+        failed, fine = runner.measure(np.array([FAILS, FINE], dtype=np.int32))
+        state["raises"] = None
+        assert (failed.status, failed.step_time_s, failed.ok) == (status, float("inf"), False)
+        assert str(error) in failed.why
+        assert "op 'risky'" in failed.why
+        assert fine.ok
+        assert runner.measure(np.array(FAILS, dtype=np.int32))[0].ok, "it may work the next time"
+
+
+def test_a_lost_gpu_is_nobodys_measurement() -> None:
+    for runner in run_on(risky_graph()):
+        state["raises"] = RuntimeError("CUDA error: an illegal memory access was encountered")
+        try:
+            with pytest.raises(
+                RunnerError, match=r"reported at op 'risky' .* on cpu:1: RuntimeError: CUDA error"
+            ) as lost:
+                runner.measure(np.array([FAILS, FINE], dtype=np.int32))
+        finally:
+            state["raises"] = None
+        assert "start again" in str(lost.value)
+        assert "CUDA_LAUNCH_BLOCKING=1" in str(lost.value)
+        assert lost.value.op == "risky"
+
+
+def test_a_stuck_op_is_a_timeout_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is up once a thread is stuck; steps without one have all of theirs, however busy the machine."""
+    graph, stuck, wait = risky_graph(), threading.Event(), Worker.wait
+    runner = HostRunner(problem_of(graph), NaivePlanner(graph), protocol=PROTOCOL)
+
+    def wait_until_stuck(worker: Worker, timeout_s: float) -> bool:
+        while not any(each._thread is state["stuck"] for each in runner._crew.workers):
+            if wait(worker, 0.01):
+                return True
+        return False
+
+    monkeypatch.setattr(Worker, "wait", wait_until_stuck)
+    state["raises"] = stuck
+    late, fine = runner.measure(np.array([FAILS, FINE], dtype=np.int32))
+    state["raises"] = None
+    stuck.set()
+    assert late.status == "timeout"
+    assert "did not end its part within 120 s" in late.why
+    assert fine.ok
+    runner.close()
+
+
+def test_a_plan_that_cannot_be_loaded_is_a_measurement(runner: HostRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = naive_plan(runner.problem.graph, placements(runner.problem.graph, 1)[0])
+
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError("no room for parameters")
+
+    monkeypatch.setattr(runner_module, "PlacedStep", broken)
+    (measured,) = runner.measure_plans([plan])
+    assert (measured.status, measured.why) == ("oom", "no room for parameters")
+
+
+def test_a_simulated_host_and_a_graph_file_cannot_be_measured() -> None:
+    graph = training()
+    problem = problem_of(graph)
+    devices = tuple(dataclasses.replace(device, backend="simulated") for device in problem.host.devices)
+    simulated = dataclasses.replace(problem, host=dataclasses.replace(problem.host, devices=devices))
+    with pytest.raises(InvalidValue, match="simulate instead"):
+        HostRunner(simulated, NaivePlanner(graph))
+    with pytest.raises(InvalidValue, match="capture it again"):
+        HostRunner(dataclasses.replace(problem, graph=dataclasses.replace(graph, program=None)), NaivePlanner(graph))
+
+
+def test_a_closed_runner_says_so_at_once(runner: HostRunner) -> None:
+    runner.close()
+    runner.close()
+    (measured,) = runner.measure(placements(runner.problem.graph, 1))
+    assert measured.status == "error"
+    assert "ended" in measured.why
