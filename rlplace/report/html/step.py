@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplace.format import format_bytes, format_ms, format_seconds
-from rlplace.measure.hosts.host import Device
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.html.figure import (
     CARD,
@@ -25,7 +24,6 @@ from rlplace.report.html.figure import (
     INK,
     MODULE_COLORS,
     OTHER_COLOR,
-    PHASE_COLORS,
     Figure,
     Section,
     Variant,
@@ -38,7 +36,9 @@ from rlplace.report.html.figure import (
     readable,
     table,
 )
+from rlplace.measure.hosts.host import Device
 from rlplace.report.html.run_data import RunData
+from rlplace.report.plots import PHASE_COLORS
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
