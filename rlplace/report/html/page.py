@@ -29,6 +29,7 @@ from typing import Any
 from rlplace.errors import MissingExtra
 from rlplace.format import NOTHING, format_bytes, format_clock, format_ms
 from rlplace.measure.explain.explanation import Explanation
+from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.report.html.figure import (
     Raw,
     Section,
@@ -41,13 +42,12 @@ from rlplace.report.html.figure import (
     prose,
     table,
 )
-from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.report.html.run_data import RunData
-from rlplace.session.session import Row
 from rlplace.report.html.search import fidelity_section, learning_section
 from rlplace.report.html.step import memory_section, modules_section, timeline_section
 from rlplace.report.printed import alternative_rows, cut_rows, path_rows, share
 from rlplace.say import clean
+from rlplace.session.session import Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""

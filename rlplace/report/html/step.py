@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplace.format import format_bytes, format_ms, format_seconds
+from rlplace.measure.hosts.host import Device
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.html.figure import (
     CARD,
@@ -36,7 +37,6 @@ from rlplace.report.html.figure import (
     readable,
     table,
 )
-from rlplace.measure.hosts.host import Device
 from rlplace.report.html.run_data import RunData
 from rlplace.report.plots import PHASE_COLORS
 
