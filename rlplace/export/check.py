@@ -150,7 +150,19 @@ def _check_kinds(drawing: list[int], host: Host, plan: Plan, place: torch.device
 
 
 class _Double(TorchFunctionMode):
-    """While active, float32 means float64: models that compute parts in float32 whatever they are given stay alike."""
+    """While active, float32 means float64, also where it is the default type (`torch.zeros(shape)`).
+
+    So models that compute parts in float32 whatever they are given stay alike.
+    """
+
+    def __enter__(self) -> Any:
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(_double_of(self._default))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self._default)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
