@@ -131,7 +131,9 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
         torch._fused_sgd_(
             parameters,
             laid_out(gradients),
-            momenta if spec.momentum else [],  # as in `torch.optim.SGD`, where a momentum of 0 leaves its state as it is
+            momenta
+            if spec.momentum
+            else [],  # as in `torch.optim.SGD`, where a momentum of 0 leaves its state as it is
             weight_decay=spec.weight_decay,
             momentum=spec.momentum,
             lr=spec.lr,

@@ -117,7 +117,9 @@ class _Lowering:
         self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
         self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.ops.folded.update({id(each.tensor): each for each in trace.folded})
-        self.refs: dict[torch.fx.Node, Any] = {}  # a Ref, a list of Ref | None (of several outputs), or a complex number
+        self.refs: dict[
+            torch.fx.Node, Any
+        ] = {}  # a Ref, a list of Ref | None (of several outputs), or a complex number
 
     def run(self) -> LoweredStep:
         live = self._live_nodes()
@@ -277,7 +279,7 @@ class _Lowering:
         def of(node: torch.fx.Node) -> Any:
             return found if isinstance(found := self.refs[node], complex) else self._ref(node)
 
-        return _plain(torch.fx.node.map_arg(value, of))  # type: ignore[arg-type]
+        return _plain(torch.fx.node.map_arg(value, of))
 
 
 def _is_store(node: torch.fx.Node) -> bool:
