@@ -14,7 +14,7 @@ from record import record
 
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
-from rlplace.graphs.micro import parts
+from rlplace.graphs.micro_batching import cut_step
 from rlplace.workloads import build, parse_workload, without_memory
 
 STEPS = (
@@ -27,7 +27,7 @@ STEPS = (
 )
 
 
-class TimedParts(parts.Parts):
+class TimedParts(cut_step.Parts):
     """Parts that say how long their captures took."""
 
     spent_s = 0.0
@@ -39,9 +39,7 @@ class TimedParts(parts.Parts):
 
 
 def main(out: str) -> None:
-    from rlplace.graphs.micro import micro_batches
-
-    micro_batches.Parts = TimedParts  # type: ignore[misc]
+    cut_step.Parts = TimedParts  # type: ignore[misc]
     rows = []
     for name, count in (STEPS[0], *STEPS):  # what PyTorch imports on first use is not timed
         with without_memory():

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.graphs.capturing.capture import as_call, as_targets
-from rlplace.graphs.micro.slices import plan_slices
-from rlplace.graphs.micro.verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.slices import plan_slices
 
 BATCH, CLASSES = 8, 4
 

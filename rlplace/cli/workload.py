@@ -96,7 +96,7 @@ def graph(
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     facts["workload_seed"] = workload_seed
     if dot is not None:
-        from rlplace.graphs.formats.dot import save_dot
+        from rlplace.graphs.formats.graph_files import save_dot
 
         save_dot(captured, dot, max_ops=dot_ops)
     if save is not None:
@@ -139,8 +139,8 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     if not spec.is_file or set(graph.targets) != {PUBLISHED}:
         return None
     from rlplace.files import read_json
-    from rlplace.graphs.formats.dispatch import is_dnn_partitioning
     from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+    from rlplace.graphs.formats.graph_files import is_dnn_partitioning
     from rlplace.partitioning.problem import published_problem
 
     if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
@@ -255,8 +255,8 @@ def advise(
     if seconds < 1:
         raise InvalidValue("seconds", seconds, "at least 1s")
     constraints = placing.constraints(found)
-    from rlplace.runs.advise.session import advise_workload
-    from rlplace.runs.advise.verdict import WORDS
+    from rlplace.advice.advising import advise_workload
+    from rlplace.advice.verdict import WORDS
 
     told = advise_workload(
         spec,

@@ -13,7 +13,7 @@ from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.graphs.capturing.capture import capture
-    from rlplace.graphs.capturing.op_work import register_cost, unregister_cost
+    from rlplace.graphs.capturing.lower import register_cost, unregister_cost
     from rlplace.graphs.formats import load_graph, save_graph
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.graphs.grouping.groups import Grouping, group_ops

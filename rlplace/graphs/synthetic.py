@@ -10,14 +10,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs.graph_builder import GraphBuilder, OpRow
+from rlplace.graphs.opgraph import BACKWARD, UPDATE, OpGraph
 from rlplace.graphs.paths import topological_order
 
 MAX_CELLS = 1_000_000
@@ -88,7 +89,7 @@ def synthetic(
     if is_training:
         step.add_backward()
         step.add_updates(optimizer)
-    return step.graph()
+    return step.graph(step.results)
 
 
 def _check(name: str, value: object, default: object, where: str) -> None:
@@ -128,52 +129,57 @@ class Cell:
     """Its work, relative to the others'."""
 
 
-def layered(rng: np.random.Generator, *, layers: int = 10, width: int = 8, fan_in: int = 2) -> list[Cell]:
+class Cells(list[Cell]):
+    """The cells of a graph, in a topological order."""
+
+    def add(
+        self, reads: Iterable[int], target: str, module: str, kind: str, weight: str = "", scale: float = 1.0
+    ) -> int:
+        """Adds a cell, whose place comes back; see `Cell`."""
+        self.append(Cell(tuple(reads), target, module, kind, weight, scale))
+        return len(self) - 1
+
+
+def layered(rng: np.random.Generator, *, layers: int = 10, width: int = 8, fan_in: int = 2) -> Cells:
     """`layers` layers of `width` ops; each op reads `fan_in` random ops of the layer before.
 
     The ops of the first layer and half of the others (at random) have a weight of their own.
     """
-    cells: list[Cell] = []
+    cells = Cells()
     for layer in range(layers):
         chosen = np.sort(np.argsort(rng.random((width, width)), axis=1)[:, :fan_in], axis=1) + (layer - 1) * width
-        has_weight = rng.random(width) < 0.5
+        has_weight = (rng.random(width) < 0.5) | (layer == 0)
         for place in range(width):
-            reads = chosen[place].tolist() if layer else []
-            name = f"layer{layer}.{place}"
-            is_matmul = bool(has_weight[place]) or not layer
-            cells.append(
-                Cell(
-                    tuple(reads),
-                    MATMUL if is_matmul else ADD if len(reads) > 1 else RELU,
-                    f"layer{layer}",
-                    name,
-                    name if is_matmul else "",
-                )
-            )
+            reads, name = chosen[place].tolist() if layer else [], f"layer{layer}.{place}"
+            _add_maybe_weighted(cells, reads, f"layer{layer}", name, has_weight=bool(has_weight[place]))
     return cells
 
 
-def fork_join(rng: np.random.Generator, *, stages: int = 5, width: int = 4, depth: int = 2) -> list[Cell]:
+def _add_maybe_weighted(cells: Cells, reads: Sequence[int], module: str, name: str, *, has_weight: bool) -> None:
+    target = MATMUL if has_weight else ADD if len(reads) > 1 else RELU
+    cells.add(reads, target, module, name, name if has_weight else "")
+
+
+def fork_join(rng: np.random.Generator, *, stages: int = 5, width: int = 4, depth: int = 2) -> Cells:
     """`stages` blocks in a row, each of `width` branches of `depth` weighted ops, between a fork and a join.
 
     The blocks of Inception and ResNeXt. A branch's work is drawn at random.
     """
-    cells = [Cell((), MATMUL, "stem", "stem", "stem")]
+    cells = Cells()
+    last = cells.add((), MATMUL, "stem", "stem", "stem")
     for stage in range(stages):
-        fork, ends = len(cells) - 1, []
+        fork, ends = last, []
         for branch in range(width):
-            scale = float(rng.lognormal(0.0, 0.5))
-            last = fork
+            scale, last = float(rng.lognormal(0.0, 0.5)), fork
             for step in range(depth):
                 name = f"stage{stage}.branch{branch}.{step}"
-                cells.append(Cell((last,), MATMUL, f"stage{stage}.branch{branch}", name, name, scale))
-                last = len(cells) - 1
+                last = cells.add((last,), MATMUL, f"stage{stage}.branch{branch}", name, name, scale)
             ends.append(last)
-        cells.append(Cell(tuple(ends), CONCAT, f"stage{stage}", f"stage{stage}.join"))
+        last = cells.add(ends, CONCAT, f"stage{stage}", f"stage{stage}.join")
     return cells
 
 
-def series_parallel(rng: np.random.Generator, *, ops: int = 60, series: float = 0.6) -> list[Cell]:
+def series_parallel(rng: np.random.Generator, *, ops: int = 60, series: float = 0.6) -> Cells:
     """A random two-terminal series-parallel graph of `ops` ops.
 
     Grown from one edge: each new op goes into a random edge, in series with probability `series` (0 to 1), else beside
@@ -193,100 +199,84 @@ def series_parallel(rng: np.random.Generator, *, ops: int = 60, series: float = 
     reads: list[set[int]] = [set() for _ in order]
     for source, sink in edges:
         reads[place_of[sink]].add(place_of[source])
-    cells = []
+    cells = Cells()
     for place, read in enumerate(reads):
-        is_matmul = place == 0 or bool(rng.random() < 0.5)
-        name = f"op{place}"
-        target = MATMUL if is_matmul else ADD if len(read) > 1 else RELU
-        cells.append(
-            Cell(tuple(sorted(read)), target, f"block{place * 10 // len(order)}", name, name if is_matmul else "")
-        )
+        has_weight, module = place == 0 or bool(rng.random() < 0.5), f"block{place * 10 // len(order)}"
+        _add_maybe_weighted(cells, sorted(read), module, f"op{place}", has_weight=has_weight)
     return cells
 
 
-def recurrent(rng: np.random.Generator, *, layers: int = 2, steps: int = 10, head: bool = True) -> list[Cell]:
+def recurrent(rng: np.random.Generator, *, layers: int = 2, steps: int = 10, head: bool = True) -> Cells:
     """A grid of `layers` x `steps` recurrent cells, each a product and a gate, with one weight a layer.
 
     Cell (l, t) reads (l - 1, t) and (l, t - 1). With `head`, each step of the last layer has an output layer of four
     times the work, its weight shared over the steps (a softmax over the vocabulary).
     """
-    cells: list[Cell] = []
+    cells = Cells()
     state: dict[tuple[int, int], int] = {}
     for step in range(steps):
         for layer in range(layers):
             reads = [state[at] for at in ((layer - 1, step), (layer, step - 1)) if at in state]
             module = f"layer{layer}"
-            cells.append(Cell(tuple(sorted(reads)), MATMUL, module, f"{module}.mm", f"{module}.weight"))
-            cells.append(Cell((len(cells) - 1,), "aten.sigmoid.default", module, f"{module}.gate"))
-            state[layer, step] = len(cells) - 1
+            product = cells.add(sorted(reads), MATMUL, module, f"{module}.mm", f"{module}.weight")
+            state[layer, step] = cells.add((product,), "aten.sigmoid.default", module, f"{module}.gate")
         if head:
-            cells.append(Cell((len(cells) - 1,), MATMUL, "head", "head.mm", "head.weight", 4.0))
-            cells.append(Cell((len(cells) - 1,), SOFTMAX, "head", "head.softmax"))
+            product = cells.add((len(cells) - 1,), MATMUL, "head", "head.mm", "head.weight", 4.0)
+            cells.add((product,), SOFTMAX, "head", "head.softmax")
     return cells
 
 
-def mixture_of_experts(
-    rng: np.random.Generator, *, layers: int = 4, experts: int = 8, imbalance: float = 0.5
-) -> list[Cell]:
+def mixture_of_experts(rng: np.random.Generator, *, layers: int = 4, experts: int = 8, imbalance: float = 0.5) -> Cells:
     """`layers` blocks: attention, a router, `experts` two-layer experts side by side, and their sum.
 
     The work of an expert is lognormal with sigma `imbalance`: routers load them unevenly.
     """
-    cells = [Cell((), MATMUL, "embed", "embed", "embed")]
+    cells = Cells()
+    last = cells.add((), MATMUL, "embed", "embed", "embed")
     for layer in range(layers):
         base = f"layer{layer}"
-        last = len(cells) - 1
-        cells.append(Cell((last,), MATMUL, f"{base}.attention", f"{base}.qkv", f"{base}.qkv"))
-        cells.append(Cell((last + 1,), ATTENTION, f"{base}.attention", f"{base}.attention"))
-        cells.append(Cell((last, last + 2), ADD, base, f"{base}.residual"))
-        stream = len(cells) - 1
-        cells.append(Cell((stream,), MATMUL, f"{base}.router", f"{base}.router", f"{base}.router", 0.05))
-        cells.append(Cell((len(cells) - 1,), SOFTMAX, f"{base}.router", f"{base}.gates"))
-        gates, ends = len(cells) - 1, []
+        qkv = cells.add((last,), MATMUL, f"{base}.attention", f"{base}.qkv", f"{base}.qkv")
+        attended = cells.add((qkv,), ATTENTION, f"{base}.attention", f"{base}.attention")
+        stream = cells.add((last, attended), ADD, base, f"{base}.residual")
+        router = cells.add((stream,), MATMUL, f"{base}.router", f"{base}.router", f"{base}.router", 0.05)
+        gates = cells.add((router,), SOFTMAX, f"{base}.router", f"{base}.gates")
+        ends = []
         for expert in range(experts):
-            name = f"{base}.expert{expert}"
-            scale = float(rng.lognormal(0.0, imbalance))
-            cells.append(Cell((stream, gates), MATMUL, name, f"{name}.up", f"{name}.up", scale))
-            cells.append(Cell((len(cells) - 1,), RELU, name, f"{name}.act", scale=scale))
-            cells.append(Cell((len(cells) - 1,), MATMUL, name, f"{name}.down", f"{name}.down", scale))
-            ends.append(len(cells) - 1)
-        cells.append(Cell((stream, *ends), ADD, base, f"{base}.combine"))
+            name, scale = f"{base}.expert{expert}", float(rng.lognormal(0.0, imbalance))
+            up = cells.add((stream, gates), MATMUL, name, f"{name}.up", f"{name}.up", scale)
+            act = cells.add((up,), RELU, name, f"{name}.act", scale=scale)
+            ends.append(cells.add((act,), MATMUL, name, f"{name}.down", f"{name}.down", scale))
+        last = cells.add((stream, *ends), ADD, base, f"{base}.combine")
     return cells
 
 
-def encoder_decoder(rng: np.random.Generator, *, encoder: int = 6, decoder: int = 6, heads: int = 4) -> list[Cell]:
+def encoder_decoder(rng: np.random.Generator, *, encoder: int = 6, decoder: int = 6, heads: int = 4) -> Cells:
     """A stack of `encoder` blocks, and one of `decoder` blocks that all read the encoder's last output.
 
     A block is `heads` attention heads side by side, each with a weight, their sum, and a two-layer perceptron; a
     decoder block has heads over the encoder as well.
     """
-    cells = [Cell((), MATMUL, "encoder.embed", "encoder.embed", "encoder.embed")]
+    cells = Cells()
 
     def attend(module: str, stream: int, memory: int) -> int:
         ends = []
         for head in range(heads):
             name = f"{module}.head{head}"
-            cells.append(Cell((stream,), MATMUL, module, f"{name}.q", f"{name}.q", 1 / heads))
-            reads = tuple(sorted({len(cells) - 1, memory}))
-            cells.append(Cell(reads, ATTENTION, module, f"{name}.attention", scale=1 / heads))
-            ends.append(len(cells) - 1)
-        cells.append(Cell((stream, *ends), ADD, module, f"{module}.sum"))
-        return len(cells) - 1
+            query = cells.add((stream,), MATMUL, module, f"{name}.q", f"{name}.q", 1 / heads)
+            ends.append(cells.add(sorted({query, memory}), ATTENTION, module, f"{name}.attention", scale=1 / heads))
+        return cells.add((stream, *ends), ADD, module, f"{module}.sum")
 
     def perceptron(module: str, stream: int) -> int:
-        cells.append(Cell((stream,), MATMUL, module, f"{module}.up", f"{module}.up", 2.0))
-        cells.append(Cell((len(cells) - 1,), RELU, module, f"{module}.act", scale=2.0))
-        cells.append(Cell((len(cells) - 1,), MATMUL, module, f"{module}.down", f"{module}.down", 2.0))
-        cells.append(Cell((stream, len(cells) - 1), ADD, module, f"{module}.residual"))
-        return len(cells) - 1
+        up = cells.add((stream,), MATMUL, module, f"{module}.up", f"{module}.up", 2.0)
+        act = cells.add((up,), RELU, module, f"{module}.act", scale=2.0)
+        down = cells.add((act,), MATMUL, module, f"{module}.down", f"{module}.down", 2.0)
+        return cells.add((stream, down), ADD, module, f"{module}.residual")
 
-    stream = 0
+    stream = cells.add((), MATMUL, "encoder.embed", "encoder.embed", "encoder.embed")
     for block in range(encoder):
-        stream = attend(f"encoder.{block}.attention", stream, stream)
-        stream = perceptron(f"encoder.{block}.mlp", stream)
+        stream = perceptron(f"encoder.{block}.mlp", attend(f"encoder.{block}.attention", stream, stream))
     memory = stream
-    cells.append(Cell((), MATMUL, "decoder.embed", "decoder.embed", "decoder.embed"))
-    stream = len(cells) - 1
+    stream = cells.add((), MATMUL, "decoder.embed", "decoder.embed", "decoder.embed")
     for block in range(decoder):
         stream = attend(f"decoder.{block}.attention", stream, stream)
         stream = attend(f"decoder.{block}.cross", stream, memory)
@@ -294,7 +284,7 @@ def encoder_decoder(rng: np.random.Generator, *, encoder: int = 6, decoder: int 
     return cells
 
 
-FAMILIES: dict[str, Callable[..., list[Cell]]] = {
+FAMILIES: dict[str, Callable[..., Cells]] = {
     "layered": layered,
     "fork_join": fork_join,
     "series_parallel": series_parallel,
@@ -315,11 +305,8 @@ class Sizes:
     def __init__(
         self, rng: np.random.Generator, *, flops: float, output_bytes: float, spread: float, rows: int
     ) -> None:
-        self.rng = rng
-        self.flops = flops
+        self.rng, self.flops, self.spread, self.rows = rng, flops, spread, rows
         self.elements = output_bytes / _ELEMENT_BYTES
-        self.spread = spread
-        self.rows = rows
         self.drawn: dict[str, tuple[float, int]] = {}
 
     def of(self, cell: Cell) -> tuple[float, int]:
@@ -332,35 +319,20 @@ class Sizes:
         return self.drawn[cell.kind]
 
 
-class Step:
+class Step(GraphBuilder):
     """One step in the making: ops and tensors in order."""
 
     def __init__(self, cells: Sequence[Cell], sizes: Sizes) -> None:
-        self.cells = cells
-        self.sizes = sizes
-        self.names: list[str] = []
-        self.targets: list[str] = []
-        self.modules: list[str] = []
-        self.phases: list[int] = []
-        self.flops: list[float] = []
-        self.moved: list[float] = []
-        self.reads: list[list[int]] = []
-        self.parameter_bytes: dict[int, int] = {}
-        self.state_bytes: dict[int, int] = {}
-        self.tensor_op: list[int] = []
-        self.tensor_output: list[int] = []
-        self.elements: list[int] = []
+        super().__init__()
+        self.cells, self.sizes = cells, sizes
         self.weights: dict[str, int] = {}  # tensor of each weight
         self.weight_gradients: dict[str, list[int]] = defaultdict(list)
-        self.mutations: list[tuple[int, int]] = []
-        self.classes: list[tuple[int, ...]] = []
-        (self.input,) = self._add("input", "input", "", FORWARD, 0.0, [], [max(1, round(sizes.elements))])
+        (self.input,) = self._add(OpRow("input", "input"), [max(1, round(sizes.elements))])
         for cell in cells:
             if cell.weight and cell.weight not in self.weights:
                 size = round(sizes.of(cell)[0] / (2 * sizes.rows))
-                (tensor,) = self._add(cell.weight, "parameter", cell.module, FORWARD, 0.0, [], [size])
-                self.weights[cell.weight] = tensor
-                self.parameter_bytes[self.tensor_op[tensor]] = size * _ELEMENT_BYTES
+                row = OpRow(cell.weight, "parameter", cell.module, parameter_bytes=size * _ELEMENT_BYTES)
+                (self.weights[cell.weight],) = self._add(row, [size])
         self.outputs = self._forward()
         read = {place for cell in cells for place in cell.reads}
         self.results = [tensor for place, tensor in enumerate(self.outputs) if place not in read]
@@ -371,155 +343,79 @@ class Step:
             flops, elements = self.sizes.of(cell)
             reads = [outputs[i] for i in cell.reads] or [self.input]
             reads += [self.weights[cell.weight]] if cell.weight else []
-            name = f"{cell.kind}.{place}.forward"
-            outputs += self._add(name, cell.target, cell.module, FORWARD, flops, reads, [elements])
+            row = OpRow(f"{cell.kind}.{place}.forward", cell.target, cell.module, reads=reads, flops=flops)
+            outputs += self._add(row, [elements])
         return outputs
 
     def add_backward(self) -> None:
         """Adds the loss and, from the last cell to the first, gradients of inputs and of weights."""
-        (loss,) = self._add("loss", "aten.mean.default", "", FORWARD, self._total(self.results), self.results, [1])
-        seed = self._add(
-            "loss.backward",
-            "aten.expand.default",
-            "",
-            BACKWARD,
-            self._total(self.results),
-            [loss],
-            [self.elements[tensor] for tensor in self.results],
-        )
-        self.results, sinks = [loss], self.results
+        flops, sinks = float(sum(self._elements(self.results))), self.results
+        self.results = self._add(OpRow("loss", "aten.mean.default", reads=sinks, flops=flops), [1])
+        seed = OpRow("loss.backward", "aten.expand.default", "", BACKWARD, reads=self.results, flops=flops)
         gradients: dict[int, list[int]] = defaultdict(list)  # by forward tensor
-        for tensor, gradient in zip(sinks, seed, strict=True):
+        for tensor, gradient in zip(sinks, self._add(seed, self._elements(sinks)), strict=True):
             gradients[tensor].append(gradient)
         for place in range(len(self.cells) - 1, -1, -1):
             cell, output = self.cells[place], self.outputs[place]
             flops, name = self.sizes.of(cell)[0], f"{cell.kind}.{place}.backward"
             upstream = self._sum(gradients.pop(output), name, cell.module)
-            inputs = [self.outputs[i] for i in cell.reads]
+            inputs, weight = [self.outputs[i] for i in cell.reads], self.weights.get(cell.weight)
             if inputs:
-                kept = [self.weights[cell.weight]] if cell.weight else [output]
-                made = self._add(
-                    name,
-                    cell.target if cell.weight else _backward_of(cell.target),
-                    cell.module,
-                    BACKWARD,
-                    flops,
-                    [upstream, *kept],
-                    [self.elements[tensor] for tensor in inputs],
-                )
-                for tensor, gradient in zip(inputs, made, strict=True):
+                target = _backward_of(cell.target) if weight is None else cell.target
+                reads = [upstream, output if weight is None else weight]
+                row = OpRow(name, target, cell.module, BACKWARD, reads=reads, flops=flops)
+                for tensor, gradient in zip(inputs, self._add(row, self._elements(inputs)), strict=True):
                     gradients[tensor].append(gradient)
-            if cell.weight:
+            if weight is not None:
                 reads = [upstream, *(inputs or [self.input])]
-                self.weight_gradients[cell.weight] += self._add(
-                    f"{name}.weight",
-                    MATMUL,
-                    cell.module,
-                    BACKWARD,
-                    flops,
-                    reads,
-                    [self.elements[self.weights[cell.weight]]],
-                )
+                row = OpRow(f"{name}.weight", MATMUL, cell.module, BACKWARD, reads=reads, flops=flops)
+                self.weight_gradients[cell.weight] += self._add(row, self._elements([weight]))
 
     def add_updates(self, optimizer: str) -> None:
         """Adds up each weight's gradients and updates it where it lives."""
         flops, kept = UPDATES[optimizer]
         for weight, tensor in self.weights.items():
-            op, size = self.tensor_op[tensor], self.elements[tensor]
-            gradient = self._sum(self.weight_gradients[weight], f"{weight}.gradient", self.modules[op])
-            update = len(self.names)
-            self._add(
+            parameter, size = self.ops[self.tensors[tensor].op], self.tensors[tensor].bytes
+            gradient = self._sum(self.weight_gradients[weight], f"{weight}.gradient", parameter.module)
+            parameter.gradient_bytes = size
+            row = OpRow(
                 f"update_{weight}",
                 f"update.{optimizer}",
-                self.modules[op],
+                parameter.module,
                 UPDATE,
-                flops * size,
-                [tensor, gradient],
-                [],
+                reads=[tensor, gradient],
+                flops=flops * (size // _ELEMENT_BYTES),
+                bytes_moved=float((3 + 2 * kept) * size),
+                state_bytes=kept * size,
             )
-            self.state_bytes[update] = kept * size * _ELEMENT_BYTES
-            self.moved[update] = float((3 + 2 * kept) * size * _ELEMENT_BYTES)
+            self._add(row, [])
+            update = len(self.ops) - 1
             self.mutations.append((update, tensor))
-            self.classes.append((op, self.tensor_op[gradient], update))
+            self.together.append((self.tensors[tensor].op, self.tensors[gradient].op, update))
 
-    def graph(self) -> OpGraph:
-        """What has been added so far."""
-        n = len(self.names)
-        colocation = np.full(n, -1, dtype=np.int32)
-        for number, members in enumerate(self.classes):
-            colocation[list(members)] = number
-        parameter_bytes = _column(self.parameter_bytes, n)
-        has_gradient = np.isin(np.arange(n), [members[0] for members in self.classes])
-        figures = zip(self.targets, self.flops, self.moved, strict=True)
-        return OpGraph(
-            names=tuple(self.names),
-            targets=tuple(self.targets),
-            modules=tuple(self.modules),
-            signatures=tuple(f"{target}({flops:.0f} FLOPs, {moved:.0f} bytes)" for target, flops, moved in figures),
-            phases=np.array(self.phases, dtype=np.int8),
-            flops=np.array(self.flops, dtype=np.float64),
-            bytes_moved=np.array(self.moved, dtype=np.float64),
-            parameter_bytes=parameter_bytes,
-            gradient_bytes=np.where(has_gradient, parameter_bytes, 0),
-            state_bytes=_column(self.state_bytes, n),
-            workspace_bytes=np.zeros(n, dtype=np.int64),
-            colocation=colocation,
-            tensor_op=np.array(self.tensor_op, dtype=np.int32),
-            tensor_output=np.array(self.tensor_output, dtype=np.int32),
-            tensor_bytes=np.array(self.elements, dtype=np.int64) * _ELEMENT_BYTES,
-            tensor_shapes=tuple((elements,) for elements in self.elements),
-            tensor_dtypes=("float32",) * len(self.elements),
-            input_offsets=np.cumsum([0, *map(len, self.reads)]),
-            input_tensors=np.array([tensor for read in self.reads for tensor in read], dtype=np.int32),
-            mutation_op=np.array([op for op, _ in self.mutations], dtype=np.int32),
-            mutation_tensor=np.array([tensor for _, tensor in self.mutations], dtype=np.int32),
-            output_tensors=np.array(self.results, dtype=np.int32),
+    def _add(self, row: OpRow, elements: Sequence[int]) -> list[int]:
+        """The tensors of a new op with outputs of so many elements; it moves its inputs and outputs once."""
+        made = self.add_outputs(
+            self.add(row), (_ELEMENT_BYTES * each for each in elements), item_bytes=_ELEMENT_BYTES, dtype="float32"
         )
-
-    def _add(
-        self,
-        name: str,
-        target: str,
-        module: str,
-        phase: int,
-        flops: float,
-        reads: Sequence[int],
-        outputs: Sequence[int],
-    ) -> list[int]:
-        """The tensors of a new op with outputs of so many elements."""
-        op, first = len(self.names), len(self.elements)
-        distinct = sorted(set(reads))
-        self.names.append(name)
-        self.targets.append(target)
-        self.modules.append(module)
-        self.phases.append(phase)
-        self.flops.append(flops)
-        is_source = target in ("input", "parameter")
-        self.moved.append(0.0 if is_source else _ELEMENT_BYTES * (self._total(distinct) + sum(outputs)))
-        self.reads.append(distinct)
-        self.tensor_op += [op] * len(outputs)
-        self.tensor_output += range(len(outputs))
-        self.elements += outputs
-        return list(range(first, first + len(outputs)))
+        if row.target not in ("input", "parameter") and not row.bytes_moved:
+            row.bytes_moved = float(self.bytes_of([*row.reads, *made]))
+        row.signature = f"{row.target}({row.flops:.0f} FLOPs, {row.bytes_moved:.0f} bytes)"
+        return made
 
     def _sum(self, gradients: Sequence[int], name: str, module: str) -> int:
         """One tensor from several of one size, two at a time as autograd adds them."""
         total, *others = gradients
         for number, gradient in enumerate(others):
-            size = self.elements[gradient]
-            (total,) = self._add(f"{name}.sum{number}", ADD, module, BACKWARD, float(size), [total, gradient], [size])
+            (size,) = self._elements([gradient])
+            row = OpRow(f"{name}.sum{number}", ADD, module, BACKWARD, reads=[total, gradient], flops=float(size))
+            (total,) = self._add(row, [size])
         return total
 
-    def _total(self, tensors: Sequence[int]) -> float:
-        return float(sum(self.elements[tensor] for tensor in tensors))
+    def _elements(self, tensors: Sequence[int]) -> list[int]:
+        return [self.tensors[tensor].bytes // _ELEMENT_BYTES for tensor in tensors]
 
 
 def _backward_of(target: str) -> str:
     namespace, name, overload = target.split(".")
     return target if target == ADD else f"{namespace}.{name}_backward.{overload}"
-
-
-def _column(values: dict[int, int], length: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    column = np.zeros(length, dtype=np.int64)
-    column[list(values)] = list(values.values())
-    return column

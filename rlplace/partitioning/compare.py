@@ -20,13 +20,13 @@ from rlplace.compare.run_compare import check_plot, check_save, draw_rows, metho
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.formats.dnn_partitioning import LARGEST_FILE_BYTES, DnnPartitioning, load_dnn_partitioning
-from rlplace.graphs.formats.fields import LARGEST_COUNT, Fields
+from rlplace.graphs.formats.own_json import LARGEST_COUNT, Fields
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.partitioning.problem import published_problem
 from rlplace.partitioning.solve import METHODS, PublishedRow, solve
 from rlplace.report.console import make_progress
-from rlplace.search.registry import METHODS as STEP_METHODS
+from rlplace.search.methods import METHODS as STEP_METHODS
 
 DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlplace.faces import lazy
-from rlplace.workloads.build import build, without_memory
+from rlplace.workloads.build import (
+    WeightedPart,
+    WorkloadSpec,
+    build,
+    parse_kept_workload,
+    parse_workload,
+    without_memory,
+)
 from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, describe_workloads, register_workload
 from rlplace.workloads.configs import InceptionV3Config, NMTConfig
-from rlplace.workloads.spec import WeightedPart, WorkloadSpec, parse_kept_workload, parse_workload
 from rlplace.workloads.workload import OPTIMIZERS, SIZES, Optimizer, Parts, Size, Workload, WorkloadConfig
 
 if TYPE_CHECKING:

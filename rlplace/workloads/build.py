@@ -1,16 +1,341 @@
-"""`build`: from a workload that was named to a model, its inputs and its loss, with memory or without."""
+"""`WorkloadSpec`: a workload that was named but not built; imports no torch.
+
+`parse_workload`: from the words of a user to the workload that they name.
+
+A WORKLOAD is
+
+- `NAME`, `NAME@small`, `NAME@paper`, `NAME@key=value,...` or `NAME@SIZE,key=value,...`;
+- `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
+  A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
+- `package.module:function`;
+- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name.
+
+All of it is checked, and torch is not imported.
+
+`build`: from a workload that was named to a model, its inputs and its loss, with memory or without.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from rlplace.errors import InvalidValue
-from rlplace.workloads.catalog import CATALOG
-from rlplace.workloads.spec import WorkloadSpec, parse_workload
-from rlplace.workloads.workload import Size, Workload
+from rlplace.decode import described, shortened
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI
+from rlplace.workloads.workload import SIZES, Size, Workload, WorkloadConfig
+
+MOST_GROWTH = 16.0
+"""How much larger than its named sizes a workload may be that a run folder is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """A workload that was named but not built: a name with options, several of them, a function or a graph file.
+
+    Raises:
+        UnknownName: no workload, size or option has that name.
+        InvalidValue: the options cannot be had together.
+    """
+
+    name: str
+    """A name of `CONFIGS`, `multi`, `package.module:function`, or the path of a graph file."""
+    options: tuple[tuple[str, object], ...] = ()
+    """Options given by the user, in their order."""
+    size: Size | None = None
+    """What the other options come from; None is the default size of whoever builds."""
+    parts: tuple[WeightedPart, ...] = ()
+    """The models of `multi`."""
+    is_file: bool = False
+    """Whether it is a graph file, which can be simulated but not built."""
+
+    def __post_init__(self) -> None:
+        if self.is_file or self.is_multi or self.is_function:
+            if self.options or self.size:
+                raise InvalidValue("options", self.options or self.size, "none", where=f"workload {self.name}")
+            if self.is_multi and not self.parts:
+                raise InvalidValue("parts", self.parts, "one model or more", where=f"workload {self.name}")
+            if self.is_function:
+                _check_function(self.name)
+            return
+        if self.name not in CONFIGS:
+            raise UnknownName("workload", self.name, [*CONFIGS, MULTI])
+        if self.size is not None:
+            self.config(self.size)
+            return
+        problems = []
+        for size in SIZES:
+            try:
+                self.config(size)
+            except InvalidValue as problem:
+                problems.append(problem)
+        if len(problems) == len(SIZES):
+            raise problems[0]
+
+    def __str__(self) -> str:
+        if self.is_multi:
+            return f"{MULTI}:{','.join(map(str, self.parts))}"
+        size = [self.size] if self.size else []
+        items = [*size, *(f"{key}={str(value).lower()}" for key, value in self.options)]
+        return f"{self.name}@{','.join(items)}" if items else self.name
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it names a user's function."""
+        return ":" in self.name and not self.is_file
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether it is several models as one."""
+        return self.name == MULTI and not self.is_file
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether a run folder that names it is enough to build it: no function, no file, and not of any size."""
+        if self.is_function or self.is_file:
+            return False
+        specs = [part.spec for part in self.parts] if self.is_multi else [self]
+        return sum(map(_growth, specs)) <= MOST_GROWTH
+
+    @property
+    def path(self) -> Path:
+        """Where the graph file lies.
+
+        Raises:
+            InvalidValue: the workload is no graph file.
+        """
+        if not self.is_file:
+            raise InvalidValue("workload", str(self), "a graph file")
+        return Path(self.name)
+
+    def config(self, default_size: Size = "small") -> WorkloadConfig:
+        """The options of a named workload, all of them.
+
+        Args:
+            default_size: where options that were not given come from, if the spec itself names no size.
+
+        Raises:
+            UnknownName: no such size or option; or the workload is no name, and has no options.
+            InvalidValue: the options cannot be had together.
+        """
+        if self.name not in CONFIGS:
+            raise UnknownName("workload with options", self.name, CONFIGS)
+        kind = CONFIGS[self.name]
+        known = [field.name for field in fields(kind)]
+        for key, _ in self.options:
+            if key not in known:
+                raise UnknownName(f"option of workload {self.name}", key, known)
+        size = self.size or default_size
+        if size not in SIZES:
+            raise UnknownName("size", size, SIZES)
+        preset = kind.paper() if size == "paper" else kind.small()
+        options: dict[str, Any] = {name: getattr(preset, name) for name in known} | dict(self.options)
+        return kind(**options)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPart:
+    """One model of `multi`.
+
+    Raises:
+        InvalidValue: the model is not a name, or its weight is not positive and finite.
+    """
+
+    spec: WorkloadSpec
+    weight: float = 1.0
+    """Its loss counts this often in the sum."""
+
+    def __post_init__(self) -> None:
+        if self.spec.name not in CONFIGS or self.spec.is_file:
+            hint = "Functions, graph files and other multis cannot be parts."
+            raise InvalidValue("part", str(self.spec), "a named workload", where=f"workload {MULTI}", hint=hint)
+        if not (self.weight > 0 and math.isfinite(self.weight)):
+            raise InvalidValue("weight", self.weight, "a positive number", where=f"workload {MULTI}, {self.spec}")
+
+    def __str__(self) -> str:
+        if self.weight == 1:
+            return str(self.spec)
+        short = f"{self.weight:g}"
+        return f"{self.spec}*{short if float(short) == self.weight else repr(self.weight)}"
+
+
+def _growth(spec: WorkloadSpec) -> float:
+    """How many times a named workload's options multiply the larger of its named sizes, at least 1."""
+    kind = CONFIGS[spec.name]
+    named = [kind.small(), kind.paper()]
+    whole = most_heads = 1.0
+    for key, value in spec.options:
+        if type(value) is not int:
+            continue
+        sizes = [getattr(each, key) for each in named]
+        times = min(sizes) / value if key == "patch_size" else value / max(sizes)
+        if key.endswith("heads"):  # they grow with the width, which counts already
+            most_heads = max(most_heads, times)
+        else:
+            whole *= max(1.0, times)
+    return max(whole, most_heads)
+
+
+def _check_function(name: str) -> None:
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise InvalidValue("workload", name, "package.module:function")
+
+
+GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
+_MOST_LETTERS = 4096
+"""Of a workload that a run folder names: as many as a path has."""
+
+
+def parse_workload(text: str) -> WorkloadSpec:
+    """The workload that `text` names, checked; torch is not imported.
+
+    Raises:
+        UnknownName: no workload, size or option has that name.
+        InvalidValue: the text is no WORKLOAD, or an option's value is of the wrong type or out of range.
+        FileProblem: it is named like a graph file, and there is none.
+
+    Example:
+        >>> parse_workload("nmt@small,batch=4").options
+        (('batch', 4),)
+        >>> [str(part) for part in parse_workload("multi:nmt@layers=4,steps=5*2,rnnlm").parts]
+        ['nmt@layers=4,steps=5*2', 'rnnlm']
+    """
+    text = text.strip()
+    if os.path.isfile(text) and text not in CONFIGS:
+        return WorkloadSpec(text, is_file=True)
+    if not _is_multi(text) and text.endswith(GRAPH_SUFFIXES):
+        raise FileProblem(text, "no such graph file")
+    return _parse_name(text)
+
+
+def parse_kept_workload(kept: str, again: str | None, *, where: str, command: str) -> WorkloadSpec:
+    """The workload of a run folder: a name is believed, what is larger than `MOST_GROWTH` times a workload's named
+    sizes, a function or a file only if the user names it again.
+
+    Args:
+        kept: what the folder says; no file of that name is looked for.
+        again: the workload as the user names it; None where they do not.
+        where: the folder's file, for messages.
+        command: what names the workload again.
+
+    Raises:
+        InvalidValue: a function, a file or a size out of all bounds, which the user does not name; or as
+            `parse_workload`.
+        UnknownName, FileProblem: as `parse_workload`.
+    """
+    if again is not None:
+        return parse_workload(again)
+    kept = kept.strip()
+    if len(kept) > _MOST_LETTERS:
+        raise InvalidValue("workload", described(kept), "a workload's name", where=where)
+    if not _is_multi(kept) and kept.partition("@")[0].strip() not in CONFIGS:
+        hint = f"A function or a file of yours is opened only if you name it again: {command}"
+        raise InvalidValue("workload", None, f"{kept!r}, as it was started", where=where, hint=hint)
+    spec = _parse_name(kept)
+    if not spec.is_believed:
+        expected = f"at most {MOST_GROWTH:g} times the size that a workload has by name"
+        hint = f"One of any size is built only if you name it again: {command}"
+        raise InvalidValue("workload", shortened(kept), expected, where=where, hint=hint)
+    return spec
+
+
+def _is_multi(text: str) -> bool:
+    return text == MULTI or text.startswith(f"{MULTI}:")
+
+
+def _parse_name(text: str) -> WorkloadSpec:
+    """The workload that a text names which is no file."""
+    return WorkloadSpec(MULTI, parts=_parse_parts(text)) if _is_multi(text) else _parse_single(text)
+
+
+def _parse_single(text: str) -> WorkloadSpec:
+    name, at, rest = (part.strip() for part in text.partition("@"))
+    if ":" in name:
+        if at:
+            raise InvalidValue("workload", text, f"{name!r} alone", hint="A function takes no size and no options.")
+        return WorkloadSpec(name)
+    if name not in CONFIGS:
+        hint = "A function of yours is package.module:function, a graph file its path."
+        raise UnknownName("workload", name, [*CONFIGS, MULTI], hint=hint)
+    items = [item.strip() for item in rest.split(",")] if at else []
+    size: Size | None = None
+    if items and "=" not in items[0]:
+        size = _parse_size(items.pop(0), name, text)
+    options: dict[str, object] = {}
+    for item in items:
+        key, value = _parse_option(item, name, text)
+        if key in options:
+            raise InvalidValue("workload", text, f"every option once, but {key!r} comes twice")
+        options[key] = value
+    return WorkloadSpec(name, tuple(options.items()), size)
+
+
+def _parse_parts(text: str) -> tuple[WeightedPart, ...]:
+    joined: list[str] = []
+    for item in text.partition(":")[2].split(","):
+        is_option = "=" in item and "@" not in item
+        if not item.strip() or (is_option and not joined):
+            raise InvalidValue("workload", text, f"{MULTI}:NAME[@...][*WEIGHT],NAME,...")
+        if is_option:
+            joined[-1] += f",{item}"
+        else:
+            joined.append(item)
+    return tuple(_parse_part(part, text) for part in joined)
+
+
+def _parse_part(text: str, whole: str) -> WeightedPart:
+    named, star, weight = (part.strip() for part in text.partition("*"))
+    if ":" in named or named.endswith(GRAPH_SUFFIXES):
+        hint = "Functions, graph files and other multis cannot be parts."
+        raise InvalidValue("workload", whole, f"a named workload where it says {named!r}", hint=hint)
+    spec = _parse_single(named)
+    try:
+        return WeightedPart(spec, float(weight) if star else 1.0)
+    except ValueError:
+        raise InvalidValue("workload", whole, f"a number as the weight of {named!r}, not {weight!r}") from None
+
+
+def _parse_size(item: str, name: str, text: str) -> Size:
+    for size in SIZES:
+        if item == size:
+            return size
+    if not item or item in (field.name for field in fields(CONFIGS[name])):
+        raise InvalidValue("workload", text, f"a size ({', '.join(SIZES)}) or key=value after '@'")
+    raise UnknownName("size", item, SIZES)
+
+
+def _parse_option(item: str, name: str, text: str) -> tuple[str, object]:
+    key, equals, value = (part.strip() for part in item.partition("="))
+    if not equals:
+        hint = "The size comes first." if item in SIZES else ""
+        raise InvalidValue("workload", text, f"key=value where it says {item!r}", hint=hint)
+    types = {field.name: type(field.default) for field in fields(CONFIGS[name])}
+    if key not in types:
+        raise UnknownName(f"option of workload {name}", key, types)
+    return key, _parse_value(key, value, types[key], f"workload {name}")
+
+
+def _parse_value(key: str, value: str, kind: type, where: str) -> object:
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise InvalidValue(key, value, "true or false", where=where)
+        return value.lower() == "true"
+    if kind is int:
+        if not re.fullmatch(r"[+-]?[0-9]+", value):
+            raise InvalidValue(key, value, "an integer", where=where)
+        return int(value)
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidValue(key, value, "a number", where=where) from None
 
 
 def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int = 0) -> Workload:
@@ -45,7 +370,7 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
 
             return load(spec.name)
         if spec.is_multi:
-            from rlplace.workloads.multi import join
+            from rlplace.workloads.user_function import join
 
             built = [(part, CATALOG[part.spec.name].build(part.spec.config(default_size))) for part in spec.parts]
             parts = join([(part.spec.name, part.weight, made) for part, made in built])

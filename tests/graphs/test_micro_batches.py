@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.micro_batches import roles
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Slicing, even_sizes
 from rlplace.graphs.synthetic import synthetic
+from rlplace.search.parallel.layouts import roles
 
 
 def chain() -> OpGraph:

@@ -9,8 +9,8 @@ from tiny_workloads import TEXTS, TINY
 
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.micro.slices import plan_slices
-from rlplace.graphs.micro.verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.slices import plan_slices
 from rlplace.graphs.program import Slicing
 from rlplace.workloads import Workload, build, parse_workload
 

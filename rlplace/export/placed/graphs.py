@@ -31,7 +31,7 @@ from rlplace.export.placed.arguments import Arguments, HeldConstants, InputCutte
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.graphs.capturing.capture import capture, capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Autocast, Origin
 from rlplace.measure.execute.placed_step import PlacedStep

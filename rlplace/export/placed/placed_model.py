@@ -32,7 +32,7 @@ from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro.verdict import LossVerdict
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Program, loss_of
 from rlplace.measure.execute.workers import Crew

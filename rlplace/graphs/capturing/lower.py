@@ -2,28 +2,31 @@
 
 `Lowered`: ops with what they run, before they are a graph.
 
-`GraphBuilder`: an `OpGraph` grown op by op.
+What an op costs in principle: FLOPs, bytes moved and scratch, from its shapes alone. `register_cost`: what a user's own
+op costs, where the general estimate would be wrong.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
 
-from rlplace.errors import CaptureError
-from rlplace.graphs.capturing import op_work as facts
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
 from rlplace.graphs.capturing.functional import is_view
-from rlplace.graphs.capturing.op_work import Facts, tensor_bytes
 from rlplace.graphs.capturing.refusals import check_apart
 from rlplace.graphs.capturing.trace import Output, Trace
+from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.optimizers import state_bytes
 from rlplace.graphs.program import (
@@ -131,7 +134,7 @@ class _Lowering:
         gradients = [None if node is None else self._ref(node) for node in flat[num_results:end]]
         for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
             if gradient is not None:
-                self.built.gradient_bytes[position] = facts.tensor_bytes(self.ops.value(gradient))
+                self.built.ops[position].gradient_bytes = tensor_bytes(self.ops.value(gradient))
         return LoweredStep(
             ops=self.ops,
             results=[self._ref(node) for node in flat[:num_results]],
@@ -162,10 +165,9 @@ class _Lowering:
             name = key if is_state else f"{kind}_{key}"
             module = key.rpartition(".")[0] if is_state else ""
             target = kind if is_state else "input"  # a target of the loss is placed as an input is
-            size = facts.tensor_bytes(value) if kind == "parameter" else 0
-            op = self.built.add_op(name, target, module, FORWARD, target, facts.NOTHING, parameter_bytes=size)
-            self.sources[op] = Source(kind, key, value.detach())
-            self.refs[node] = ref = Ref(self.built.add_tensor(op, 0, node.meta["val"]))
+            size = tensor_bytes(value) if kind == "parameter" else 0
+            row = OpRow(name, target, module, signature=target, parameter_bytes=size)
+            self.refs[node] = ref = self.ops.add_source(row, Source(kind, key, value.detach()), node.meta["val"])
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
             self.constants.setdefault(memory(value), ref)
 
@@ -187,9 +189,9 @@ class _Lowering:
             )
         shown = memory(value)
         if shown not in self.constants:  # tracing names a tensor anew wherever it is read
-            op = self.built.add_op(node.name, "constant", module_of(node), FORWARD, "constant", facts.NOTHING)
-            self.sources[op] = Source("constant", "", value.detach(), held=value)
-            self.constants[shown] = Ref(self.built.add_tensor(op, 0, value))
+            row = OpRow(node.name, "constant", module_of(node), signature="constant")
+            source = Source("constant", "", value.detach(), held=value)
+            self.constants[shown] = self.ops.add_source(row, source, value)
         self.refs[node] = self.constants[shown]
 
     def _add_call(self, node: torch.fx.Node) -> None:
@@ -219,35 +221,29 @@ class _Lowering:
         is_store = _is_store(node)
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
-        op = self.built.add_op(
-            node.name,
-            str(target),
-            module_of(node),
-            phase,
-            facts.signature(str(target), *values),
-            facts.call_facts(target, *values, output),
-            reads,
-        )
+        signed, cost = signature(str(target), *values), call_facts(target, *values, output)
+        op = self.built.add(OpRow(node.name, str(target), module_of(node), phase, signed, reads, *cost))
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
             statistic = self.ops.base(self._ref(node.args[position]))
             self.built.mutations.append((op, statistic))
-            self.built.colocated.append((op, self.built.tensor_op[statistic]))
+            self.built.together.append((op, self.built.tensors[statistic].op))
         if is_store:
             buffer = self.ops.base(self._ref(node.args[0]))
             self.built.mutations.append((op, buffer))
-            self.built.modules[op] = self.built.modules[self.built.tensor_op[buffer]]
-            self.built.colocated.append((op, self.built.tensor_op[buffer], self.ops.producer(self._ref(node.args[1]))))
+            home = self.built.tensors[buffer].op
+            self.built.ops[op].module = self.built.ops[home].module
+            self.built.together.append((op, home, self.ops.producer(self._ref(node.args[1]))))
         elif returns_tuple:
             refs = [
-                Ref(self.built.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
+                Ref(self.ops.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
                 for k, value in enumerate(output)
             ]
             self.refs[node] = refs
             outputs = tuple(-1 if ref is None else ref.id for ref in refs)
         elif isinstance(output, torch.Tensor):
-            ref = Ref(self.built.add_tensor(op, 0, output))
+            ref = Ref(self.ops.add_tensor(op, 0, output))
             self.refs[node] = ref
             outputs = (ref.id,)
         else:
@@ -302,139 +298,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class GraphBuilder:
-    """The columns of a graph, as lists.
-
-    Attributes:
-        mutations: (op, tensor) for every update in place.
-        colocated: ops that share a device, a tuple for each reason.
-        tensor_values: what each tensor is, as a fake tensor.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.targets: list[str] = []
-        self.modules: list[str] = []
-        self.signatures: list[str] = []
-        self.phases: list[int] = []
-        self.facts: list[Facts] = []
-        self.parameter_bytes: list[int] = []
-        self.gradient_bytes: list[int] = []
-        self.state_bytes: list[int] = []
-        self.reads: list[tuple[int, ...]] = []
-        self.micro_batches: list[int] = []
-        self.tensor_op: list[int] = []
-        self.tensor_output: list[int] = []
-        self.tensor_values: list[torch.Tensor] = []
-        self.mutations: list[tuple[int, int]] = []
-        self.colocated: list[tuple[int, ...]] = []
-
-    def add_op(
-        self,
-        name: str,
-        target: str,
-        module: str,
-        phase: int,
-        signature: str,
-        op_facts: Facts,
-        reads: tuple[int, ...] = (),
-        parameter_bytes: int = 0,
-        state: int = 0,
-        micro_batch: int = -1,
-    ) -> int:
-        """Adds an op that reads tensors `reads`; what comes back is its index."""
-        self.names.append(name)
-        self.targets.append(target)
-        self.modules.append(module)
-        self.phases.append(phase)
-        self.signatures.append(signature)
-        self.facts.append(op_facts)
-        self.reads.append(tuple(sorted(set(reads))))
-        self.parameter_bytes.append(parameter_bytes)
-        self.gradient_bytes.append(0)
-        self.state_bytes.append(state)
-        self.micro_batches.append(micro_batch)
-        return len(self.names) - 1
-
-    def add_tensor(self, op: int, output: int, value: torch.Tensor) -> int:
-        """Adds an output of an op; what comes back is the tensor's index.
-
-        Raises:
-            CaptureError: it is sparse.
-        """
-        if value.layout is not torch.strided:
-            raise CaptureError(
-                f"output {output} of op {self.targets[op]} in module {self.modules[op] or 'the root'} is sparse "
-                f"({value.layout}), expected a dense tensor; compute it densely, or densify the input outside.",
-                op=self.targets[op],
-            )
-        self.tensor_op.append(op)
-        self.tensor_output.append(output)
-        self.tensor_values.append(value)
-        return len(self.tensor_op) - 1
-
-    def graph(self, program: Program, outputs: list[int]) -> OpGraph:
-        """What was added, as a graph that returns tensors `outputs`."""
-        flops, moved, workspace = zip(*self.facts, strict=True)
-        return OpGraph(
-            names=_unique(self.names),
-            targets=tuple(self.targets),
-            modules=tuple(self.modules),
-            signatures=tuple(self.signatures),
-            phases=np.array(self.phases, dtype=np.int8),
-            flops=np.array(flops),
-            bytes_moved=np.array(moved),
-            parameter_bytes=np.array(self.parameter_bytes, dtype=np.int64),
-            gradient_bytes=np.array(self.gradient_bytes, dtype=np.int64),
-            state_bytes=np.array(self.state_bytes, dtype=np.int64),
-            workspace_bytes=np.array(workspace, dtype=np.int64),
-            colocation=_classes(len(self.names), self.colocated),
-            tensor_op=np.array(self.tensor_op, dtype=np.int32),
-            tensor_output=np.array(self.tensor_output, dtype=np.int32),
-            tensor_bytes=np.array([tensor_bytes(value) for value in self.tensor_values], dtype=np.int64),
-            tensor_shapes=tuple(tuple(value.shape) for value in self.tensor_values),
-            tensor_dtypes=tuple(str(value.dtype).removeprefix("torch.") for value in self.tensor_values),
-            input_offsets=np.concatenate(([0], np.cumsum([len(read) for read in self.reads]))).astype(np.int32),
-            input_tensors=np.array([tensor for read in self.reads for tensor in read], dtype=np.int32),
-            mutation_op=np.array([op for op, _ in self.mutations], dtype=np.int32),
-            mutation_tensor=np.array([tensor for _, tensor in self.mutations], dtype=np.int32),
-            output_tensors=np.array(outputs, dtype=np.int32),
-            micro_batch=np.array(self.micro_batches, dtype=np.int32),
-            program=program,
-        )
-
-
-def _unique(names: list[str]) -> tuple[str, ...]:
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        count = seen.get(name, 0)
-        seen[name] = count + 1
-        unique.append(name if not count else f"{name}#{count}")
-    return tuple(unique)
-
-
-def _classes(num_ops: int, together: list[tuple[int, ...]]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    parent = list(range(num_ops))
-
-    def find(op: int) -> int:
-        while parent[op] != op:
-            parent[op] = parent[parent[op]]
-            op = parent[op]
-        return op
-
-    for members in together:
-        for other in members[1:]:
-            low, high = sorted((find(members[0]), find(other)))
-            parent[high] = low
-    touched = sorted({op for members in together for op in members})
-    roots = {root: index for index, root in enumerate(dict.fromkeys(find(op) for op in touched))}
-    classes = np.full(num_ops, -1, dtype=np.int32)
-    for op in touched:
-        classes[op] = roots[find(op)]
-    return classes
-
-
 @dataclass
 class Lowered:
     """The ops of a step and how each runs. View k is `Ref(-1 - k)`: the number of tensors is not known yet.
@@ -463,45 +326,68 @@ class Lowered:
 
     def value(self, ref: Ref) -> torch.Tensor:
         """What `ref` stands for, as a fake tensor."""
-        value = self.built.tensor_values[ref.id] if ref.id >= 0 else self.view_values[-1 - ref.id]
+        value = self.built.tensors[ref.id].value if ref.id >= 0 else self.view_values[-1 - ref.id]
         assert isinstance(value, torch.Tensor)
         return value
 
     def producer(self, ref: Ref) -> int:
         """The op whose memory `ref` shows."""
-        return self.built.tensor_op[self.base(ref)]
+        return self.built.tensors[self.base(ref)].op
 
     def tensors_of(self, op: int) -> range:
         """The tensors that an op produces."""
-        producers = self.built.tensor_op
-        return range(bisect_left(producers, op), bisect_right(producers, op))
+        tensors, producer = self.built.tensors, operator.attrgetter("op")
+        return range(bisect_left(tensors, op, key=producer), bisect_right(tensors, op, key=producer))
 
     def tensor_of(self, op: int) -> int:
         """The tensor that a source op holds."""
         return self.tensors_of(op)[0]
 
+    def add_tensor(self, op: int, output: int, value: torch.Tensor) -> int:
+        """Adds an output of the last op; returns the tensor's index.
+
+        Raises:
+            CaptureError: it is sparse.
+        """
+        if value.layout is not torch.strided:
+            row = self.built.ops[op]
+            raise CaptureError(
+                f"output {output} of op {row.target} in module {row.module or 'the root'} is sparse "
+                f"({value.layout}), expected a dense tensor; compute it densely, or densify the input outside.",
+                op=row.target,
+            )
+        dtype = str(value.dtype).removeprefix("torch.")
+        return self.built.add_tensor(TensorRow(op, output, tensor_bytes(value), tuple(value.shape), dtype, value))
+
+    def add_source(self, row: OpRow, source: Source, value: torch.Tensor) -> Ref:
+        """Adds a source op that holds `value`; returns its tensor."""
+        op = self.built.add(row)
+        self.sources[op] = source
+        return Ref(self.add_tensor(op, 0, value))
+
     def add_update(
         self, name: str, parameter: Ref, gradient: Ref, optimizer: OptimizerSpec, together: tuple[int, ...]
     ) -> None:
         """Adds the update of a parameter, which lives with it and with the ops `together`."""
-        value = self.value(parameter)
-        op = self.built.add_op(
+        value, slope, target = self.value(parameter), self.value(gradient), f"update.{optimizer.name}"
+        row = OpRow(
             f"update_{name}",
-            f"update.{optimizer.name}",
+            target,
             name.rpartition(".")[0],
             UPDATE,
-            facts.signature(f"update.{optimizer.name}", (value, self.value(gradient)), {}),
-            facts.update_facts(optimizer, value, self.value(gradient)),
+            signature(target, (value, slope), {}),
             (parameter.id, self.base(gradient)),
-            state=state_bytes(optimizer, value),
+            *update_facts(optimizer, value, slope),
+            state_bytes=state_bytes(optimizer, value),
         )
+        op = self.built.add(row)
         self.calls[op] = Update(parameter, gradient)
         self.built.mutations.append((op, parameter.id))
-        self.built.colocated.append((op, self.built.tensor_op[parameter.id], *together))
+        self.built.together.append((op, self.producer(parameter), *together))
 
     def keep_together(self, parameter: Ref, gradient: Ref) -> None:
         """Has a gradient that no update takes made where its parameter lives."""
-        self.built.colocated.append((self.producer(parameter), self.producer(gradient)))
+        self.built.together.append((self.producer(parameter), self.producer(gradient)))
 
     def check_apart(self) -> None:
         """Refuses sources that share memory with one that is written.
@@ -509,10 +395,10 @@ class Lowered:
         Raises:
             CaptureError: names both.
         """
-        names, producer = self.built.names, self.built.tensor_op
+        ops, tensors = self.built.ops, self.built.tensors
         check_apart(
-            {names[op]: source.value for op, source in self.sources.items()},
-            {names[producer[tensor]] for _, tensor in self.built.mutations},
+            {ops[op].name: source.value for op, source in self.sources.items()},
+            {ops[tensors[tensor].op].name for _, tensor in self.built.mutations},
         )
 
     def graph(
@@ -537,7 +423,7 @@ class Lowered:
             gradients: of parameters, by dotted name.
             input_gradients: of inputs, by position.
         """
-        num_tensors = len(self.built.tensor_op)
+        num_tensors = len(self.built.tensors)
 
         def final(ref: Ref) -> Ref:
             return ref if ref.id >= 0 else Ref(num_tensors - 1 - ref.id)
@@ -556,7 +442,11 @@ class Lowered:
             seeds=frozenset(self.seeds),
             folded=tuple(self.folded.values()),
         )
-        return self.built.graph(program, sorted({self.base(ref) for ref in results}))
+        taken: Counter[str] = Counter()
+        for row in self.built.ops:  # a name that comes again gets a number
+            taken[row.name] += 1
+            row.name += f"#{taken[row.name] - 1}" if taken[row.name] > 1 else ""
+        return self.built.graph(sorted({self.base(ref) for ref in results}), program)
 
 
 def renumbered(item: Any, function: Any) -> Any:
@@ -574,3 +464,203 @@ def renumbered(item: Any, function: Any) -> Any:
     if isinstance(item, View):
         return View(item.base, item.target, map_refs(function, item.args), map_refs(function, item.kwargs))
     return Update(function(item.parameter), function(item.gradient))
+
+
+CostFn = Callable[..., float]
+"""Called as the op is, with fake tensors (shapes and dtypes, no values), and `output=` what the op returns."""
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """What a user said of one op; None leaves a figure to the general estimate.
+
+    Attributes:
+        flops: floating-point operations of one call.
+        bytes_moved: bytes that it reads and writes.
+        workspace_bytes: scratch bytes that it holds while it runs, beside its inputs and outputs.
+    """
+
+    flops: CostFn | None = None
+    bytes_moved: CostFn | None = None
+    workspace_bytes: CostFn | None = None
+
+    def figure(self, name: str, target: Any, args: Any, kwargs: Any, output: Any) -> float | None:
+        """The figure `name` of one call, None where the user gave no function.
+
+        Raises:
+            InvalidValue: the function failed, or returned anything but a finite number >= 0.
+        """
+        function: CostFn | None = getattr(self, name)
+        if function is None:
+            return None
+        where, expected = f"cost of {target}", "a function that returns a finite number >= 0"
+        try:
+            value = function(*args, **kwargs, output=output)
+        except Exception as error:
+            raise InvalidValue(
+                name,
+                f"a function that raised {type(error).__name__}: {error}",
+                expected,
+                where=where,
+                hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
+            ) from error
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise InvalidValue(name, value, expected, where=where)
+        return float(value)
+
+
+_COSTS: dict[Any, OpCost] = {}  # by overload packet or overload; an overload goes first
+
+
+def register_cost(
+    op: object,
+    *,
+    flops: CostFn | None = None,
+    bytes_moved: CostFn | None = None,
+    workspace_bytes: CostFn | None = None,
+) -> None:
+    """Says what an op costs, for graphs captured from now on; the last registration of an op counts.
+
+    Each function is called as the op is, with fake tensors in place of tensors, and with `output=` what the op returns.
+    What is left out is estimated: one operation for each element, each input and output moved once, no workspace.
+
+    Args:
+        op: `"mylib::op"`, `"mylib::op.overload"`, `torch.ops.mylib.op`, or what `torch.library.custom_op` returned.
+        flops: floating-point operations.
+        bytes_moved: bytes read and written.
+        workspace_bytes: scratch bytes held while the op runs.
+
+    Raises:
+        UnknownName: no such op is defined.
+        InvalidValue: `op` is something else, or a figure is no function.
+
+    >>> register_cost("aten::trace", flops=lambda matrix, output: matrix.shape[0])
+    >>> unregister_cost("aten::trace")
+    """
+    for name, function in (("flops", flops), ("bytes_moved", bytes_moved), ("workspace_bytes", workspace_bytes)):
+        if function is not None and not callable(function):
+            raise InvalidValue(name, function, "a function of the op's arguments and `output`", where="register_cost")
+    _COSTS[_resolve(op)] = OpCost(flops, bytes_moved, workspace_bytes)
+
+
+def unregister_cost(op: object) -> None:
+    """Takes a registration back; without one, nothing happens.
+
+    Raises:
+        UnknownName: no such op is defined.
+        InvalidValue: `op` is no op.
+    """
+    _COSTS.pop(_resolve(op), None)
+
+
+def registered_cost(target: Any) -> OpCost | None:
+    """What was registered for an overload, or else for all overloads of its op."""
+    return _COSTS.get(target) or _COSTS.get(getattr(target, "overloadpacket", None))
+
+
+def _resolve(op: object) -> Any:
+    if isinstance(op, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return op
+    if isinstance(op, CustomOpDef):
+        return op._opoverload.overloadpacket
+    if not isinstance(op, str) or "::" not in op:
+        raise InvalidValue("op", op, "'namespace::name', an op of `torch.ops`, or a custom op", where="register_cost")
+    namespace, _, name = op.partition("::")
+    name, _, overload = name.partition(".")
+    library = getattr(torch.ops, namespace)
+    packet = getattr(library, name, None)
+    if packet is None:
+        known = {f"{namespace}::{other}" for other in dir(library) if not other.startswith("_")}
+        raise UnknownName("op", op, known)
+    if overload and overload not in packet.overloads():
+        raise UnknownName("op", op, {f"{namespace}::{name}.{other}" for other in packet.overloads()})
+    return getattr(packet, overload) if overload else packet
+
+
+_NOT_GIVEN = OpCost()
+
+UPDATE_FLOPS_PER_ELEMENT = {"sgd": 2, "momentum": 4, "adam": 14, "adamw": 16}
+
+_SCRATCH = {torch.ops.aten.logsumexp: lambda x, *_, output: tensor_bytes(x) + tensor_bytes(output)}
+"""Scratch that PyTorch's own code for an op takes on every backend; what libraries take (cuBLAS, cuDNN, oneDNN, sorting
+on a GPU) depends on device and version and is not counted."""
+
+
+class Facts(NamedTuple):
+    """What one call costs in principle."""
+
+    flops: float
+    """Floating-point operations."""
+    bytes_moved: float
+    """Bytes read and written."""
+    workspace_bytes: int
+    """Scratch bytes held while it runs."""
+
+
+NOTHING = Facts(0.0, 0.0, 0)
+
+
+def tensor_bytes(value: torch.Tensor) -> int:
+    """Bytes of a contiguous tensor of that shape and dtype."""
+    return value.numel() * value.element_size()
+
+
+def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
+    """What one ATen call costs.
+
+    A figure that the user registered (`register_cost`) goes first. Else FLOPs of matrix products, convolutions and
+    attention are those of the formulas in `torch.utils.flop_counter` (PyTorch's own, and those of `graphs.attention`),
+    of any other op one operation for each element of its larger side; bytes moved are each distinct input and output
+    once.
+
+    Args:
+        target: the overload.
+        args: arguments, with (fake) tensors in place.
+        kwargs: keyword arguments, likewise.
+        output: what the call returns.
+
+    Raises:
+        InvalidValue: a registered function failed.
+    """
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    packet = getattr(target, "overloadpacket", None)
+    given = registered_cost(target) or _NOT_GIVEN
+    flops = given.figure("flops", target, args, kwargs, output)
+    if flops is None and packet in flop_registry:
+        flops = float(flop_registry[packet](*args, **kwargs, out_val=output))
+    if flops is None:
+        flops = float(max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs)))
+    moved = given.figure("bytes_moved", target, args, kwargs, output)
+    if moved is None:
+        distinct = {id(t): t for t in inputs}
+        moved = float(sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs)))
+    workspace = given.figure("workspace_bytes", target, args, kwargs, output)
+    if workspace is None:
+        workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
+    return Facts(flops, moved, int(workspace))
+
+
+def update_facts(spec: OptimizerSpec, parameter: torch.Tensor, gradient: torch.Tensor) -> Facts:
+    """What the update of one parameter costs.
+
+    Its workspace is a copy of the gradient in the parameter's layout, where it has another: fused kernels need it.
+    """
+    size = tensor_bytes(parameter)
+    moved = 3.0 * size + 2.0 * state_bytes(spec, parameter)
+    workspace = 0 if gradient.stride() == parameter.stride() else size
+    return Facts(float(UPDATE_FLOPS_PER_ELEMENT[spec.name] * parameter.numel()), moved, workspace)
+
+
+def signature(target: str, args: Any, kwargs: Any) -> str:
+    """Target, shapes, strides, dtypes and plain arguments: calls of one signature cost the same."""
+    return f"{target}({', '.join(map(_describe, args))}{''.join(f', {k}={_describe(v)}' for k, v in kwargs.items())})"
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        strides = "" if value.is_contiguous() else f":{tuple(value.stride())}"
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}{strides}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_describe, value))}]"
+    return repr(value)

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import ConstantCheck, annotated, spread_origins
 from rlplace.graphs.capturing.functional import functionalise
-from rlplace.graphs.capturing.portable import portable, uncompiled
+from rlplace.graphs.capturing.portable import Statistics, portable, statistics_handed_out, uncompiled
 from rlplace.graphs.capturing.refusals import (
     active_autocast,
     check_dense,
@@ -35,7 +35,6 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.micro.norms import Statistics, statistics_handed_out
 from rlplace.graphs.program import Autocast, Folded, loss_of
 
 LossFn = Callable[..., torch.Tensor]

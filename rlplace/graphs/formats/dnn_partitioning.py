@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.formats.fields import LARGEST_COUNT, Fields
+from rlplace.graphs.formats.own_json import LARGEST_COUNT, Fields
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
 from rlplace.graphs.paths import topological_order
 

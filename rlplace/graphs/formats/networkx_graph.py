@@ -7,6 +7,8 @@ Tensors on their way from a `networkx.DiGraph` into an `OpGraph`: those of one o
 `check_spelling`: attributes of a `networkx` graph that nobody reads, and that look like one that is read.
 
 What nodes and edges of a `networkx.DiGraph` say: attributes under any of their common names, checked.
+
+Node-link JSON: what `networkx.node_link_data` writes, under either of its names for edges.
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.decode import described, shortened
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.fields import LARGEST_COUNT
-from rlplace.graphs.opgraph import PHASES, OpGraph
+from rlplace.graphs.formats.own_json import LARGEST_COUNT
+from rlplace.graphs.opgraph import LONGEST_TEXT, PHASES, OpGraph, check_texts
 
 if TYPE_CHECKING:
     import networkx as nx
+
 
 SCHEMA = 1
 COUNTS = ("parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes")
@@ -107,6 +110,8 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     names = _names(table)
     targets = table.column(lambda row: read_text(row, "target", "op"))
     moved = moved_bytes_of(len(rows), tensors, reads)
+    if not is_ours:  # a signature is made of both, and a default of GraphML may be the target of every node
+        check_texts([*names, *targets], where)
     try:
         return OpGraph(
             names=tuple(names),
@@ -180,11 +185,28 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     if not graph.is_directed():
         raise InvalidValue("edges", "undirected", "a directed graph", where=where)
     place = {node: i for i, node in enumerate(graph)}
+    order: list[Hashable] = []
     try:
-        return list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+        for node in nx.lexicographical_topological_sort(graph, key=place.__getitem__):
+            order.append(node)
     except nx.NetworkXUnfeasible as error:
-        cycle = " -> ".join(str(source) for source, *_ in nx.find_cycle(graph)[:6])
+        cycle = " -> ".join(map(str, _cycle_of(graph, set(order))[:6]))
         raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error
+    return order
+
+
+def _cycle_of(graph: nx.DiGraph[Any], ordered: set[Hashable]) -> list[Hashable]:
+    """The nodes of one cycle, where a topological sort could order the nodes `ordered` alone.
+
+    Every other node is on a cycle or behind one, so it has a predecessor that is not ordered either: going from one to
+    the next ends in a cycle, in time linear in the edges (`nx.find_cycle` takes quadratic time).
+    """
+    node = next(node for node in graph if node not in ordered)
+    steps: dict[Hashable, int] = {}
+    while node not in steps:
+        steps[node] = len(steps)
+        node = next(source for source in graph.predecessors(node) if source not in ordered)
+    return list(steps)[steps[node] :][::-1]
 
 
 def _names(table: Attributes) -> list[str]:
@@ -416,14 +438,17 @@ def read_text(row: Mapping[str, Any], field: str, default: str) -> str:
     """`field` of a row as text.
 
     Raises:
-        InvalidValue: it is neither text nor a number.
+        InvalidValue: it is neither text nor a number, or too long.
     """
     key, value = find_attribute(row, field)
     if value is None:
         return default
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or (isinstance(value, int) and abs(value) > LARGEST_COUNT):
         raise InvalidValue(key, described(value), "text")
-    return str(value)
+    text = str(value)
+    if field != "signature" and len(text) > LONGEST_TEXT:
+        raise InvalidValue(key, described(text), f"text of at most {LONGEST_TEXT:,} characters")
+    return text
 
 
 def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
@@ -534,3 +559,74 @@ def nearest_name(name: object, known: frozenset[str]) -> str:
         return ""
     found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=ALIKE)
     return found[0] if found else ""
+
+
+_EDGES = ("edges", "links")
+MOST_ROWS = 2_000_000
+"""Nodes, and likewise edges: an empty one takes fifty times its text in memory."""
+
+
+def is_node_link(data: object) -> TypeGuard[dict[str, Any]]:
+    """Whether parsed JSON is in node-link form: it says `directed` or `multigraph`, which no other form does."""
+    return isinstance(data, dict) and "nodes" in data and bool({"directed", "multigraph"} & set(data))
+
+
+def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
+    """The directed graph in a parsed document; a `MultiDiGraph` where two nodes have several edges.
+
+    Args:
+        data: for which `is_node_link` holds.
+        where: the file, for messages.
+
+    Raises:
+        InvalidValue: the graph is undirected, an id is there twice, an edge names no node, or a field is no table.
+    """
+    import networkx as nx
+
+    if data.get("directed") is not True:
+        raise InvalidValue("directed", described(data.get("directed", False)), "true", where=where)
+    edges_key = next((key for key in _EDGES if key in data), "edges")
+    facts = _node_link_table(data.get("graph", {}), "graph", where)
+    graph: nx.DiGraph[Any] = nx.MultiDiGraph() if data.get("multigraph") is True else nx.DiGraph()
+    graph.graph.update(facts)
+    for i, entry in enumerate(_rows(data, "nodes", where)):
+        row = _node_link_table(entry, f"nodes[{i}]", where)
+        node = _node(row, "id", f"nodes[{i}]", where)
+        if node in graph:
+            raise InvalidValue(f"nodes[{i}].id", described(node), "an id of its own for each node", where=where)
+        graph.add_node(node)
+        graph.nodes[node].update({key: value for key, value in row.items() if key != "id"})
+    for i, entry in enumerate(_rows(data, edges_key, where)):
+        row = _node_link_table(entry, f"{edges_key}[{i}]", where)
+        ends = [_node(row, end, f"{edges_key}[{i}]", where) for end in ("source", "target")]
+        for field, node in zip(("source", "target"), ends, strict=True):
+            if node not in graph:
+                raise InvalidValue(f"{edges_key}[{i}].{field}", described(node), "the id of a node", where=where)
+        graph.add_edge(*ends)
+        last = graph[ends[0]][ends[1]]
+        said = {name: value for name, value in row.items() if name not in ("source", "target", "key")}
+        (last[max(last)] if graph.is_multigraph() else last).update(said)
+    return graph
+
+
+def _rows(data: dict[str, Any], field: str, where: str) -> list[Any]:
+    rows = data.get(field)
+    if not isinstance(rows, list):
+        raise InvalidValue(field, "missing" if rows is None else described(rows), "a list of objects", where=where)
+    if len(rows) > MOST_ROWS:
+        raise InvalidValue(field, f"{len(rows)} of them", f"at most {MOST_ROWS}", where=where)
+    return rows
+
+
+def _node_link_table(entry: object, field: str, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise InvalidValue(field, described(entry), "an object", where=where)
+    return entry
+
+
+def _node(row: dict[str, Any], field: str, place: str, where: str) -> str | int | float:
+    node = row.get(field)
+    if not isinstance(node, str | int | float):
+        actual = "missing" if node is None else described(node)
+        raise InvalidValue(f"{place}.{field}", actual, "text or a number", where=where)
+    return node

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
-from rlplace.graphs.formats.fields import LARGEST_COUNT
+from rlplace.graphs.formats.own_json import LARGEST_COUNT
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 
 LARGEST_BYTES = 2**31 - 1

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs import capture, register_cost, run_graph, unregister_cost
-from rlplace.graphs.capturing.op_work import call_facts
+from rlplace.graphs.capturing.lower import call_facts
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute.placed_step import PlacedStep

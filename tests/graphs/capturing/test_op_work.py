@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlplace.graphs.attention import attention, attention_backward
-from rlplace.graphs.capturing.op_work import call_facts, signature, tensor_bytes
+from rlplace.graphs.capturing.lower import call_facts, signature, tensor_bytes
+from rlplace.graphs.capturing.portable import attention, attention_backward
 
 aten = torch.ops.aten
 

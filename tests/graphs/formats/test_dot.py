@@ -9,7 +9,7 @@ from graph_files import rich_graph
 from micrographs import fork_join
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.dot import COLOURS, SOURCE_COLOUR, save_dot, to_dot
+from rlplace.graphs.formats.graph_files import COLOURS, SOURCE_COLOUR, save_dot, to_dot
 
 
 def test_ops_are_boxes_in_their_module_coloured_by_phase() -> None:

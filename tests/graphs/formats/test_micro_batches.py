@@ -14,7 +14,7 @@ from graph_files import assert_same, rich_graph
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import load_graph, save_graph
-from rlplace.graphs.formats.dot import to_dot
+from rlplace.graphs.formats.graph_files import to_dot
 from rlplace.graphs.opgraph import OpGraph
 
 COLUMN = [-1, 0, 0, 1, 1, -1]

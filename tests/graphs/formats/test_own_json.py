@@ -17,7 +17,7 @@ from micrographs import op_graph
 from random_problems import random_graph
 
 from rlplace.errors import FileProblem, InvalidValue, RlplaceError, UnknownName
-from rlplace.graphs.formats.json_files import graph_from_json, load_json, save_json
+from rlplace.graphs.formats.own_json import graph_from_json, load_json, save_json
 from rlplace.graphs.synthetic import FAMILIES
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlplace.errors import MissingExtra
-from rlplace.graphs.grouping.metis import metis_parts
+from rlplace.graphs.grouping.groups import metis_parts
 
 
 def parts_of(num_parts, node_weight):

@@ -1,0 +1,264 @@
+"""`load_graph` and `save_graph`: the format of a graph file by its ending, and where that says nothing, its content.
+
+DOT for Graphviz: ops as boxes, grouped by module, coloured by phase.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.files import read_json, write_text_atomic
+from rlplace.graphs.formats.networkx_graph import is_node_link, read_node_link
+from rlplace.graphs.opgraph import PHASES, OpGraph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+Format = Literal["json", "graphml", "onnx", "pipedream", "dot"]
+
+ENDINGS: dict[str, Format] = {
+    ".json": "json",
+    ".graphml": "graphml",
+    ".xml": "graphml",
+    ".onnx": "onnx",
+    ".dot": "dot",
+    ".gv": "dot",
+}
+
+
+def load_graph(
+    path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None, micro_batches: int = 1
+) -> OpGraph:
+    """The graph in a file: own JSON, dnn-partitioning JSON, node-link JSON of networkx, GraphML, ONNX or a profile.
+
+    Args:
+        path: its ending says the format (`ENDINGS`); with another ending, its first bytes do.
+        dims: sizes of an ONNX model's dynamic dimensions (see `load_onnx`).
+        micro_batches: how many times the profiled batch, of a layer profile (see `load_pipedream`).
+
+    Raises:
+        FileProblem: the file is missing or malformed, or its format can only be written.
+        InvalidValue: a field is missing or wrong.
+        UnknownName: a field, or a format, that nobody knows.
+        MissingExtra: an ONNX file, and `onnx` is not installed.
+    """
+    path = Path(path)
+    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
+    if dims and kind != "onnx":
+        raise InvalidValue("dims", dict(dims), "none: only an ONNX model has dynamic dimensions", where=str(path))
+    _check_micro_batches(path, kind, micro_batches)
+    if kind == "json":
+        return _load_json(path)
+    if kind == "graphml":
+        from rlplace.graphs.formats.graphml import load_graphml
+
+        return load_graphml(path)
+    if kind == "onnx":
+        from rlplace.graphs.formats.onnx_file import load_onnx
+
+        return load_onnx(path, dims=dims)
+    if kind == "pipedream":
+        from rlplace.graphs.formats.pipedream import load_pipedream
+
+        return load_pipedream(path, micro_batches)
+    raise FileProblem(path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx.")
+
+
+def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDArray[np.float64] | None:
+    """(N,) float64 seconds that a layer profile, or the nodes of a GraphML or node-link file give, as of `load_graph`.
+
+    None where no node gives any, and for other formats, which hold no times.
+
+    Args:
+        path: as of `load_graph`.
+        micro_batches: as of `load_graph`.
+
+    Raises:
+        FileProblem, InvalidValue, UnknownName: as `load_graph`; or a time is negative or no number.
+    """
+    from rlplace.graphs.formats.networkx_graph import given_times_s
+
+    path = Path(path)
+    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
+    _check_micro_batches(path, kind, micro_batches)
+    if kind == "pipedream":
+        from rlplace.graphs.formats.pipedream import pipedream_times_s
+
+        return pipedream_times_s(path, micro_batches)
+    if kind == "graphml":
+        from rlplace.graphs.formats.graphml import read_graphml
+
+        return given_times_s(read_graphml(path), where=str(path))
+    data = read_json(path) if kind == "json" else None
+    return given_times_s(read_node_link(data, where=str(path)), where=str(path)) if is_node_link(data) else None
+
+
+def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
+    """Writes `graph` in the format that the path's ending names: `.json`, `.graphml` or `.dot`.
+
+    Own JSON and GraphML keep all of it but its program; DOT is for looking at, and shows the first ops of a big graph.
+
+    Raises:
+        UnknownName: no format has that ending, or it can only be read.
+        FileProblem: the file cannot be written.
+        InvalidValue: a name that the format cannot hold.
+    """
+    kind = format_to_write(path)
+    if kind == "json":
+        from rlplace.graphs.formats.own_json import save_json
+
+        save_json(graph, path)
+    elif kind == "graphml":
+        from rlplace.graphs.formats.graphml import save_graphml
+
+        save_graphml(graph, path)
+    else:
+        save_dot(graph, path)
+
+
+def format_to_write(path: str | os.PathLike[str]) -> Format:
+    """The format in which `save_graph` would write to `path`.
+
+    Raises:
+        UnknownName: no format has that ending, or it can only be read.
+    """
+    kinds = {ending: kind for ending, kind in ENDINGS.items() if kind != "onnx"}
+    ending = Path(path).suffix.lower()
+    if ending not in kinds:
+        raise UnknownName("ending of a graph file to write", ending, kinds)
+    return kinds[ending]
+
+
+def is_dnn_partitioning(data: object) -> bool:
+    """Whether parsed JSON is a dnn-partitioning workload, not one of our graphs or of networkx's."""
+    is_graph = isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data)
+    return is_graph and not is_node_link(data)
+
+
+def _check_micro_batches(path: Path, kind: Format, micro_batches: int) -> None:
+    if micro_batches != 1 and kind != "pipedream":
+        raise InvalidValue(
+            "micro_batches",
+            micro_batches,
+            "1",
+            where=str(path),
+            hint="Of graph files only a layer profile can be cut; name the model that this graph was captured from.",
+        )
+
+
+def _load_json(path: Path) -> OpGraph:
+    data = read_json(path)
+    if is_dnn_partitioning(data):
+        from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+
+        return load_dnn_partitioning(path).graph
+    if is_node_link(data):
+        from rlplace.graphs.formats.networkx_graph import from_networkx
+
+        return from_networkx(read_node_link(data, where=str(path)), where=str(path))
+    if isinstance(data, dict) and {"cpus", "fpgas"} & set(data):
+        raise FileProblem(path, "a split of a dnn-partitioning workload, expected a graph: load the workload itself.")
+    from rlplace.graphs.formats.own_json import graph_from_json
+
+    return graph_from_json(data, where=str(path))
+
+
+def _sniff(path: Path) -> Format:
+    if not path.is_file():
+        raise FileProblem(path, "no such file.")
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError as error:
+        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    if start[:1] == b"{":
+        return "json"
+    if start[:1] == b"<":
+        return "graphml"
+    if start[:1] == b"\x08":  # an ONNX file starts with its `ir_version`, field 1
+        return "onnx"
+    if b" -- " in start:
+        return "pipedream"
+    raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)
+
+
+COLOURS = dict(zip(PHASES, ("#cfe3f7", "#fbd9b5", "#d3ecc8"), strict=True))
+"""Fill of a phase's ops."""
+SOURCE_COLOUR = "#e6e6e6"
+MAX_OPS = 500
+"""Graphviz lays out a few hundred boxes; more are neither quick nor readable."""
+
+
+def save_dot(graph: OpGraph, path: str | os.PathLike[str], *, max_ops: int = MAX_OPS, depth: int = 3) -> None:
+    """Writes `to_dot(graph)`, whole or not at all.
+
+    Raises:
+        FileProblem: the file cannot be written.
+        InvalidValue: `max_ops` or `depth` is less than 1.
+    """
+    write_text_atomic(path, to_dot(graph, max_ops=max_ops, depth=depth))
+
+
+def to_dot(graph: OpGraph, *, max_ops: int = MAX_OPS, depth: int = 3) -> str:
+    """The graph as DOT text.
+
+    Args:
+        graph: N ops.
+        max_ops: only the first that many ops are shown, and a box that counts the rest.
+        depth: modules are told apart down to this many parts of their path.
+
+    Raises:
+        InvalidValue: `max_ops` or `depth` is less than 1.
+    """
+    for field, value in (("max_ops", max_ops), ("depth", depth)):
+        if value < 1:
+            raise InvalidValue(field, value, "at least 1", where="DOT")
+    num_shown = min(max_ops, graph.num_ops)
+    clusters: dict[str, list[int]] = defaultdict(list)
+    for op in range(num_shown):
+        clusters[".".join(graph.modules[op].split(".")[:depth])].append(op)
+    lines = [
+        "digraph rlplace {",
+        'node [shape=box style="filled,rounded" fontname=Helvetica fontsize=10];',
+        "rankdir=TB;",
+    ]
+    for number, (module, ops) in enumerate(clusters.items()):
+        if module:
+            lines.append(f"subgraph cluster_{number} {{ label={_quoted(module)}; color=gray;")
+        lines += [_box(graph, op) for op in ops]
+        if module:
+            lines.append("}")
+    lines += _arrows(graph, num_shown)
+    if num_shown < graph.num_ops:
+        lines.append(f'rest [label="... and {graph.num_ops - num_shown} more ops" shape=plaintext style=""];')
+    return "\n".join([*lines, "}", ""])
+
+
+def _box(graph: OpGraph, op: int) -> str:
+    colour = SOURCE_COLOUR if graph.is_source[op] else COLOURS[PHASES[graph.phases[op]]]
+    slice_line = f"\nmicro-batch {graph.micro_batch[op]}" if graph.micro_batch[op] >= 0 else ""
+    label = _quoted(f"{graph.names[op]}\n{graph.targets[op]}{slice_line}")
+    return f'n{op} [label={label} fillcolor="{colour}"];'
+
+
+def _arrows(graph: OpGraph, num_shown: int) -> list[str]:
+    num_edges = int(graph.input_offsets[num_shown])
+    total: dict[tuple[int, int], int] = defaultdict(int)
+    producers, sizes = graph.tensor_op[graph.input_tensors[:num_edges]], graph.tensor_bytes
+    for tensor, producer, reader in zip(
+        graph.input_tensors[:num_edges].tolist(), producers.tolist(), graph.edge_op[:num_edges].tolist(), strict=True
+    ):
+        total[producer, reader] += int(sizes[tensor])
+    return [f'n{i} -> n{j} [tooltip="{num_bytes} bytes"];' for (i, j), num_bytes in total.items()]
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{"".join(c for c in escaped if c.isprintable())}"'

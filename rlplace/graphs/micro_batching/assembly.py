@@ -1,0 +1,655 @@
+"""`Assembly`: the graph of K micro-batches, grown from the ops of slices and from single calls between them.
+
+`Parts`: one capture for each size of a slice, and the source ops that the micro-batches are made from.
+
+`Gradients`: from those of micro-batches to the updates of the parameters.
+
+Sums of gradients over micro-batches, grown as they come.
+
+Gradients of embedding tables: lookups of all micro-batches are gathered, and one dense gradient is made of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature, tensor_bytes
+from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
+from rlplace.graphs.graph_builder import LATER_HALF, GradientSum, OpRow, gradient_sums
+from rlplace.graphs.micro_batching.slices import cut_words
+from rlplace.graphs.opgraph import BACKWARD, UPDATE
+from rlplace.graphs.program import Call, Cut, OptimizerSpec, Origin, Ref, Source, SourceKind, View, map_refs, refs_in
+
+RefMap = dict[int, Ref]
+"""By `Ref.id` in a slice, the `Ref` that stands for it in the assembly."""
+
+
+_ZEROS = torch.ops.aten.zeros.default
+
+
+class Assembly:
+    """A graph in the making.
+
+    Attributes:
+        ops: what is there so far.
+    """
+
+    def __init__(self) -> None:
+        self.ops = Lowered()
+        self._mode = FakeTensorMode()
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of a value, which stays alive with it
+        self._known: dict[str, tuple[Facts, Any]] = {}  # by signature: what a call costs, and what it returns
+
+    def add_source(
+        self, source: Source, name: str, *, module: str = "", gradient_bytes: int = 0, micro_batch: int = -1
+    ) -> Ref:
+        """Adds a source op; returns its tensor."""
+        value = source.value
+        target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
+        row = OpRow(
+            named(name, micro_batch),
+            target,
+            module,
+            signature=target,
+            parameter_bytes=tensor_bytes(value) if source.kind == "parameter" else 0,
+            gradient_bytes=gradient_bytes,
+            micro_batch=micro_batch,
+        )
+        return self.ops.add_source(row, source, self._twin(value))
+
+    def copy(self, part: Lowered, chosen: Iterable[int], refs: RefMap, *, micro_batch: int) -> None:
+        """Copies the ops `chosen`, in order; `refs` then knows their outputs and the views that they read.
+
+        Args:
+            part: of a slice.
+            chosen: ops of `part` that run.
+            refs: what stands for the tensors that they read and that none of them produces.
+            micro_batch: which one the copies belong to.
+        """
+        built, like, ops = self.ops.built, part.built, self.ops
+
+        def here(ref: Ref) -> Ref:
+            found = refs.get(ref.id)
+            return found if found is not None else self._add_view(part, ref, refs, here)
+
+        ops.folded.update(part.folded)
+        empty: dict[tuple[str, str], Ref] = {}  # by module and signature
+        for op in chosen:
+            call, row = part.calls[op], like.ops[op]
+            assert isinstance(call, Call)
+            key = row.module, row.signature
+            if call.target is _ZEROS and key in empty:  # mean and variance of a batch norm begin with one and the same
+                refs[call.outputs[0]] = empty[key]
+                continue
+            args, kwargs = map_refs(here, call.args), map_refs(here, call.kwargs)
+            new = built.add(
+                replace(
+                    row,
+                    name=named(row.name, micro_batch),
+                    reads=[ops.base(refs[tensor]) for tensor in row.reads],
+                    micro_batch=micro_batch,
+                )
+            )
+            for output in part.tensors_of(op):
+                refs[output] = Ref(built.add_tensor(replace(like.tensors[output], op=new)))
+            outputs = tuple(-1 if output < 0 else refs[output].id for output in call.outputs)
+            if op in part.seeds:
+                ops.seeds.add(new)
+            ops.calls[new] = replace(call, args=args, kwargs=kwargs, outputs=outputs)
+            if call.target is _ZEROS:
+                empty[key] = refs[call.outputs[0]]
+
+    def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
+        """What stands for `ref` of `part`; views that nobody read so far are made."""
+
+        def own(other: Ref) -> Ref:
+            return self.here(part, other, refs)
+
+        return refs[ref.id] if ref.id in refs else self._add_view(part, ref, refs, own)
+
+    def _add_view(self, part: Lowered, ref: Ref, refs: RefMap, here: Callable[[Ref], Ref]) -> Ref:
+        ops, view = self.ops, part.views[-1 - ref.id]
+        args, kwargs = map_refs(here, view.args), map_refs(here, view.kwargs)
+        ops.views.append(View(ops.base(refs[view.base]), view.target, args, kwargs))
+        ops.view_values.append(part.view_values[-1 - ref.id])
+        refs[ref.id] = new = Ref(-len(ops.views))
+        return new
+
+    def call(
+        self,
+        target: torch._ops.OpOverload,
+        *args: Any,
+        name: str,
+        module: str = "",
+        phase: int,
+        micro_batch: int = -1,
+        **kwargs: Any,
+    ) -> Ref:
+        """Adds one call that returns one tensor, which comes back; its arguments may hold `Ref`s, `kwargs` none."""
+        values = map_refs(self._value, args)
+        signed = signature(str(target), values, kwargs)
+        if signed not in self._known:
+            with self._mode, torch.no_grad():
+                output = target(*values, **kwargs)
+            self._known[signed] = call_facts(target, values, kwargs, output), output
+        cost, output = self._known[signed]
+        reads = [self.ops.base(ref) for ref in refs_in(args)]
+        row = OpRow(named(name, micro_batch), str(target), module, phase, signed, reads, *cost, micro_batch=micro_batch)
+        op = self.ops.built.add(row)
+        tensor = self.ops.add_tensor(op, 0, output)
+        self.ops.calls[op] = Call(target, args, kwargs, (tensor,), returns_tuple=False)
+        return Ref(tensor)
+
+    def _value(self, ref: Ref) -> torch.Tensor:
+        """What `ref` stands for, as a fake tensor of the assembly's own mode."""
+        return self._twin(self.ops.value(ref))
+
+    def _twin(self, value: torch.Tensor) -> torch.Tensor:
+        if id(value) not in self._twins:
+            with self._mode:
+                twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+            self._twins[id(value)] = value, twin
+        return self._twins[id(value)][1]
+
+    def view(self, target: torch._ops.OpOverload, shown: Ref, *args: Any) -> Ref:
+        """A view of `shown`, which costs nothing."""
+        with self._mode:
+            value = target(self._value(shown), *args)
+        self.ops.views.append(View(self.ops.base(shown), target, (shown, *args), {}))
+        self.ops.view_values.append(value)
+        return Ref(-len(self.ops.views))
+
+    def store(self, place: Ref, value: Ref, *, name: str, together: Iterable[int]) -> None:
+        """Adds the copy of `value` into the source tensor `place`; it lives there, and the ops `together` with it."""
+        built, ops, target = self.ops.built, self.ops, torch.ops.aten.copy_.default
+        values = self._value(place), self._value(value)
+        home = ops.producer(place)
+        row = OpRow(
+            name,
+            str(target),
+            built.ops[home].module,
+            UPDATE,
+            signature(str(target), values, {}),
+            (place.id, ops.base(value)),
+            *call_facts(target, values, {}, values[0]),
+        )
+        op = built.add(row)
+        ops.calls[op] = Call(target, (place, value), {}, (), returns_tuple=False)
+        built.mutations.append((op, place.id))
+        built.together.append((op, home, *together))
+
+
+def named(name: str, micro_batch: int) -> str:
+    """The name of a micro-batch's copy of an op."""
+    return name if micro_batch < 0 else f"{name}.mb{micro_batch}"
+
+
+class Parts:
+    """The step of a micro-batch, captured once for each size.
+
+    Args:
+        origin: what is captured; its `micro` says how it is cut.
+        assembly: takes the source ops.
+
+    Attributes:
+        steps: by size.
+    """
+
+    def __init__(self, origin: Origin, assembly: Assembly) -> None:
+        assert origin.micro is not None
+        self.origin, self.micro, self._assembly = origin, origin.micro, assembly
+        self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
+        inputs = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        self._tensors, self._num_inputs = [*inputs, *origin.targets], len(inputs)
+        self.steps: dict[int, LoweredStep] = {}
+        self._shared: list[Ref] = []  # parameters and buffers
+        self._given: list[list[Ref]] = []  # by position of an input or target, for each micro-batch
+        self._constants: dict[tuple[Any, ...], Ref] = {}
+
+    def tensors(self, index: int) -> list[torch.Tensor]:
+        """Inputs and targets of micro-batch `index`: parts of those that are cut, laid out as a copy of them is."""
+        slicing = self.micro.slicing
+        return [
+            whole if dim is None else _dense(Cut(dim, slicing.starts[index], slicing.sizes[index]).of(whole))
+            for whole, dim in zip(self._tensors, slicing.dims, strict=True)
+        ]
+
+    def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the model for micro-batch `index`."""
+        given = iter(self.tensors(index))
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return args, kwargs
+
+    def capture(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...] = ()) -> None:
+        """Captures the step for the size of micro-batch `index`.
+
+        Args:
+            index: of the micro-batch.
+            part: what is captured.
+            seeds: gradients of outputs, where the loss is joined.
+
+        Raises:
+            CaptureError: the model cannot be captured, or on a slice alone; or the step changes what all micro-batches
+                share, other than running statistics of batch norm.
+        """
+        step = lower_step(self._trace(index, part, seeds))
+        built = step.ops.built
+        if built.mutations:
+            changed = built.ops[built.tensors[built.mutations[0][1]].op].name
+            raise CaptureError(
+                f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: `forward` changes "
+                f"{changed!r}, and every micro-batch would change it again; only running statistics of batch norm may "
+                f"change. Capture it with micro_batches=1."
+            )
+        self._check_statistics(step)
+        self.steps[self.micro.slicing.sizes[index]] = step
+
+    def _trace(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...]) -> Trace:
+        """The step of micro-batch `index`; says so where it fails and that of the whole batch does not."""
+        origin, (args, kwargs) = self.origin, self.call(index)
+        has_loss = part.weight is not None
+        try:
+            return trace_step(
+                origin.model,
+                args,
+                kwargs,
+                origin.loss_fn if has_loss else None,
+                tuple(self.tensors(index)[self._num_inputs :]) if has_loss else seeds,
+                is_training=has_loss or bool(seeds),
+                part=part,
+                frozen=origin.frozen,
+            )
+        except CaptureError as error:
+            whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
+            is_training = origin.loss_fn is not None
+            trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)  # raises what fails in both
+            cut = cut_words(origin.args, origin.kwargs, origin.targets, self.micro.slicing)
+            raise CaptureError(
+                f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: a slice of the batch "
+                f"fails, the whole batch runs ({cut}). `batch_dims` (--batch-dims) says which dimension of every "
+                f"tensor is the batch. Of the slice: {str(error).partition(' Hint: ')[0]}",
+                op=error.op,
+                source=error.source,
+            ) from error
+
+    def _check_statistics(self, step: LoweredStep) -> None:
+        """Refuses a step that reads running statistics of a batch norm which updates them."""
+        trace, built = step.trace, step.ops.built
+        first = len(trace.trainable) + len(trace.fixed)
+        read = {tensor for row in built.ops for tensor in row.reads}
+        for tensor, name in enumerate(trace.buffers, start=first):
+            if tensor in read and name.rpartition(".")[0] in trace.norms:
+                raise CaptureError(
+                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads "
+                    f"{name!r}, which batch norm updates, so that every micro-batch would wait for the one before. "
+                    f"Capture it with micro_batches=1."
+                )
+
+    def add_sources(self, *, has_own_loss: bool) -> None:
+        """Adds parameters, buffers, inputs and targets to the graph: each once, or once a micro-batch where it is cut.
+
+        Args:
+            has_own_loss: whether each micro-batch has; else targets belong to the whole batch.
+        """
+        first = next(iter(self.steps.values()))
+        state = len(first.trace.trainable) + len(first.trace.fixed) + len(first.trace.buffers)
+        built, slicing = first.ops.built, self.micro.slicing
+        self._shared = [
+            self._assembly.add_source(
+                first.ops.sources[op],
+                row.name,
+                module=row.module,
+                gradient_bytes=row.gradient_bytes,
+            )
+            for op, row in enumerate(built.ops[:state])
+        ]
+        parts = [self.tensors(index) for index in range(slicing.num_micro_batches)]
+        for position, (whole, dim) in enumerate(zip(self._tensors, slicing.dims, strict=True)):
+            kind: SourceKind = "input" if position < self._num_inputs else "target"
+            key = str(position if kind == "input" else position - self._num_inputs)
+            if dim is None or (kind == "target" and not has_own_loss):
+                ref = self._assembly.add_source(Source(kind, key, whole.detach()), f"{kind}_{key}")
+                self._given.append([ref] * slicing.num_micro_batches)
+                continue
+            cuts = [Cut(dim, start, size) for start, size in zip(slicing.starts, slicing.sizes, strict=True)]
+            self._given.append(
+                [
+                    self._assembly.add_source(
+                        Source(kind, key, parts[index][position].detach(), cut), f"{kind}_{key}", micro_batch=index
+                    )
+                    for index, cut in enumerate(cuts)
+                ]
+            )
+
+    @property
+    def state(self) -> dict[str, Ref]:
+        """Parameters and buffers of the graph, by dotted name."""
+        trace = next(iter(self.steps.values())).trace
+        return dict(zip((*trace.trainable, *trace.fixed, *trace.buffers), self._shared, strict=True))
+
+    @property
+    def targets(self) -> list[Ref]:
+        """Targets of the whole batch, where micro-batches have no loss of their own."""
+        return [refs[0] for refs in self._given[self._num_inputs :]]
+
+    def step(self, index: int) -> LoweredStep:
+        """The step of micro-batch `index`."""
+        return self.steps[self.micro.slicing.sizes[index]]
+
+    def refs(self, index: int, *, has_own_loss: bool, seeds: Sequence[Ref] = ()) -> RefMap:
+        """What stands for the placeholders and constants of micro-batch `index`."""
+        given = self._given if has_own_loss else self._given[: self._num_inputs]
+        placeholders = [*self._shared, *(refs[index] for refs in given), *seeds]
+        return {**dict(enumerate(placeholders)), **self.constants(self.step(index))}
+
+    def constants(self, step: LoweredStep) -> RefMap:
+        """What stands for the constants of a captured step: one for all that read the same memory."""
+        found = {}
+        built = step.ops.built
+        for op, source in step.ops.sources.items():
+            if source.kind == "constant":
+                key = memory(source.value)
+                if key not in self._constants:
+                    added = self._assembly.add_source(source, built.ops[op].name, module=built.ops[op].module)
+                    self._constants[key] = added
+                found[step.ops.tensor_of(op)] = self._constants[key]
+        return found
+
+
+def running_ops(step: LoweredStep) -> list[int]:
+    """The ops of a slice that run."""
+    return [op for op in range(len(step.ops.built.ops)) if op not in step.ops.sources]
+
+
+def _dense(part: torch.Tensor) -> torch.Tensor:
+    """The part itself where a copy of it is laid out alike, else contiguous."""
+    return part if torch.empty_like(part).stride() == part.stride() else part.contiguous()
+
+
+aten = torch.ops.aten
+
+
+class Gradients:
+    """Sums the gradients of micro-batches as they come; gathers the lookups in embedding tables.
+
+    Args:
+        assembly: takes the ops.
+        parts: with a captured step for every size, and the source ops.
+    """
+
+    def __init__(self, assembly: Assembly, parts: Parts) -> None:
+        self._assembly, self._parts = assembly, parts
+        steps = list(parts.steps.values())
+        self._tables = dict(zip(map(id, steps), tables(steps), strict=True))
+        self._names = steps[0].trace.trainable
+        self._state = parts.state
+        self._count = parts.micro.slicing.num_micro_batches
+        # parameters whose gradient is one tensor in every slice share a sum
+        found: dict[tuple[Ref | None, ...], int] = {}
+        self._alias = {
+            position: found.setdefault(tuple(step.gradients[position] for step in steps), position)
+            for position in range(len(self._names))
+        }
+        self._sums = {
+            position: Sum(assembly, self._count, self._names[position], self._module(position))
+            for position in dict.fromkeys(self._alias.values())
+        }
+        self._refs: list[RefMap] = []
+
+    def left_out(self, step: LoweredStep) -> set[int]:
+        """Ops of a slice that are not copied: gradients of tables, made once for all of them."""
+        return {op for table in self._tables[id(step)].values() for op in table.replaced}
+
+    def add(self, index: int, refs: RefMap) -> None:
+        """Takes the gradients of micro-batch `index`, whose ops are copied."""
+        step = self._parts.step(index)
+        self._refs.append(refs)
+        for position, total in self._sums.items():
+            table = self._tables[id(step)].get(position)
+            terms = [step.gradients[position]] if table is None else list(table.rest)
+            own = [self._assembly.here(step.ops, term, refs) for term in terms if term is not None]
+            while len(own) > 1:
+                own[:2] = [self._add(own[0], own[1], position, index)]
+            total.add(index, own[0] if own else None)
+
+    def finish(self, optimizer: OptimizerSpec | None) -> dict[str, Ref]:
+        """Makes the gradients of tables, and adds the updates; a parameter, its gradient's root and its update live
+        together.
+
+        Returns:
+            The gradient of each parameter that has one, by dotted name.
+        """
+        roots: dict[int, tuple[Ref, tuple[int, ...]]] = {}
+        for position, total in self._sums.items():
+            home = self._assembly.ops.producer(self._state[self._names[position]])
+            gradient = total.root
+            together = [self._producer(gradient)] if gradient is not None and total.is_sum else []
+            for made, ops in self._looked_up(position):
+                together += ops
+                if gradient is None:
+                    gradient = made
+                    continue
+                gradient = self._add(gradient, made, position, -1)
+                together.append(self._producer(gradient))
+            if gradient is not None:
+                roots[position] = gradient, tuple(together)
+                if together:
+                    self._assembly.ops.built.together.append((home, *together))
+        gradients: dict[str, Ref] = {}
+        for position, name in enumerate(self._names):
+            if self._alias[position] not in roots:
+                continue
+            gradients[name], own = roots[self._alias[position]]
+            if optimizer is not None:
+                self._assembly.ops.add_update(name, self._state[name], gradients[name], optimizer, own)
+        return gradients
+
+    def _looked_up(self, position: int) -> list[tuple[Ref, list[int]]]:
+        """For each lookup in a table, its dense gradient over all micro-batches, and the ops that make it."""
+        owned: list[Table] = []
+        for index in range(self._count):
+            table = self._tables[id(self._parts.step(index))].get(position)
+            if table is None:
+                return []
+            owned.append(table)
+        made = []
+        for lookups in zip(*(table.lookups for table in owned), strict=True):
+            gradients = self._gathered(lookups, lambda lookup: lookup.gradient, position, "gradients")
+            indices = self._gathered(lookups, lambda lookup: lookup.indices, position, "indices")
+            dense = self._assembly.call(
+                aten.embedding_dense_backward.default,
+                gradients,
+                indices,
+                *lookups[0].options,
+                name=f"gradient_{self._names[position]}",
+                module=self._module(position),
+                phase=BACKWARD,
+            )
+            made.append((dense, [self._producer(each) for each in (gradients, indices, dense)]))
+        return made
+
+    def _gathered(self, lookups: tuple[Lookup, ...], part: Callable[[Lookup], Ref], position: int, what: str) -> Ref:
+        refs = [
+            self._assembly.here(self._parts.step(index).ops, part(lookup), self._refs[index])
+            for index, lookup in enumerate(lookups)
+        ]
+        return self._assembly.call(
+            aten.cat.default,
+            refs,
+            lookups[0].dim,
+            name=f"{what}_{self._names[position]}",
+            module=self._module(position),
+            phase=BACKWARD,
+        )
+
+    def _add(self, one: Ref, other: Ref, position: int, micro_batch: int) -> Ref:
+        return self._assembly.call(
+            aten.add.Tensor,
+            one,
+            other,
+            name=f"sum_{self._names[position]}",
+            module=self._module(position),
+            phase=BACKWARD,
+            micro_batch=micro_batch,
+        )
+
+    def _module(self, position: int) -> str:
+        return self._names[position].rpartition(".")[0]
+
+    def _producer(self, ref: Ref) -> int:
+        return self._assembly.ops.producer(ref)
+
+
+class Sum:
+    """The sum of one gradient over micro-batches, in the tree of `gradient_sums`, each part with its later half.
+
+    Args:
+        assembly: takes the additions.
+        count: K.
+        name: of the parameter.
+        module: that it belongs to.
+    """
+
+    def __init__(self, assembly: Assembly, count: int, name: str, module: str) -> None:
+        self._assembly, self._name, self._module = assembly, name, module
+        self._parts: list[Ref | None] = [None] * (2 * count - 1)
+        self._num_added = 0
+        self._due: dict[int, list[tuple[int, GradientSum]]] = {}  # by micro-batch, what it completes, and its part
+        for part, one in enumerate(gradient_sums(count, LATER_HALF), start=count):
+            self._due.setdefault(one.last, []).append((part, one))
+
+    @property
+    def root(self) -> Ref | None:
+        """The whole sum; None where no micro-batch has a gradient."""
+        return self._parts[-1]
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds anything up: else it is the gradient of a single micro-batch, or none."""
+        return self._num_added > 0
+
+    def add(self, micro_batch: int, gradient: Ref | None) -> None:
+        """Takes the gradient of a micro-batch, and adds up what it completes."""
+        self._parts[micro_batch] = gradient
+        for part, one in self._due.get(micro_batch, ()):
+            left, right = self._parts[one.left], self._parts[one.right]
+            if left is None or right is None:
+                self._parts[part] = right if left is None else left
+                continue
+            self._num_added += 1
+            self._parts[part] = self._assembly.call(
+                aten.add.Tensor,
+                left,
+                right,
+                name=f"sum_{self._name}",
+                module=self._module,
+                phase=BACKWARD,
+                micro_batch=one.micro_batch,
+            )
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A dense gradient of a table, from one lookup in it.
+
+    Attributes:
+        gradient: of what was looked up.
+        indices: of its rows.
+        options: rows of the table, padding index, and whether gradients are scaled by frequency.
+        dim: the dimension along which lookups of micro-batches are joined.
+    """
+
+    gradient: Ref
+    indices: Ref
+    options: tuple[int, int, bool]
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """The gradient of a parameter that is a sum of lookups, and of others where the table is tied to a layer.
+
+    Attributes:
+        lookups: whose gradients are made once for all micro-batches.
+        rest: what is summed besides.
+        replaced: ops of the slice that make the lookups' gradients, or add them up.
+    """
+
+    lookups: tuple[Lookup, ...]
+    rest: tuple[Ref, ...]
+    replaced: frozenset[int]
+
+
+def tables(steps: Sequence[LoweredStep]) -> list[dict[int, Table]]:
+    """For each of some slices of different sizes: by position, the parameters whose gradients are gathered.
+
+    They are the same for all slices: those whose lookups can be joined along one dimension.
+    """
+    found = [_tables_of(step) for step in steps]
+    joined: list[dict[int, Table]] = [{} for _ in steps]
+    for position in set.intersection(*map(set, found)):
+        own = [each[position] for each in found]
+        if len({(len(table.rest), tuple(lookup.options for lookup in table.lookups)) for table in own}) > 1:
+            continue
+        dims = []
+        for lookups in zip(*(table.lookups for table in own), strict=True):
+            shapes = [tuple(step.ops.value(each.indices).shape) for step, each in zip(steps, lookups, strict=True)]
+            dims.append(_dim(shapes))
+        if None in dims:
+            continue
+        for table, kept in zip(own, joined, strict=True):
+            lookups = tuple(replace(each, dim=dim or 0) for each, dim in zip(table.lookups, dims, strict=True))
+            kept[position] = replace(table, lookups=lookups)
+    return joined
+
+
+def _dim(shapes: Sequence[tuple[int, ...]]) -> int | None:
+    """The one dimension in which shapes differ; the first where none does; None where there is no such dimension."""
+    if not shapes[0] or len({len(shape) for shape in shapes}) > 1:
+        return None
+    differing = [dim for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
+    return None if len(differing) > 1 else (differing or [0])[0]
+
+
+def _tables_of(step: LoweredStep) -> dict[int, Table]:
+    ops = step.ops
+    readers = Counter(tensor for row in ops.built.ops for tensor in row.reads)
+    readers.update(ops.base(ref) for ref in (*step.results, *step.statistics, *filter(None, step.gradients)))
+    found = {}
+    for position, gradient in enumerate(step.gradients):
+        lookups: list[Lookup] = []
+        rest: list[Ref] = []
+        replaced: set[int] = set()
+        left = [] if gradient is None else [gradient]
+        while left:
+            ref = left.pop()
+            call = ops.calls.get(ops.producer(ref)) if ref.id >= 0 and readers[ref.id] == 1 else None
+            target = call.target if isinstance(call, Call) else None
+            if isinstance(call, Call) and target is aten.add.Tensor and _adds_alike(step, ref, call):
+                left += reversed(call.args)
+            elif isinstance(call, Call) and target is aten.embedding_dense_backward.default and not call.args[4]:
+                lookups.append(Lookup(call.args[0], call.args[1], call.args[2:5]))
+            else:
+                rest.append(ref)
+                continue
+            replaced.add(ops.producer(ref))
+        if lookups:
+            found[position] = Table(tuple(lookups), tuple(rest), frozenset(replaced))
+    return found
+
+
+def _adds_alike(step: LoweredStep, total: Ref, call: Call) -> bool:
+    """Whether `total` is the plain sum of two tensors of its shape."""
+    if call.kwargs or len(call.args) != 2 or not all(isinstance(each, Ref) for each in call.args):
+        return False
+    return len({step.ops.value(each).shape for each in (total, *call.args)}) == 1

@@ -1,0 +1,536 @@
+"""`capture_micro_batches`: the graph of a step that is cut along its batch.
+
+Running statistics of batch norm, updated by those of every micro-batch in turn.
+
+`Joined`: the outputs of micro-batches as those of the whole batch, one loss of them, and its gradient cut again.
+
+Which dimension of a model's outputs grows with the batch, found by running it on fake tensors of several batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.lower import LoweredStep, lower_step
+from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
+from rlplace.graphs.capturing.refusals import explained
+from rlplace.graphs.capturing.trace import AsSlice, Output, check_alone, fakes, trace_step
+from rlplace.graphs.capturing.untouched import call_with, untouched
+from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs.program import OptimizerSpec, Origin, Ref
+
+aten = torch.ops.aten
+
+
+def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
+    """The graph of one step in K micro-batches, gradients summed and parameters updated once.
+
+    Each size of a slice is captured once, a joined loss as well; the rest are copies.
+
+    Args:
+        origin: what is captured; its `micro` says how.
+        optimizer: updates parameters; needs a loss.
+
+    Raises:
+        CaptureError: the model cannot be captured, or not in micro-batches: it changes a buffer, its outputs do not
+            grow with the batch, or hooks change its gradients.
+    """
+    assert origin.micro is not None
+    _check_hooks(origin.model, origin.micro.slicing.num_micro_batches)
+    if normalises_batch(origin.model):
+        origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, has_own_statistics=True))
+    return _Capture(origin, optimizer).run()
+
+
+class _Capture:
+    def __init__(self, origin: Origin, optimizer: OptimizerSpec | None) -> None:
+        assert origin.micro is not None
+        self.micro, self.optimizer = origin.micro, optimizer
+        self.slicing = self.micro.slicing
+        self.assembly = Assembly()
+        self.parts = Parts(origin, self.assembly)
+        self.is_training = origin.loss_fn is not None
+        self.has_own_loss = self.is_training and self.micro.loss != "joined"
+        self.refs: list[RefMap] = []
+        self.output_dims: tuple[int | None, ...] = ()
+
+    def run(self) -> OpGraph:
+        origin = self.parts.origin
+        if self.has_own_loss:
+            result, results = self._with_own_losses()
+        else:
+            result, results = self._joined()
+        first = self.parts.step(0)
+        statistics = []
+        for index, refs in enumerate(self.refs):
+            step = self.parts.step(index)
+            found = [self.assembly.here(step.ops, ref, refs) for ref in step.statistics]
+            statistics.append(list(zip(step.trace.norms, found[::2], found[1::2], strict=True)))
+        add_running_statistics(self.assembly, origin.model, self.parts.state, statistics)
+        gradients = self.gradients.finish(self.optimizer) if self.is_training else {}
+        self.assembly.ops.check_apart()
+        micro = dataclasses.replace(self.micro, output_dims=self.output_dims)
+        origin = dataclasses.replace(origin, autocast=first.trace.autocast, micro=micro)
+        return self.assembly.ops.graph(
+            result, results, self.optimizer, origin, is_training=self.is_training, gradients=gradients
+        )
+
+    def _indices_of_sizes(self) -> list[int]:
+        """One micro-batch of each size."""
+        return [self.slicing.sizes.index(size) for size in dict.fromkeys(self.slicing.sizes)]
+
+    def _with_own_losses(self) -> tuple[Any, list[Ref]]:
+        for index in self._indices_of_sizes():
+            self.parts.capture(index, AsSlice(weight=self.micro.weights[index]))
+        self.parts.add_sources(has_own_loss=True)
+        self.gradients = Gradients(self.assembly, self.parts)
+        losses = []
+        for index in range(self.slicing.num_micro_batches):
+            step, refs = self.parts.step(index), self.parts.refs(index, has_own_loss=True)
+            self.refs.append(refs)
+            left_out = self.gradients.left_out(step)
+            self.assembly.copy(
+                step.ops, [op for op in running_ops(step) if op not in left_out], refs, micro_batch=index
+            )
+            self.gradients.add(index, refs)
+            losses.append(self.assembly.here(step.ops, step.results[0], refs))
+        loss = self._weighted(losses)
+        return loss, [loss]
+
+    def _weighted(self, losses: Sequence[Ref]) -> Ref:
+        total: Ref | None = None
+        for loss, weight in zip(losses, self.micro.weights, strict=True):
+            term = loss
+            if weight != 1.0:
+                term = self.assembly.call(aten.mul.Tensor, loss, weight, name="weighted_loss", phase=FORWARD)
+            if total is not None:
+                term = self.assembly.call(aten.add.Tensor, total, term, name="sum_loss", phase=FORWARD)
+            total = term
+        assert total is not None
+        return total
+
+    def _joined(self) -> tuple[Any, list[Ref]]:
+        joined = Joined(self.assembly, self.parts, is_training=self.is_training)
+        self.output_dims = tuple(joined.dims)
+        for index in self._indices_of_sizes():
+            self.parts.capture(index, AsSlice(outputs=joined.differentiated), joined.seeds(index))
+        self.parts.add_sources(has_own_loss=False)
+        ahead: list[set[int]] = []
+        for index in range(self.slicing.num_micro_batches):
+            step, refs = self.parts.step(index), self.parts.refs(index, has_own_loss=False)
+            self.refs.append(refs)
+            chosen = [op for op in running_ops(step) if step.ops.built.ops[op].phase == FORWARD]
+            ahead.append(set(chosen))
+            self.assembly.copy(step.ops, chosen, refs, micro_batch=index)
+        outputs = joined.join(self.refs)
+        if not self.is_training:
+            first: LoweredStep = self.parts.step(0)
+            return pytree.tree_map_only(Output, lambda each: outputs[each.index], first.trace.result), outputs
+        loss, seeds = joined.add_loss(outputs)
+        self.gradients = Gradients(self.assembly, self.parts)
+        for index, refs in enumerate(self.refs):
+            step = self.parts.step(index)
+            refs.update(joined.placeholders(step, seeds[index]))
+            left_out = self.gradients.left_out(step) | ahead[index]
+            self.assembly.copy(
+                step.ops, [op for op in running_ops(step) if op not in left_out], refs, micro_batch=index
+            )
+            self.gradients.add(index, refs)
+        return loss, [loss]
+
+
+def _check_hooks(model: nn.Module, count: int) -> None:
+    """Refuses hooks on parameters: they would see the gradients of micro-batches, not their sum."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter._backward_hooks:
+            raise CaptureError(
+                f"parameter {name!r} has a hook on its gradient, which would run once for each of {count} "
+                f"micro-batches and see only theirs; capture with micro_batches=1, or change gradients in `forward`."
+            )
+
+
+MOST_NORMS = 8
+"""How many neighbouring norms keep their statistics together: fewer and larger tensors are sent, and few norms are far
+from the stage of a pipeline that they belong to."""
+
+Found = Sequence[tuple[str, Ref, Ref]]
+"""Of one micro-batch: path of the norm, mean and unbiased variance of every call, in order."""
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Norms that are updated together.
+
+    Attributes:
+        paths: of their modules.
+        momentum: theirs; None for averages over all batches so far.
+        num_calls: how often each runs in a forward.
+    """
+
+    paths: tuple[str, ...]
+    momentum: float | None
+    num_calls: int
+
+
+def add_running_statistics(
+    assembly: Assembly, model: nn.Module, buffers: Mapping[str, Ref], found: Sequence[Found]
+) -> None:
+    """Adds what batch norms do to their buffers: running statistics move towards those of each call, in order.
+
+    Each micro-batch joins the statistics of neighbouring norms; what updates the buffers from them lives there.
+
+    Args:
+        assembly: takes the ops.
+        model: has the norms.
+        buffers: by dotted name.
+        found: by micro-batch.
+    """
+    for norms in _together(model, buffers, assembly, found[0]):
+        _Update(assembly, buffers, norms).add(found)
+
+
+def _together(model: nn.Module, buffers: Mapping[str, Ref], assembly: Assembly, found: Found) -> list[_Norms]:
+    calls: dict[str, int] = {}
+    for path, _, _ in found:
+        calls[path] = calls.get(path, 0) + 1
+    groups: list[_Norms] = []
+    kinds: list[object] = []
+    for path, num_calls in calls.items():
+        norm = model.get_submodule(path)
+        assert isinstance(norm, _BatchNorm)
+        kind = norm.momentum, num_calls, assembly.ops.value(buffers[_named(path, "running_mean")]).dtype
+        is_like = bool(groups) and kinds[-1] == kind and norm.momentum is not None
+        if is_like and len(groups[-1].paths) < MOST_NORMS:
+            groups[-1] = _Norms((*groups[-1].paths, path), norm.momentum, num_calls)
+        else:
+            groups.append(_Norms((path,), norm.momentum, num_calls))
+            kinds.append(kind)
+    return groups
+
+
+class _Update:
+    """The update of some norms' buffers; all its ops live with them."""
+
+    def __init__(self, assembly: Assembly, buffers: Mapping[str, Ref], norms: _Norms) -> None:
+        self._assembly, self._buffers, self._norms = assembly, buffers, norms
+        self._own: list[int] = []
+        self._num_seen = 0
+
+    def add(self, found: Sequence[Found]) -> None:
+        places = [
+            self._buffers[_named(path, name)] for name in ("running_mean", "running_var") for path in self._norms.paths
+        ]
+        running = self._call(aten.cat.default, places, 0)
+        for index, statistics in enumerate(found):
+            for values in self._flat(index, statistics):
+                running = self._moved(running, values)
+        start = 0
+        stores = []
+        for place in places:
+            end = start + self._assembly.ops.value(place).shape[0]
+            stores.append((place, self._assembly.view(aten.slice.Tensor, running, 0, start, end)))
+            start = end
+        num_batches = len(found) * self._norms.num_calls
+        for path in self._norms.paths:
+            count = self._count(path)
+            if count is not None:
+                stores.append((count, self._call(aten.add.Tensor, count, num_batches)))
+        for place, value in stores:
+            name = self._assembly.ops.built.ops[self._assembly.ops.producer(place)].name
+            self._assembly.store(place, value, name=f"store_{name}", together=self._own)
+
+    def _flat(self, index: int, statistics: Found) -> list[Ref]:
+        """The means and variances of all norms as one tensor, for each call in a micro-batch."""
+        calls: dict[str, list[tuple[Ref, Ref]]] = {path: [] for path in self._norms.paths}
+        for path, mean, variance in statistics:
+            if path in calls:
+                calls[path].append((mean, variance))
+        return [
+            self._assembly.call(
+                aten.cat.default,
+                [each[number][column] for column in (0, 1) for each in calls.values()],
+                0,
+                name="statistics",
+                module=self._norms.paths[-1],
+                phase=UPDATE,
+                micro_batch=index,
+            )
+            for number in range(self._norms.num_calls)
+        ]
+
+    def _moved(self, running: Ref, values: Ref) -> Ref:
+        """Running statistics after one more call: moved by the momentum; without one, to the average of all so far."""
+        if self._norms.momentum is not None:
+            return self._call(aten.lerp.Scalar, running, values, self._norms.momentum)
+        (path,) = self._norms.paths
+        count = self._count(path)
+        self._num_seen += 1
+        assert count is not None
+        seen = self._call(aten.add.Tensor, count, self._num_seen)
+        seen = self._call(aten._to_copy.default, seen, dtype=self._assembly.ops.value(running).dtype)
+        return self._call(aten.lerp.Tensor, running, values, self._call(aten.reciprocal.default, seen))
+
+    def _count(self, path: str) -> Ref | None:
+        return self._buffers.get(_named(path, "num_batches_tracked"))
+
+    def _call(self, target: torch._ops.OpOverload, *args: object, dtype: torch.dtype | None = None) -> Ref:
+        options = {} if dtype is None else {"dtype": dtype}
+        module = self._norms.paths[-1]
+        made = self._assembly.call(target, *args, name=f"move_{module}", module=module, phase=UPDATE, **options)  # type: ignore[arg-type]
+        self._own.append(self._assembly.ops.producer(made))
+        return made
+
+
+def _named(path: str, buffer: str) -> str:
+    return f"{path}.{buffer}" if path else buffer
+
+
+class Joined:
+    """Joins what the model returns for each micro-batch.
+
+    Args:
+        assembly: takes the ops.
+        parts: the slices, not captured yet.
+        is_training: whether there is a loss.
+
+    Attributes:
+        dims: for every output tensor the dimension that grows with the batch, or None.
+        differentiated: positions of the output tensors that have a gradient.
+
+    Raises:
+        CaptureError: outputs do not grow with the batch, or none has a gradient.
+    """
+
+    def __init__(self, assembly: Assembly, parts: Parts, *, is_training: bool) -> None:
+        self._assembly, self._parts = assembly, parts
+        origin, slicing = parts.origin, parts.micro.slicing
+        self._output = fake_output(origin.model, origin.args, origin.kwargs, is_training=is_training)
+        self._whole = tensors_in(self._output)
+        self._part = {
+            size: tensors_in(fake_output(origin.model, *parts.call(slicing.sizes.index(size)), is_training=is_training))
+            for size in dict.fromkeys(slicing.sizes)
+        }
+        sized = [batch_dims_of(self._whole, part, slicing.batch, size) for size, part in self._part.items()]
+        self.dims = sized[0]
+        self._loss: LoweredStep | None = None
+        self.differentiated: tuple[int, ...] = ()
+        if not is_training:
+            return
+        if not any(dim is not None for dim in self.dims):
+            raise CaptureError(
+                "the model returns nothing that grows with the batch (it computes its loss itself), so that the "
+                "outputs of micro-batches cannot be joined; return what the loss is made of, and give it as `loss_fn`, "
+                "or capture with loss='separate' if the loss is a mean or a sum over samples."
+            )
+        self._loss = self._captured_loss()
+
+    def seeds(self, index: int) -> tuple[torch.Tensor, ...]:
+        """Stand-ins for the gradients of the outputs of micro-batch `index`."""
+        made = []
+        for position in self.differentiated:
+            like = self._part[self._parts.micro.slicing.sizes[index]][position].detach()
+            made.append(torch.empty_like(like, memory_format=torch.contiguous_format))
+        return tuple(made)
+
+    def join(self, refs: Sequence[RefMap]) -> list[Ref]:
+        """The outputs of the whole batch.
+
+        Args:
+            refs: of every micro-batch, whose forward is copied.
+
+        Raises:
+            CaptureError: an output that does not grow with the batch depends on it all the same.
+        """
+        steps = [self._parts.step(index) for index in range(len(refs))]
+        outputs = []
+        for position, dim in enumerate(self.dims):
+            own = [self._assembly.here(step.ops, step.results[position], refs[k]) for k, step in enumerate(steps)]
+            if dim is not None:
+                outputs.append(self._assembly.call(aten.cat.default, own, dim, name="join", phase=FORWARD))
+                continue
+            if self._depends_on_batch(steps[0], position):
+                raise CaptureError(
+                    f"output {position} of the model, {tuple(self._whole[position].shape)}, depends on the batch and "
+                    f"does not grow with it, so that the outputs of micro-batches cannot be joined; return one row for "
+                    f"each sample, or capture with micro_batches=1."
+                )
+            outputs.append(own[0])
+        return outputs
+
+    def add_loss(self, outputs: Sequence[Ref]) -> tuple[Ref, list[list[Ref]]]:
+        """The loss of the whole batch, and by micro-batch the gradients of its outputs, copied out of theirs."""
+        assert self._loss is not None
+        step, slicing = self._loss, self._parts.micro.slicing
+        named = {_name(position): ref for position, ref in enumerate(outputs)}
+        trace = step.trace
+        state = [named[name] for name in (*trace.trainable, *trace.fixed, *trace.buffers)]
+        refs = {**dict(enumerate([*state, *self._parts.targets])), **self._parts.constants(step)}
+        self._assembly.copy(step.ops, running_ops(step), refs, micro_batch=-1)
+        found = dict(zip(trace.trainable, step.gradients, strict=True))
+        seeds: list[list[Ref]] = [[] for _ in slicing.sizes]
+        for position in self.differentiated:
+            gradient = found[_name(position)]
+            assert gradient is not None
+            whole, dim = self._assembly.here(step.ops, gradient, refs), self.dims[position]
+            home = self._assembly.ops.producer(whole)
+            for index, (start, size) in enumerate(zip(slicing.starts, slicing.sizes, strict=True)):
+                target: torch._ops.OpOverload
+                args: tuple[Any, ...] = (whole,)
+                if dim is None:  # it does not depend on the batch: the first micro-batch has made it
+                    target = aten.zeros_like.default if index else aten.clone.default
+                else:
+                    grown = self._whole[position].shape[dim] // slicing.batch
+                    target = aten.slice_copy.Tensor
+                    args = (whole, dim, start * grown, (start + size) * grown)
+                seed = self._assembly.call(target, *args, name=f"slice_{index}", phase=BACKWARD)
+                self._assembly.ops.built.together.append((home, self._assembly.ops.producer(seed)))
+                seeds[index].append(seed)
+        return self._assembly.here(step.ops, step.results[0], refs), seeds
+
+    def placeholders(self, step: LoweredStep, seeds: Sequence[Ref]) -> RefMap:
+        """What stands for the gradients of outputs that the step of a micro-batch was captured with."""
+        num_values = len(step.trace.values)
+        return dict(zip(range(num_values - len(seeds), num_values), seeds, strict=True))
+
+    def _captured_loss(self) -> LoweredStep:
+        origin = self._parts.origin
+        outputs = _Outputs(self._output)
+        trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen)
+        check_alone(trace.result)
+        step = lower_step(trace)
+        has_gradient = {
+            name for name, gradient in zip(trace.trainable, step.gradients, strict=True) if gradient is not None
+        }
+        self.differentiated = tuple(k for k in range(len(self._whole)) if _name(k) in has_gradient)
+        return step
+
+    def _depends_on_batch(self, step: LoweredStep, position: int) -> bool:
+        """Whether an output of a slice is computed from what is cut."""
+        built, ops = step.ops.built, step.ops
+        trace = step.trace
+        state = len(trace.trainable) + len(trace.fixed) + len(trace.buffers)
+        dims = self._parts.micro.slicing.dims[: len(trace.values) - state - trace.num_targets]
+        touched = {state + k for k, dim in enumerate(dims) if dim is not None}
+        for op, row in enumerate(built.ops):
+            if touched.intersection(row.reads):
+                touched.update(ops.tensors_of(op))
+        return ops.base(step.results[position]) in touched
+
+
+class _Outputs(nn.Module):
+    """Stands for a model that has run: its outputs are parameters where they have a gradient, buffers elsewhere."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._leaves, self._spec = pytree.tree_flatten(output)
+        for position, tensor in enumerate(tensors_in(output)):
+            if tensor.requires_grad:
+                self.register_parameter(_name(position), nn.Parameter(tensor.detach()))
+            else:
+                self.register_buffer(_name(position), tensor.detach())
+
+    def forward(self) -> Any:
+        names = map(_name, itertools.count())
+        leaves = [getattr(self, next(names)) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+
+def _name(position: int) -> str:
+    return f"output_{position}"
+
+
+def fake_output(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_training: bool,
+    differentiated: Sequence[int] = (),
+) -> Any:
+    """What `model` returns, its tensors fake; in training they require gradients as real ones would.
+
+    Args:
+        model: in the mode that it is to run in.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        is_training: whether there are gradients.
+        differentiated: positions of the input tensors that require one.
+
+    Raises:
+        CaptureError: the model cannot run on fake tensors; names the op and the user's line.
+    """
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    twins = fakes([*state.values(), *tensors])
+    own = dict(zip(state, twins, strict=False))
+    given = iter(twins[len(state) :])
+    for position in differentiated:
+        twins[len(state) + position].requires_grad_(True)
+    fake_args, fake_kwargs = pytree.tree_unflatten(
+        [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+    )
+    grad_mode = torch.enable_grad() if is_training else torch.no_grad()
+    with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
+        if is_training:
+            for name, parameter in model.named_parameters():
+                own[name].requires_grad_(parameter.requires_grad)
+        return call_with(model, own, fake_args, fake_kwargs)
+
+
+@contextlib.contextmanager
+def _mode_of(twins: Sequence[torch.Tensor]) -> Iterator[None]:
+    """While active, tensors that are made are fake as `twins` are, and real ones may join them."""
+    mode = next((twin.fake_mode for twin in twins if isinstance(twin, FakeTensor)), FakeTensorMode())
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with mode:
+            yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """The tensors among the outputs of a model, in order."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def batch_dims_of(
+    whole: Sequence[torch.Tensor], part: Sequence[torch.Tensor], batch: int, size: int
+) -> list[int | None]:
+    """For each output, the dimension that grows with the batch; None for one of the same shape for every batch.
+
+    Args:
+        whole: outputs of the whole batch.
+        part: outputs of a slice.
+        batch: samples of the whole batch.
+        size: samples of the slice, fewer.
+
+    Raises:
+        CaptureError: an output is another for a slice than in proportion to its samples.
+    """
+    dims: list[int | None] = []
+    for position, (one, other) in enumerate(zip(whole, part, strict=False)):
+        differing = [dim for dim, (a, b) in enumerate(zip(one.shape, other.shape, strict=False)) if a != b]
+        fits = len(differing) <= 1 and all(one.shape[dim] * size == other.shape[dim] * batch for dim in differing)
+        if len(whole) != len(part) or one.dim() != other.dim() or not fits:
+            raise CaptureError(
+                f"output {position} of the model is {tuple(one.shape)} for {batch} samples and {tuple(other.shape)} "
+                f"for {size}, expected one dimension that grows with the batch: the outputs of micro-batches cannot "
+                f"be joined. Capture it with micro_batches=1."
+            )
+        dims.append(differing[0] if differing else None)
+    return dims

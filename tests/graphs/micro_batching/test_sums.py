@@ -1,0 +1,30 @@
+"""How gradients of micro-batches are summed."""
+
+from __future__ import annotations
+
+import torch
+
+from rlplace.graphs.micro_batching.assembly import Assembly, Sum
+from rlplace.graphs.program import Ref, Source
+
+
+def test_sums_belong_to_their_last_micro_batch_and_the_root_to_all() -> None:
+    assembly = Assembly()
+    terms = [assembly.add_source(Source("input", str(k), torch.ones(3)), f"input_{k}", micro_batch=k) for k in range(4)]
+    total = Sum(assembly, 4, "weight", "linear")
+    for k, term in enumerate(terms):
+        total.add(k, term)
+    built = assembly.ops.built
+    added = [op for op, target in enumerate(built.targets) if target == "aten.add.Tensor"]
+    assert [built.micro_batches[op] for op in added] == [1, 3, -1]
+    assert total.root == Ref(built.tensor_op.index(added[-1]))
+    assert total.is_sum
+
+
+def test_micro_batches_without_a_gradient_are_passed_over() -> None:
+    assembly = Assembly()
+    only = assembly.add_source(Source("input", "0", torch.ones(3)), "input_0")
+    total = Sum(assembly, 3, "weight", "")
+    for k in range(3):
+        total.add(k, only if k == 1 else None)
+    assert (total.root, total.is_sum) == (only, False)
