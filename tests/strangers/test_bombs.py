@@ -78,7 +78,7 @@ def test_a_route_over_too_many_links_is_refused() -> None:
     ends = {"source": "a", "destination": "b"}, {"source": "b", "destination": "a"}
     routes = [end | {"links": [link["name"] for link in links]} for end in ends]
     host = {"name": "h", "devices": [DEVICE | {"name": name} for name in "ab"], "links": links, "routes": routes}
-    with pytest.raises(InvalidValue, match="routes.0..links is a list of 65 values, expected at most 64"):
+    with pytest.raises(InvalidValue, match=r"routes.0..links is a list of 65 values, expected at most 64"):
         host_from_dict(host, "host.json")
 
 

@@ -81,7 +81,7 @@ def changed(section: str, name: str, figure: object) -> dict[str, Any]:
         (
             changed("estimated", "device", {"value": -1, "source": "a"}),
             InvalidValue,
-            r"estimated\.device\.value is -1, expected at least 0",
+            r"device\.value is -1, expected",
         ),
         (changed("estimated", "device", {"value": "1", "source": "a"}), InvalidValue, r"device\.value is '1'"),
         (changed("estimated", "device", {"value": 1.0}), InvalidValue, r"device\.source is missing"),

@@ -127,7 +127,7 @@ WRONG: list[tuple[str, object, type[RlplaceError], str]] = [
         "devices.0.peak_flops_per_s",
         {"float23": 1.0},
         UnknownName,
-        "unknown dtype of devices[0] in h.yaml 'float23': did you mean 'float32'",
+        "'float23': did you mean 'float32'",
     ),
     ("devices.0.peak_flops_per_s", {32: 1.0}, UnknownName, "unknown dtype of devices[0] in h.yaml '32'"),
     (
