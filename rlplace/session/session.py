@@ -121,11 +121,11 @@ class Row:
     """A row of the final table."""
 
     method: str
-    placement: bool
+    placement: bool = True
     """False for what is no placement: plain PyTorch."""
-    placements: Count
+    placements: Count = 0
     """Placements that the method tried."""
-    status: Literal["ok", "oom", "error", "timeout", "lost", "skipped"]
+    status: Literal["ok", "oom", "error", "timeout", "lost", "skipped"] = "ok"
     history: tuple[tuple[Number, ...], ...] = ()
     """`[evaluations, measured, seconds, step_time_s]` for each improvement."""
     step_time_s: Annotated[Number, Field(gt=0)] | None = None
@@ -164,7 +164,7 @@ class FinalTable:
     plans: dict[str, str]
 
     def __post_init__(self) -> None:
-        if self.best not in (row.method for row in self.rows):
+        if self.best and self.best not in (row.method for row in self.rows):
             raise InvalidValue("best", self.best, "the method of a row")
 
 
@@ -266,7 +266,7 @@ class Session:
             InvalidValue, UnknownName: it is malformed.
         """
         text = self._text(name)
-        return None if text is None else read_record(kind, text, self._where(name))
+        return None if text is None else read_record(kind, text.encode("utf-8"), self._where(name))
 
     def plain(self, name: str) -> Any:
         """What the JSON under a name holds; None where there is none.

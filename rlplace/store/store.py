@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from rlplace.decode import decode_record
+from rlplace.records import read_record
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
@@ -234,7 +234,7 @@ class MeasurementStore:
         with told(self.path):
             for row in self._connection.execute(statement, values):  # one text at a time
                 where = f"{self.path}: host model {row['number']}"
-                found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
+                found.append(read_record(LearnedHost, str(row["model"]), where))
         return found
 
     def prune(self, chosen: Filter) -> int:

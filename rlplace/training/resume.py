@@ -79,6 +79,9 @@ def resume_training(
     run = RunFolder.reopen(folder)
     try:
         with Session.open(run) as session:
+            if not session.has("request"):
+                hint = "the run was stopped before it began. Start it again, with `--overwrite`."
+                raise FileProblem(folder, f"there is nothing to resume: {hint}")
             has_ended = session.has_ended
             if has_ended and (named.workload, named.budget_s, named.more_s) == (None, None, 0.0):  # also of own code
                 return _ended(session, progress)

@@ -15,12 +15,14 @@ from rlplace.measure import Host, Problem
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
 from rlplace.session.folder import RunFolder
-from rlplace.session.method import MethodState
-from rlplace.training import SearchConfig, TrainConfig, train
+from rlplace.session.method import MethodResult
+from rlplace.session.session import Session
+from rlplace.training import SearchConfig, TrainConfig, phases, train
 from rlplace.training.agent import agent as agents
 from rlplace.training.agent.config import AgentConfig
-from rlplace.training.resume.journal import Journal
+from rlplace.training.outputs import keep_table
 from rlplace.training.searches.racing_host import ROUND
+from rlplace.training.table import Table
 
 CONFIG = TrainConfig(
     budget_s=12.0,
@@ -44,7 +46,7 @@ def problem() -> Problem:
 
 def measured(folder: Path) -> list[tuple[str, str, str]]:
     """Plan, protocol and reference of everything that was run, in order."""
-    with sqlite3.connect(folder / "measurements.db") as database:
+    with sqlite3.connect(folder / "session.db") as database:
         return list(database.execute("SELECT plan, protocol, reference FROM measurements ORDER BY id"))
 
 
@@ -62,20 +64,19 @@ def test_what_was_measured_is_known_and_not_measured_again(
     num_races: int, problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder.create(tmp_path / "run")
-    run.write_json("config.json", {})
-    keep, kept = Journal.keep, list[tuple[str, MethodState]]()
+    keep, kept = Session.keep_result, list[tuple[str, MethodResult]]()
 
-    def killed(self: Journal, method: str, state: MethodState) -> None:
-        keep(self, method, state)
+    def killed(self: Session, method: str, state: MethodResult, num_devices: int) -> None:
+        keep(self, method, state, num_devices)
         kept.append((method, state))
         if len(kept) > num_races:
             raise Killed
 
-    monkeypatch.setattr(Journal, "keep", killed)
+    monkeypatch.setattr(Session, "keep_result", killed)
     with pytest.raises(Killed):
         train(problem, CONFIG, run=run)
     run.close()
-    monkeypatch.setattr(Journal, "keep", keep)
+    monkeypatch.setattr(Session, "keep_result", keep)
 
     before = measured(run.root)
     ran: list[tuple[str, object]] = []
@@ -116,18 +117,16 @@ def test_a_method_that_had_ended_and_the_table_stay_as_they_were(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder.create(tmp_path / "run")
-    run.write_json("config.json", {})
-    keep_table = Journal.keep_table
 
-    def killed(self: Journal, table: object) -> None:
-        keep_table(self, table)  # type: ignore[arg-type]
+    def killed(session: Session, table: Table) -> None:
+        keep_table(session, table)
         raise Killed
 
-    monkeypatch.setattr(Journal, "keep_table", killed)
+    monkeypatch.setattr(phases, "keep_table", killed)
     with pytest.raises(Killed):
         train(problem, CONFIG, run=run)
     run.close()
-    monkeypatch.setattr(Journal, "keep_table", keep_table)
+    monkeypatch.setattr(phases, "keep_table", keep_table)
     before = measured(run.root)
     go_on(problem, run.root)
     assert measured(run.root) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,19 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 from random_problems import random_graph
+from run_files import change
 
 from rlplace.errors import FileProblem, InvalidValue, RlplaceError
 from rlplace.graphs import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.session import session as session_module
 from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.store.database import transaction
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.command import resume_training, run_training
-from rlplace.training.resume import NOTHING, Named
+from rlplace.training.command import Shown, run_training
+from rlplace.training.outputs import TrainingRun
+from rlplace.training.resume import NOTHING, Named, resume_training
 from rlplace.training.searches.search_all import search_all
 from rlplace.workloads import parse_workload
 
 HOST = "2xK80"
 CONFIG = TrainConfig(evaluations=80, seed=5)
+QUIET = Shown(is_quiet=True, is_table=False)
 SAME = ("placement.json", "policy.safetensors", "problem.json")
 """Files that have the same bytes, whenever a run was stopped."""
 
@@ -44,29 +50,41 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(graph_file: Path, folder: Path, config: TrainConfig = CONFIG, **options: Any) -> dict[str, Any]:
     spec = parse_workload(str(graph_file))
-    return run_training(spec, resolve_host(HOST), config, folder, host_word=HOST, is_quiet=True, **options)
+    return run_training(spec, resolve_host(HOST), config, folder, host_word=HOST, overwrite=True, shown=QUIET, **options)
 
 
 def go_on(graph_file: Path, folder: Path, **named: Any) -> dict[str, Any]:
-    return resume_training(folder, Named(workload=str(graph_file), **named), is_quiet=True)
+    return resume_training(folder, Named(workload=str(graph_file), **named), shown=QUIET)
 
 
 @contextmanager
 def stopped_at(count: int, error: BaseException) -> Iterator[list[int]]:
-    """While active, the file system call of this number that ends a write raises; yields how many there were."""
+    """While active, the end of a write of this number raises; yields how many there were.
+
+    A write is a file, or a transaction of the session, which is then rolled back.
+    """
     calls, sync = [0], os.fsync
 
-    def counted(descriptor: int) -> None:
+    def tick() -> None:
         calls[0] += 1
         if calls[0] == count:
             raise error
+
+    def counted(descriptor: int) -> None:
+        tick()
         sync(descriptor)
 
-    os.fsync = counted
+    @contextmanager
+    def counted_transaction(connection: sqlite3.Connection) -> Iterator[None]:
+        with transaction(connection):
+            yield
+            tick()
+
+    os.fsync, session_module.transaction = counted, counted_transaction
     try:
         yield calls
     finally:
-        os.fsync = sync
+        os.fsync, session_module.transaction = sync, transaction
 
 
 def found(folder: Path) -> dict[str, object]:
@@ -104,7 +122,7 @@ def stop_and_go_on(graph_file: Path, folder: Path, calls: list[int]) -> None:
             start(graph_file, folder)
     if not (folder / "config.json").exists():
         with pytest.raises(FileProblem, match="Start it again"):
-            resume_training(folder, is_quiet=True)
+            resume_training(folder, shown=QUIET)
         run(graph_file, folder)
     else:
         go_on(graph_file, folder)
@@ -199,11 +217,10 @@ def test_a_run_that_has_ended_stays_as_it_is(graph_file: Path, tmp_path: Path) -
     folder = tmp_path / "run"
     told = run(graph_file, folder)
     before = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
-    assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
+    assert resume_training(folder, shown=QUIET)["rows"] == told["rows"]
     assert {entry.name: entry.read_bytes() for entry in folder.iterdir()} == before
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"workload": "no_such:function"}))
-    assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
+    change(folder, "request", workload="no_such:function")
+    assert resume_training(folder, shown=QUIET)["rows"] == told["rows"]
 
 
 @pytest.mark.slow
@@ -222,7 +239,7 @@ def test_under_a_budget_of_time_it_goes_on_from_the_best_with_what_is_left(
         old, new = (next(row for row in rows if row["method"] == name) for rows in (before["rows"], told["rows"]))
         assert new["placements"] >= old["placements"]
         assert new["history"][: len(old["history"])] == old["history"]
-    assert resume_training(folder, is_quiet=True)["rows"] == told["rows"]
+    assert resume_training(folder, shown=QUIET)["rows"] == told["rows"]
     with pytest.raises(InvalidValue, match=r"at least 0\.8 s.*--budget \+0\.1s"):
         go_on(graph_file, folder, budget_s=0.1)
 
@@ -233,11 +250,11 @@ def test_more_time_for_a_run_with_a_limit_for_the_total_is_time_to_search(
 ) -> None:
     budgets: list[float] = []
 
-    def noted(evaluator: Any, config: TrainConfig, *rest: Any) -> dict[str, Any]:
-        budgets.append(config.budget_s)
-        return search_all(evaluator, config, *rest)
+    def noted(made: TrainingRun, *rest: Any) -> dict[str, Any]:
+        budgets.append(made.config.budget_s)
+        return search_all(made, *rest)
 
-    monkeypatch.setattr("rlplace.training.run.search_all", noted)
+    monkeypatch.setattr("rlplace.training.phases.search_all", noted)
     run(graph_file, tmp_path / "run", TrainConfig(budget_s=30.0, total_s=1.0, search=SearchConfig(method="anneal")))
     told = go_on(graph_file, tmp_path / "run", more_s=5.0)
     spent_s = budgets[0]
@@ -250,28 +267,28 @@ def test_another_process_that_is_at_it_is_an_error(graph_file: Path, tmp_path: P
         run(graph_file, tmp_path / "run")
     other = RunFolder.reopen(tmp_path / "run")
     with pytest.raises(FileProblem, match="still going on"):
-        resume_training(tmp_path / "run", is_quiet=True)
+        resume_training(tmp_path / "run", shown=QUIET)
     other.close()
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
         ({"versions": {"rlplace": "0.0.1"}}, "made with rlplace 0.0.1"),
         ({"host_fingerprint": "0123456789abcdef"}, "--host"),
         ({"host": "4xV100-pcie"}, "--host"),
         ({"workload": "no_such:function"}, "opened only if you name it"),
-        ({"asked": {"train": {"seed": -1}}}, "asked.train"),
         ({"asked": 3}, "asked"),
+        ({"default_size": "huge"}, "default_size"),
+        ({"more": 1}, "more"),
     ],
 )
 def test_what_is_another_by_now_is_a_clear_error(
-    change: dict[str, object], message: str, graph_file: Path, tmp_path: Path
+    changes: dict[str, object], message: str, graph_file: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with stopped_at(8, Killed()), pytest.raises(Killed):
         run(graph_file, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
+    change(folder, "request", **changes)
     with pytest.raises(RlplaceError, match=message):
-        resume_training(folder, NOTHING if "workload" in change else Named(str(graph_file)), is_quiet=True)
+        resume_training(folder, NOTHING if "workload" in changes else Named(str(graph_file)), shown=QUIET)
