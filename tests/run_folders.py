@@ -32,20 +32,32 @@ def placed_run(
     host: Host,
     devices: NDArray[np.int32],
     *,
-    cut: CutOptions | None = None,
+    cut: CutOptions = WHOLE,
     seed: int = 0,
 ) -> RunFolder:
     """A run of `workload`, whose step is `graph`, placed on `devices` (N,)."""
     seconds = np.full((graph.num_ops, host.num_devices), WORKED_S)
     problem = Problem(graph, host, Costs(seconds, "profiled"), Grouping(np.arange(graph.num_ops, dtype=np.int32)))
-    folder = RunFolder.create(path)
-    prepared = Prepared(problem, WHOLE if cut is None else cut)
-    words = {"asked": prepared.asked, "workload_seed": seed}
-    request = Request(workload, "a host", host.fingerprint, "small", versions=versions(), **words)
+    return run_of_problem(path, workload, problem, devices, cut=cut, seed=seed)
+
+
+def run_of_problem(
+    path: Path,
+    workload: str,
+    problem: Problem,
+    devices: NDArray[np.int32],
+    *,
+    cut: CutOptions = WHOLE,
+    seed: int = 0,
+    host: str = "a host",
+) -> RunFolder:
+    """A run of `workload`, which is `problem`, placed on `devices` (N,)."""
+    folder, fingerprint = RunFolder.create(path), problem.host.fingerprint
     placement = Placement.of(problem, Simulator(problem, threads=1).plan(devices), "by hand")
+    request = Request(workload, host, fingerprint, "small", asked=cut, workload_seed=seed, versions=versions())
     with closing(folder), Session.open(folder) as session:
         session.keep(request=request, config=TrainConfig(seed=seed))
-        session.keep_problem(prepared)
+        session.keep_problem(Prepared(problem, cut))
         session.keep_placement(placement)
     save_placement(placement, folder.path("placement.json"))
     return folder

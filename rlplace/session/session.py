@@ -487,7 +487,7 @@ class Session:
         """What was measured to calibrate, in order, with the fingerprint of each plan; empty where it was not."""
         return [
             (plan, outcome.measurement)
-            for plans, outcomes, _ in self._raced(CALIBRATION)
+            for plans, outcomes, _ in self.raced(CALIBRATION)
             for plan, outcome in zip(plans, outcomes)
         ]
 
@@ -539,7 +539,7 @@ class Session:
             where = self._where(name)
             races = [
                 race_of(plans, outcomes, is_final, problem, self.measurements.plan, where)
-                for plans, outcomes, is_final in self._raced(name)
+                for plans, outcomes, is_final in self.raced(name)
             ]
             self._num_races[name] = len(races)
             arrays = self._arrays(f"method/{name}")
@@ -727,7 +727,7 @@ class Session:
         data = save({each: np.ascontiguousarray(array) for each, array in arrays.items()})
         self._connection.execute(_REPLACING.format("arrays"), (name, data))
 
-    def _raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
+    def raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
         """Fingerprints of the plans of each race of a method, the outcomes, and whether it was the last."""
         with told(self.path, RUN):
             statement = "SELECT id, is_final, plans, outcomes FROM races WHERE method = ? ORDER BY id"

@@ -78,7 +78,7 @@ def resume_training(
     progress = make_progress(is_quiet=shown.is_quiet)
     run = RunFolder.reopen(folder)
     try:
-        with Session.open(run) as session:
+        with Session.read(folder) as session:
             if not session.has("request"):
                 hint = "the run was stopped before it began. Start it again, with `--overwrite`."
                 raise FileProblem(folder, f"there is nothing to resume: {hint}")
@@ -88,15 +88,15 @@ def resume_training(
             job, is_extended = reopen(session, named)
             if has_ended and not is_extended:
                 return _ended(session, progress)
-            job.check()
-            with measuring_alone(job.host, say=progress.say, run=folder, is_waiting=is_waiting):
-                progress.say(f"going on with {folder}: {job.spec} on {job.host.name}")
-                steps = job.steps()
-                with going_on(run, job, progress):
-                    if is_extended:
-                        job.keep(session, run)
-                        session.keep(has_ended=False)
-                    return run_job(job, steps, run, session, progress, shown=shown, is_resumed=True)
+        job.check()
+        with measuring_alone(job.host, say=progress.say, run=folder, is_waiting=is_waiting):
+            progress.say(f"going on with {folder}: {job.spec} on {job.host.name}")
+            steps = job.steps()
+            with going_on(run, job, progress), Session.open(run) as session:
+                if is_extended:
+                    job.keep(session, run)
+                    session.keep(has_ended=False)
+                return run_job(job, steps, run, session, progress, shown=shown, is_resumed=True)
     finally:
         run.close()
 

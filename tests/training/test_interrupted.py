@@ -50,7 +50,9 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(graph_file: Path, folder: Path, config: TrainConfig = CONFIG, **options: Any) -> dict[str, Any]:
     spec = parse_workload(str(graph_file))
-    return run_training(spec, resolve_host(HOST), config, folder, host_word=HOST, overwrite=True, shown=QUIET, **options)
+    return run_training(
+        spec, resolve_host(HOST), config, folder, host_word=HOST, overwrite=True, shown=QUIET, **options
+    )
 
 
 def go_on(graph_file: Path, folder: Path, **named: Any) -> dict[str, Any]:

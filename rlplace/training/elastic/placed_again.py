@@ -292,6 +292,31 @@ class KnownRun:
     placement: Placement | None
     learned: LearnedHost | None
 
+    @classmethod
+    def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:
+        """What the session of the run in a folder knows; `spec` is its workload.
+
+        Raises:
+            FileProblem: the run stopped before it had a problem.
+            InvalidValue, UnknownName: something in the session is malformed.
+            FingerprintMismatch: its placement is of another graph or host.
+        """
+        count, asked = session.cut
+        return cls(
+            folder,
+            session,
+            spec,
+            session.request,
+            kept_config(session),
+            count,
+            asked,
+            session.facts.op_order,
+            session.host,
+            session.costs,
+            session.best_placement() if session.has("placement") else None,
+            session.learned,
+        )
+
 
 def read_known(folder: Path, workload: str | None = None) -> KnownRun:
     """What the run in a folder knows; nothing is built, captured or run.
@@ -307,23 +332,10 @@ def read_known(folder: Path, workload: str | None = None) -> KnownRun:
         FingerprintMismatch: its placement is of another graph or host.
     """
     session = Session.read(folder)
-    request, (count, asked) = session.request, session.cut
+    request = session.request
     command = shlex.join(["--workload", request.workload])
     spec = parse_kept_workload(request.workload, workload, where=str(session.path), command=command)
-    return KnownRun(
-        folder,
-        session,
-        sized(spec, request.default_size),
-        request,
-        kept_config(session),
-        count,
-        asked,
-        session.facts.op_order,
-        session.host,
-        session.costs,
-        session.best_placement() if session.has("placement") else None,
-        session.learned,
-    )
+    return KnownRun.of(session, folder, sized(spec, request.default_size))
 
 
 def sized(spec: WorkloadSpec, size: Size) -> WorkloadSpec:

@@ -13,7 +13,7 @@ from search_problems import chain_problem
 
 from rlplace.graphs import save_graph
 from rlplace.measure import Host
-from rlplace.training import SearchConfig, TrainConfig, tracking
+from rlplace.training import SearchConfig, TrainConfig, command
 from rlplace.training.command import run_training
 from rlplace.training.tracking import NoTracker
 from rlplace.workloads import parse_workload
@@ -40,7 +40,7 @@ def test_the_tracker_gets_the_table_the_configuration_and_what_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes()
-    monkeypatch.setattr(tracking, "make_tracker", lambda *_: notes)
+    monkeypatch.setattr(command, "make_tracker", lambda *_: notes)
     save_graph(chain_problem(5, 2).graph, tmp_path / "chain.json")
     spec, folder = parse_workload(str(tmp_path / "chain.json")), tmp_path / "run"
     told = run_training(spec, plain_host(2), TrainConfig(budget_s=0.4), folder, host_word="plain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from random_problems import plain_host
 from rlplace.errors import FileProblem
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.explanation import Alternative, save_explanation
+from rlplace.measure.explain.explanation import Alternative
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.session.explained import data_parallel, explain_run, read_explanation
 from rlplace.session.folder import RunFolder
+from rlplace.session.session import Session
 
 ROWS = [
     {"method": "single", "placement": True, "status": "ok", "step_time_s": 4.0},
@@ -43,9 +45,8 @@ def test_the_table_says_what_else_it_would_cost(tmp_path: Path) -> None:
     assert one == Alternative("one device", 4.0, "simulated")
     assert (split.name, split.kind, split.step_time_s) == ("data parallel", "estimated", 2.0)
     assert eager == Alternative("eager", None, "simulated", "the host is simulated")
-    run = RunFolder.create(tmp_path / "run")
-    run.write_json("config.json", {})
-    save_explanation(found, run.path("explanation.json"))
+    with Session.open(RunFolder.create(tmp_path / "run")) as session:
+        session.keep(explanation=json.dumps(found.to_dict()))
     assert read_explanation(tmp_path / "run") == found
 
 
@@ -70,9 +71,8 @@ def test_a_cut_batch_is_dealt_out_by_simulation() -> None:
 
 
 def test_a_run_without_an_explanation_says_what_to_do(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
-    run.write_json("config.json", {})
-    with pytest.raises(FileProblem, match=r"no explanation: .* `rlplace train` again with `--run .*run --overwrite`"):
+    Session.open(RunFolder.create(tmp_path / "run")).close()
+    with pytest.raises(FileProblem, match=r"no explanation: .* `rlplace train --resume .*run`"):
         read_explanation(tmp_path / "run")
 
 

@@ -15,7 +15,7 @@ def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "runs" / "demo")
     assert folder.root.is_dir()
     assert folder.write_json("config.json", {"seed": 0}) == folder.path("config.json")
-    assert RunFolder.open(tmp_path / "runs" / "demo").read_json("config.json") == {"seed": 0}
+    assert read_json(tmp_path / "runs" / "demo" / "config.json") == {"seed": 0}
 
 
 def test_an_empty_folder_is_taken_and_one_with_anything_in_it_refused(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         folder.write_json("result.json", {"rows": [1]})
     with pytest.raises(FileProblem, match="Input/output error"):
         folder.write_text("step.py", "pass")
-    assert folder.read_json("result.json") == {"rows": []}
+    assert read_json(folder.path("result.json")) == {"rows": []}
     folder.close()
     assert os.listdir(tmp_path) == ["result.json"]
 
@@ -97,7 +97,7 @@ def test_opening_what_is_no_run_says_so(tmp_path: Path) -> None:
     for name, message in (
         ("demos", r"no such run folder. Did you mean 'demo'\?"),
         ("file", "not a folder"),
-        ("demo", "it has no config.json"),
+        ("demo", "it has no session.db"),
         ("none/demo", "There is no folder"),
     ):
         with pytest.raises(FileProblem, match=message):
@@ -125,8 +125,8 @@ def test_a_folder_that_is_being_written_is_refused_also_with_overwrite(tmp_path:
                 FileProblem, match=rf"still going on writes into this folder \(process {os.getpid()} on"
             ):
                 attempt(tmp_path, overwrite)
-    assert running.read_json("config.json") == {"seed": 0}
-    assert RunFolder.open(tmp_path).read_json("config.json") == {"seed": 0}
+    assert read_json(running.path("config.json")) == {"seed": 0}
+    assert read_json(tmp_path / "config.json") == {"seed": 0}
     running.close()
     RunFolder.create(tmp_path, overwrite=True).close()
     assert os.listdir(tmp_path) == []

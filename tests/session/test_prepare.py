@@ -13,7 +13,7 @@ from rlplace import capture
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.measure import Problem, resolve_host
 from rlplace.report.console import Progress
-from rlplace.session.cut import WHOLE, CutOptions, read_asked
+from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import candidates, chosen_problem, prepare, verdict_of
 from rlplace.session.steps import Steps, capture_workload
 from rlplace.workloads import Workload, parse_workload
@@ -57,18 +57,10 @@ def test_accumulation_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_run_kept_is_cut_the_same_way_again() -> None:
-    _, kept, _ = told(CutOptions(2))
-    count, asked = read_asked(kept)
-    assert (count, asked.loss, asked.batch_dims) == (2, "separate", None)
-    assert read_asked(None) == (1, WHOLE)
-    assert read_asked(told(WHOLE)[1]) == (1, WHOLE)
-    assert read_asked(kept | {"batch_dims": [0, None]})[1].batch_dims == (0, None)
-    assert read_asked(kept | {"batch_dims": {"x": 0}})[1].batch_dims == {"x": 0}
-    with pytest.raises(InvalidValue, match=r"config\.json: micro_batches\.count is empty, expected a number"):
-        read_asked(CutOptions("auto").to_dict())
-    with pytest.raises(UnknownName):
-        read_asked(kept | {"verdict": {"kind": "odd"}})
+def test_a_step_is_cut_the_same_way_again() -> None:
+    assert CutOptions("auto", (0, None)).again(4, "joined") == (4, CutOptions(4, (0, None), "joined"))
+    assert CutOptions(2, loss="accumulated").again(2, None) == (2, CutOptions(2, loss="accumulated"))
+    assert CutOptions("auto").again(1, None) == (1, WHOLE)
 
 
 def test_the_users_dimensions_and_loss_go_before_the_workloads() -> None:
