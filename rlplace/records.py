@@ -240,4 +240,4 @@ def shortened(text: str) -> str:
 
 def words_of(kind: Any) -> str:
     """The name of a class as people write it: `LearnedHost` is a learned host."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", getattr(kind, "__name__", str(kind))).lower()
