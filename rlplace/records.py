@@ -25,6 +25,21 @@ from rlplace.errors import InvalidValue, UnknownName, UserError
 
 T = TypeVar("T")
 
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
+
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
 _MOST_CHARACTERS = 80
 _EXPECTED = {
