@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rlplace.decode import described, shortened
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.own_json import LARGEST_COUNT
-from rlplace.graphs.opgraph import PHASES, OpGraph
+from rlplace.graphs.opgraph import LONGEST_TEXT, PHASES, OpGraph, check_texts
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -110,6 +110,8 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     names = _names(table)
     targets = table.column(lambda row: read_text(row, "target", "op"))
     moved = moved_bytes_of(len(rows), tensors, reads)
+    if not is_ours:  # a signature is made of both, and a default of GraphML may be the target of every node
+        check_texts([*names, *targets], where)
     try:
         return OpGraph(
             names=tuple(names),
@@ -183,11 +185,28 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     if not graph.is_directed():
         raise InvalidValue("edges", "undirected", "a directed graph", where=where)
     place = {node: i for i, node in enumerate(graph)}
+    order: list[Hashable] = []
     try:
-        return list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+        for node in nx.lexicographical_topological_sort(graph, key=place.__getitem__):
+            order.append(node)
     except nx.NetworkXUnfeasible as error:
-        cycle = " -> ".join(str(source) for source, *_ in nx.find_cycle(graph)[:6])
+        cycle = " -> ".join(map(str, _cycle_of(graph, set(order))[:6]))
         raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error
+    return order
+
+
+def _cycle_of(graph: nx.DiGraph[Any], ordered: set[Hashable]) -> list[Hashable]:
+    """The nodes of one cycle, where a topological sort could order the nodes `ordered` alone.
+
+    Every other node is on a cycle or behind one, so it has a predecessor that is not ordered either: going from one to
+    the next ends in a cycle, in time linear in the edges (`nx.find_cycle` takes quadratic time).
+    """
+    node = next(node for node in graph if node not in ordered)
+    steps: dict[Hashable, int] = {}
+    while node not in steps:
+        steps[node] = len(steps)
+        node = next(source for source in graph.predecessors(node) if source not in ordered)
+    return list(steps)[steps[node] :][::-1]
 
 
 def _names(table: Attributes) -> list[str]:
@@ -419,14 +438,17 @@ def read_text(row: Mapping[str, Any], field: str, default: str) -> str:
     """`field` of a row as text.
 
     Raises:
-        InvalidValue: it is neither text nor a number.
+        InvalidValue: it is neither text nor a number, or too long.
     """
     key, value = find_attribute(row, field)
     if value is None:
         return default
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or (isinstance(value, int) and abs(value) > LARGEST_COUNT):
         raise InvalidValue(key, described(value), "text")
-    return str(value)
+    text = str(value)
+    if field != "signature" and len(text) > LONGEST_TEXT:
+        raise InvalidValue(key, described(text), f"text of at most {LONGEST_TEXT:,} characters")
+    return text
 
 
 def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
