@@ -10,6 +10,7 @@ pydantic and not msgspec: msgspec checks what it decodes, but not what a program
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,10 @@ def _whole(value: object) -> object:
 
 def _number(value: object) -> object:
     """Numbers of other kinds as `float`: NumPy's among them."""
-    return value if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    try:
+        return value if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return math.inf
 
 
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]

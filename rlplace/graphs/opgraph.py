@@ -239,6 +239,8 @@ DTYPES: dict[str, type[np.generic]] = {
     "micro_batch": np.int32,
 }
 """What each array is held as."""
+LARGEST_COUNT = 2**53
+"""Bytes and sizes beyond this are no sizes: sums of them would leave what float64 holds exactly."""
 LARGEST_TOTAL = 2.0**60
 """FLOPs or bytes of a whole graph beyond this would leave what sums of int64 hold."""
 _OF_OPS = (

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
-from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, write_text_atomic
 from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.records import described
 
 if TYPE_CHECKING:
     import networkx as nx

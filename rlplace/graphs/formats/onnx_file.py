@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
-from rlplace.graphs.formats.own_json import LARGEST_COUNT
-from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.graphs.opgraph import FORWARD, LARGEST_COUNT, OpGraph
+from rlplace.records import described, shortened
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""

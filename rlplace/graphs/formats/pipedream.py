@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import shortened
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.graphs.formats.own_json import LARGEST_COUNT
 from rlplace.graphs.graph_builder import GradientSum, GraphBuilder, OpRow, gradient_sums
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, LARGEST_COUNT, UPDATE, OpGraph
 from rlplace.graphs.paths import topological_order
+from rlplace.records import shortened
 
 LARGEST_FILE_BYTES = 1 << 26
 LONGEST_LINE = 1 << 16
