@@ -444,7 +444,8 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
         raise InvalidValue("directed", described(data.get("directed", False)), "true", where=where)
     edges_key = next((key for key in _EDGES if key in data), "edges")
     graph: nx.DiGraph[Any] = nx.MultiDiGraph() if data.get("multigraph") is True else nx.DiGraph()
-    (facts,) = _rows({"graph": [data.get("graph", {})]}, "graph", where)
+    if not isinstance(facts := data.get("graph", {}), dict):
+        raise InvalidValue("graph", described(facts), "an object", where=where)
     graph.graph.update(facts)
     for i, row in enumerate(_rows(data, "nodes", where)):
         node = _node(row, "id", f"nodes[{i}]", where)
