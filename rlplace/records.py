@@ -24,6 +24,21 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
 
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
+
 T = TypeVar("T")
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
@@ -60,8 +75,10 @@ def _whole(value: object) -> object:
 
 def _number(value: object) -> object:
     """Numbers of other kinds as `float`: NumPy's among them."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
     try:
-        return value if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        return float(value)
     except OverflowError:
         return math.inf
 
@@ -130,7 +147,8 @@ def read_record(kind: type[T], data: object, where: str) -> T:
 
     Args:
         kind: A record, or a type made of records (`tuple[Device, ...]`, `dict[str, Factor]`).
-        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`; an instance passes through.
+        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`, records in them; an instance
+            passes through.
         where: The file, named in every error.
 
     Raises:
@@ -141,7 +159,7 @@ def read_record(kind: type[T], data: object, where: str) -> T:
         return data
     with _one_line(kind, where):
         try:
-            text = data if isinstance(data, str | bytes) else json.dumps(data)
+            text = data if isinstance(data, str | bytes) else json.dumps(data, default=to_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidValue(words_of(kind), described(data), "plain data", where=where) from error
         made: T = _adapter(kind).validate_json(text)
@@ -182,6 +200,8 @@ def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
         inner = context["error"]
         if isinstance(inner, InvalidValue):
             return InvalidValue(f"{at}.{inner.field}" if at else inner.field, inner.actual, inner.expected, where=where)
+        if isinstance(inner, UnknownName) and where != words_of(kind):
+            return UnknownName(f"{inner.kind} of {f'{at} in ' if at else ''}{where}", inner.name, inner.known)
         return inner if isinstance(inner, UserError) else InvalidValue(at, described(first["input"]), str(inner))
     if what == "unexpected_keyword_argument":
         return UnknownName(

@@ -149,8 +149,7 @@ class OpGraph:
     @cached_property
     def output_offsets(self) -> IntArray:
         """(N + 1,) int32: op i produces tensors `output_offsets[i]` up to `output_offsets[i + 1]`."""
-        counts = np.bincount(self.tensor_op, minlength=self.num_ops)
-        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        return np.concatenate(([0], np.cumsum(np.bincount(self.tensor_op, minlength=self.num_ops)))).astype(np.int32)
 
     @cached_property
     def edge_op(self) -> IntArray:

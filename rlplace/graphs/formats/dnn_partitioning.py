@@ -135,8 +135,7 @@ class DnnPartitioning:
     def units(self) -> NDArray[np.int32]:
         """(N,) int32: what moves together, numbered by first op: a colour class, or an op without one."""
         first: dict[int, int] = {}
-        classes = self.graph.colocation.tolist()
-        keys = [class_ if class_ >= 0 else -1 - op for op, class_ in enumerate(classes)]
+        keys = [class_ if class_ >= 0 else -1 - op for op, class_ in enumerate(self.graph.colocation.tolist())]
         return np.array([first.setdefault(key, len(first)) for key in keys], dtype=np.int32)
 
     @cached_property

@@ -236,8 +236,7 @@ class _Builder:
             for place, output in enumerate(item.outputs):
                 if output in needed or item.target == "input":
                     value = self._known(output, item)
-                    tensor = TensorRow(op, place, value.num_bytes, value.shape, value.dtype)
-                    ids[output] = builder.add_tensor(tensor)
+                    ids[output] = builder.add_tensor(TensorRow(op, place, value.num_bytes, value.shape, value.dtype))
         try:
             return builder.graph(sorted({ids[name] for name in results}))
         except InvalidValue as error:
@@ -448,9 +447,8 @@ class _Inference:
 
         domain = "" if node.domain == "ai.onnx" else node.domain
         try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
             return onnx.shape_inference.infer_node_outputs(
-                schema,
+                onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain),
                 node,
                 {name: self.types[name] for name in node.input if name},
                 {name: self.constants[name] for name in node.input if name in self.constants},
@@ -614,8 +612,7 @@ def node_flops(
     """
     out = math.prod(outputs[0]) if outputs else 0
     if op_type in _PRODUCTS and len(inputs) >= 2 and inputs[0]:
-        depth = inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1]
-        return 2.0 * out * depth
+        return 2.0 * out * (inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1])
     if op_type in ("Gemm", "FusedGemm") and len(inputs) >= 2 and len(inputs[0]) == 2:
         return 2.0 * out * inputs[0][0 if attributes.get("transA") else 1]
     if op_type == "QLinearMatMul" and inputs and inputs[0]:

@@ -74,7 +74,7 @@ def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
         if len(parts) == 2 and all(parts) and "=" not in line:
             edges.append((parts[0], parts[1], where))
         elif len(parts) in (3, 4) and parts[0] and (len(parts) == 3 or parts[3].startswith("stage_id=")):
-            layer = _read_layer(*parts[:3], where)
+            layer = _read_layer(parts[0], parts[1], parts[2], where)
             if layers.setdefault(parts[0], layer) is not layer:
                 raise InvalidValue("node", parts[0], "an id that no other node has", where=where)
         else:
