@@ -30,8 +30,8 @@ from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
 from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.search.task import majority_devices
 from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
 from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.methods import LEARNED

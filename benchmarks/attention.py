@@ -20,7 +20,7 @@ from rlplace.graphs.capturing import portable
 from rlplace.measure import Host, Plan, Problem, Simulator
 from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.race import RaceProtocol, idle_share
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.workloads import build, parse_workload
 

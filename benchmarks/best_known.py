@@ -23,7 +23,7 @@ from suites import SUITES, WORKLOADS, key_of, problem_of
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 
 STORE = Path(__file__).parent / "best_known.json"

@@ -27,9 +27,9 @@ from suites import CORE, WORKLOADS, key_of
 
 from rlplace.files import read_json
 from rlplace.measure import Problem, Simulator
+from rlplace.search.methods import find
 from rlplace.search.parallel.choose import choose
-from rlplace.search.parallel.micro_batch_orders import list_priorities
-from rlplace.search.registry import find
+from rlplace.search.parallel.pipelines import list_priorities
 from rlplace.search.task import Budget
 
 TABLE = RESULTS / "core-micro.json"

@@ -23,11 +23,11 @@ from rlplace.cluster import Cluster, reach
 from rlplace.compare.comparison import mean_ratio
 from rlplace.compare.equal_budgets import CompareConfig, compare
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 
 Rows = list[dict[str, Any]]
 LEARNED_ON = ("rnnlm", "inception_v3", "gpt2", "clip")
-"""Workloads of the suite that `rlplace.search.improve.greedy_starts.START_WEIGHTS` was chosen on ..."""
+"""Workloads of the suite that `rlplace.search.improve.starting_points.START_WEIGHTS` was chosen on ..."""
 LEARNED = ("anneal", "evolve", "portfolio", "policy")
 """... and the methods that start from them."""
 

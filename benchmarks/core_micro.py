@@ -29,8 +29,8 @@ from rlplace.errors import UserError
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
+from rlplace.search.methods import find
 from rlplace.search.parallel.choose import choose
-from rlplace.search.registry import find
 from rlplace.search.task import Budget
 from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import Workload, parse_workload

@@ -31,7 +31,7 @@ from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.files import jsonable, read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 
 REFERENCE = "reference"

@@ -22,7 +22,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 
 PROFILES = ("vgg-19-pbs-32", "bert-24-pbs-6", "gnmt-16-pbs-64")

@@ -28,7 +28,7 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import parse_workload

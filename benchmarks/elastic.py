@@ -20,7 +20,7 @@ from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.session.cut import WHOLE
 from rlplace.session.steps import graph_for
 from rlplace.training.elastic.known import Choices, KnownRun

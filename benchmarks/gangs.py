@@ -15,8 +15,8 @@ from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, anneal_from, eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
-from rlplace.search.task import majority_devices
 from rlplace.session.calibrate import calibrated
 from rlplace.workloads import build, parse_workload
 

@@ -17,7 +17,7 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import anneal_from
-from rlplace.search.registry import SearchResult, find
+from rlplace.search.methods import SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.session.steps import build_for, capture_workload
 from rlplace.workloads import parse_workload

@@ -28,8 +28,8 @@ from rlplace.measure.prediction_error import draw_mix
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget
-from rlplace.search.registry import find
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
+from rlplace.search.methods import find
 from rlplace.session.cut import CutOptions
 from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import parse_workload

@@ -23,7 +23,7 @@ from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.race import RaceProtocol, Timer, idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import AUTO, CutOptions

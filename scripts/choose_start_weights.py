@@ -1,6 +1,6 @@
 """Chooses the list of weights that small budgets begin with, on development problems that no benchmark uses.
 
-python scripts/choose_start_weights.py    # prints `FIRST_WEIGHTS` of rlplace/search/improve/greedy_starts.py
+python scripts/choose_start_weights.py    # prints `FIRST_WEIGHTS` of rlplace/search/improve/starting_points.py
 
 Reduced training steps of six workloads, and of two networks unrolled over steps, on random hosts of 2 to 8 devices.
 Weights are drawn, those that do best together are varied, and of all over every grouping, one after the other is taken
@@ -20,7 +20,7 @@ from unrolled_networks import UNROLLED, unrolled_graph_of
 
 from rlplace.measure import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.improve.greedy_starts import GROUPINGS, Schedulers
+from rlplace.search.improve.starting_points import GROUPINGS, Schedulers
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import learn_dev

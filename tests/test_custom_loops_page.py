@@ -14,7 +14,7 @@ from rlplace.measure import Simulator, resolve_host
 from rlplace.measure.hosts.host_file import load_host
 from rlplace.policy import POLICIES, Policy
 from rlplace.registry import Registry
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "custom-loops.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))

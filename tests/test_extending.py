@@ -26,7 +26,7 @@ from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.placement import save_placement
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Learner, Policy
 from rlplace.registry import Registry
-from rlplace.search.registry import METHODS, SearchResult, find
+from rlplace.search.methods import METHODS, SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.session.folder import RunFolder
 from rlplace.session.steps import describe_problem

@@ -16,7 +16,7 @@ from rlplace.graphs import Grouping, capture
 from rlplace.measure import Costs, Measurement, Placement, Simulator
 from rlplace.policy import POLICIES, LearnConfig
 from rlplace.report.printed import as_html, as_text, results_table
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.forecast import Durations
 from rlplace.training.outcome import TrainResult

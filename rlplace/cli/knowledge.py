@@ -18,8 +18,8 @@ import tyro
 
 from rlplace.cli.arguments import parse_duration, print_json
 from rlplace.errors import FileProblem, InvalidValue
+from rlplace.policy.options import PretrainConfig
 from rlplace.say import clean, say
-from rlplace.training.pretrain.config import PretrainConfig
 
 if TYPE_CHECKING:
     from rlplace.store.records import StoredMeasurement
@@ -201,7 +201,7 @@ def pretrain(
         quiet: no progress
     """
     from rlplace.cluster import reach
-    from rlplace.training.pretrain.run import pretrain as train
+    from rlplace.pretrain.pretraining import pretrain as train
 
     tell = (lambda text: None) if quiet else say
     with reach(cluster, say=tell) as workers:

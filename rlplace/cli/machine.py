@@ -58,7 +58,7 @@ def doctor(json: bool = False) -> None:
         json: print one JSON object on stdout
     """
     from rlplace import __version__
-    from rlplace.runs.doctor import CHECKS, System, run_checks, worst
+    from rlplace.doctor import CHECKS, System, run_checks, worst
 
     findings = run_checks(System(), CHECKS)
     facts = {

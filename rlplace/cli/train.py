@@ -21,7 +21,7 @@ from rlplace.cli.arguments import (
     print_json,
 )
 from rlplace.errors import InvalidValue
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.options import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 

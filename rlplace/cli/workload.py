@@ -255,8 +255,8 @@ def advise(
     if seconds < 1:
         raise InvalidValue("seconds", seconds, "at least 1s")
     constraints = placing.constraints(found)
-    from rlplace.runs.advise.session import advise_workload
-    from rlplace.runs.advise.verdict import WORDS
+    from rlplace.advice.advising import advise_workload
+    from rlplace.advice.verdict import WORDS
 
     told = advise_workload(
         spec,

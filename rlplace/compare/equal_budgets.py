@@ -28,8 +28,8 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.search.methods import Method, SearchResult, adopt_methods, find
 from rlplace.search.op_order import shorten
-from rlplace.search.registry import Method, SearchResult, adopt_methods, find
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.seeds import check_seed

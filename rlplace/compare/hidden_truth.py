@@ -25,7 +25,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.search.registry import METHODS, find
+from rlplace.search.methods import METHODS, find
 from rlplace.search.task import BestSoFar, Budget, Failure, Task
 from rlplace.search.winners import SEARCH, find_winners
 from rlplace.seeds import check_seed

@@ -16,8 +16,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Longs
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.greedy_starts import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
-from rlplace.search.improve.warm_starts import held_bytes, room_bytes
+from rlplace.search.groupings import held_bytes, room_bytes
+from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
 from rlplace.search.schedule.eft import ESTIMATES, Estimator
 from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, observe
 from rlplace.search.schedule.partial_schedule import (

@@ -37,8 +37,8 @@ from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.say import say
-from rlplace.search.parallel.bounded_stages import BoundedPipeline, Schedule, best_pipeline
-from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.search.parallel.layouts import StepRoles, step_roles
+from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
 from rlplace.session.cut import CutOptions, read_asked
 from rlplace.session.prepare import candidates
 from rlplace.session.steps import capture_workload, judge_twin

@@ -32,7 +32,7 @@ from rlplace.partitioning.problem import published_problem
 from rlplace.partitioning.solve import METHODS, PublishedRow, solve
 from rlplace.records import record
 from rlplace.report.console import make_progress
-from rlplace.search.registry import METHODS as STEP_METHODS
+from rlplace.search.methods import METHODS as STEP_METHODS
 
 DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""

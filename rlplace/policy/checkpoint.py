@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json, read_plain, write_bytes_atomic, write_json_atomic
-from rlplace.policy.config import WEIGHTS_ENDING
-from rlplace.policy.protocols import Loadable, Policy
+from rlplace.policy.base import Loadable, Policy
+from rlplace.policy.options import WEIGHTS_ENDING
 
 SCHEMA = 1
 LARGEST_BYTES = 256 << 20

@@ -23,9 +23,9 @@ from rlplace.env.problem_features import (
     problem_features,
 )
 from rlplace.measure.problem import Problem
+from rlplace.policy.base import PolicyModule, ProblemTensors, seeded_weights, temperature_for
 from rlplace.policy.checkpoint import kept, load_network, save_network
-from rlplace.policy.config import GnnConfig
-from rlplace.policy.module import PolicyModule, ProblemTensors, seeded_weights, temperature_for
+from rlplace.policy.options import GnnConfig
 from rlplace.policy.placer import GraphEncoder, GroupCategorical, MessageLayer
 
 

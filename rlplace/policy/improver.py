@@ -28,9 +28,9 @@ from rlplace.env.problem_features import (
 )
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
+from rlplace.policy.base import PolicyModule, ProblemTensors, seeded_weights
 from rlplace.policy.checkpoint import kept, load_network, save_network
-from rlplace.policy.config import ImproverConfig
-from rlplace.policy.module import PolicyModule, ProblemTensors, seeded_weights
+from rlplace.policy.options import ImproverConfig
 from rlplace.policy.placer import GraphEncoder, GroupCategorical
 
 MOST_KEEP = 30.0

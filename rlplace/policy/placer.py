@@ -31,9 +31,9 @@ from rlplace.env.one_shot import action_space
 from rlplace.env.problem_features import GraphFeatures, graph_features, index_space
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
+from rlplace.policy.base import one_line, seeded_weights, temperature_for
 from rlplace.policy.checkpoint import SCHEMA, check_weights, load_checkpoint, save_checkpoint, set_parameters
-from rlplace.policy.config import PlacerArchitecture
-from rlplace.policy.module import one_line, seeded_weights, temperature_for
+from rlplace.policy.options import PlacerArchitecture
 
 KIND: Literal["placer"] = "placer"
 """What its checkpoints say they are of."""

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from rlplace.decode import decode_record
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
+from rlplace.policy.base import PolicyModule, seeded_weights
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
-from rlplace.policy.config import Seq2SeqConfig
-from rlplace.policy.module import PolicyModule, seeded_weights
+from rlplace.policy.options import Seq2SeqConfig
 from rlplace.policy.placer import GroupCategorical
 
 

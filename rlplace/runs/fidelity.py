@@ -26,7 +26,7 @@ from rlplace.report.console import make_progress
 from rlplace.runs.measuring import measuring
 from rlplace.runs.step_time import counted_peaks
 from rlplace.search import Budget, anneal_from, eft
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import prepare

@@ -9,7 +9,7 @@ changes when it runs.
 `round_robin`, `random`, `blocks`, `eft`), and `anneal_from`, which improves devices of groups, (G,) int32.
 """
 
-from rlplace.search.improve.metropolis import AnnealSettings, anneal_from
+from rlplace.search.improve.anneal import AnnealSettings, anneal_from
 from rlplace.search.rules.baselines import blocks, random, round_robin, single
 from rlplace.search.schedule.eft import eft
 from rlplace.search.task import Budget

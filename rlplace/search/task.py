@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, RlplaceError
-from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.measurement import CutoffTimer, Measurement, Measurer, PlanMeasurer, PlanTimer, StepTimer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
@@ -460,30 +459,48 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}{f': {first}' if first else ''}{place}"
 
 
-def allowed_devices(problem: Problem, grouping: Grouping) -> NDArray[np.bool_]:
-    """(G, D) bool: devices where all the ops of each group of `grouping` may run."""
-    table = np.ones((grouping.num_groups, problem.host.num_devices), dtype=np.bool_)
-    if problem.allowed is not None:
-        np.logical_and.at(table, grouping.op_group, problem.allowed)
-    return table
+class Scoring:
+    """A task's scoring as a `StepTimer`: every placement that is timed counts as one of the task's."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of (B, N) placements, as `Task.score`."""
+        return self._task.score(placements)
 
 
-def majority_devices(
-    problem: Problem, devices: NDArray[np.int32], grouping: Grouping | None = None
-) -> NDArray[np.int32]:
-    """(G,) int32: of the devices where a group may be, the one that most of its mean time is on.
+class Simulating:
+    """A task's scoring as a `Measurer`: every placement counts once, also one that does not fit into memory.
 
-    The first of several that hold as much.
-
-    Args:
-        problem: what is placed.
-        devices: (N,) where its ops are.
-        grouping: what moves together; the problem's own groups by default.
+    A `Measurer` that is a `StepTimer` too would be asked again, by `measure`, why a step time is infinite.
     """
-    grouping = problem.grouping if grouping is None else grouping
-    weight = np.zeros((grouping.num_groups, problem.host.num_devices))
-    # a group of ops that take no time goes where most of them are
-    np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
-    weight[~allowed_devices(problem, grouping)] = -1.0
-    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
-    return heaviest
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @property
+    def problem(self) -> Problem:
+        """The task's problem."""
+        return self._task.problem
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """One measurement a placement, of its step time alone; one that is infinite does not fit into memory."""
+        times = self._task.score(placements).tolist()
+        return [Measurement("ok" if math.isfinite(step_s) else "oom", step_s) for step_s in times]
+
+
+class Measuring:
+    """A task's host as a `Measurer`: every placement that is run counts as one of the task's measurements."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @property
+    def problem(self) -> Problem:
+        """The task's problem."""
+        return self._task.problem
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """As `Task.measure`: one measurement a placement, as far as the budget allows."""
+        return self._task.measure(placements)

@@ -1,9 +1,18 @@
-"""`find_winners`: of one search the placements that are worth measuring, unlike each other, devices relabelled."""
+"""`choose_diverse`: of many placements the best that are unlike each other.
+
+The same placement with its devices relabelled: in the best way, at random, or at random at no loss.
+
+`OwnOrder`: a simulator for tasks whose placements are planned later, in the problem's own order of ops.
+
+`find_winners`: of one search the placements that are worth measuring, unlike each other, devices relabelled.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +20,216 @@ from numpy.typing import NDArray
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.diversity import OwnOrder, choose_diverse, permuted, shuffled
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Task
+
+LEAST_DIFFERENCE = 0.01
+"""Share of ops in which placements that are measured in one batch differ, where there is a choice."""
+
+
+def choose_diverse(
+    devices_KN: NDArray[np.int32],
+    simulated_s_K: NDArray[np.float64],
+    count: int,
+    seen: Iterable[NDArray[np.int32]] = (),
+) -> list[int]:
+    """Rows to take, at most `count`: those unlike all before them by rank, then, if too few, the others by rank.
+
+    A row is unlike another if at least `LEAST_DIFFERENCE` of its ops are on another device. The fastest is looked at
+    first; equal step times rank by index.
+
+    Args:
+        devices_KN: (K, N) devices of ops.
+        simulated_s_K: (K,) seconds that they are ranked by.
+        count: how many are wanted.
+        seen: placements (N,) that those taken should differ from, too.
+
+    Example:
+        >>> choose_diverse(np.array([[0, 0], [0, 1], [0, 0]]), np.array([2.0, 1.0, 1.5]), 2)
+        [1, 2]
+    """
+    devices = _narrow(devices_KN)
+    ranked = np.argsort(np.asarray(simulated_s_K), kind="stable").tolist()
+    known = [_narrow(row) for row in seen]
+    chosen: list[int] = []
+    for row in ranked:
+        if len(chosen) == count:
+            break
+        if all(_difference(devices[row], other) >= LEAST_DIFFERENCE for other in reversed(known)):
+            known.append(devices[row])
+            chosen.append(row)
+    taken = set(chosen)
+    return [*chosen, *(row for row in ranked if row not in taken)][:count]
+
+
+def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]:
+    """The same devices in a quarter of the bytes, where their numbers allow it: comparing is all that is done."""
+    devices = np.asarray(devices)
+    return devices.astype(np.uint8) if devices.size and devices.max() < 256 else devices
+
+
+def _difference(one: NDArray[np.integer], other: NDArray[np.integer]) -> float:
+    """Share of ops that are on another device."""
+    return np.count_nonzero(one != other) / max(len(one), 1)
+
+
+_TRIES = 20
+"""Relabellings drawn for each one that is wanted, before there are taken to be no more."""
+_ROUNDING = 1e-9
+"""By what share two sums of the same seconds may differ."""
+
+
+def permuted(
+    problem: Problem, devices_N: NDArray[np.int32], step_s: float, timer: StepTimer, *, most: int
+) -> tuple[NDArray[np.int32], float]:
+    """`devices_N` relabelled among devices of the same kind so that it takes the least time, and that time.
+
+    A descent: two devices are swapped after each other, every swap that helps is kept, until none does. It draws
+    nothing. A swap that pins or exclusions forbid, or that changes nothing, is not timed.
+
+    Args:
+        problem: whose devices are relabelled.
+        devices_N: (N,) devices of ops.
+        step_s: its step time by `timer`, in seconds; infinite where it does not fit into memory.
+        timer: times a placement.
+        most: placements timed at most.
+    """
+    best, best_s = np.array(devices_N, dtype=np.int32), step_s
+    swaps = _swaps(problem)
+    timed, tried = {best.tobytes()}, 0
+    while tried < len(swaps) and len(timed) <= most:
+        swap = swaps.pop(0)
+        swaps.append(swap)
+        tried += 1
+        swapped = _swapped(problem, best, swap)
+        if swapped.tobytes() in timed or not _is_allowed(problem, swapped):
+            continue
+        timed.add(swapped.tobytes())
+        swapped_s = float(timer.step_times(swapped[None])[0])
+        if swapped_s < best_s:
+            best, best_s, tried = swapped, swapped_s, 0
+    return best, best_s
+
+
+def shuffled(
+    problem: Problem,
+    devices_N: NDArray[np.int32],
+    step_s: float,
+    timer: StepTimer,
+    generator: np.random.Generator,
+    *,
+    swaps: int,
+) -> NDArray[np.int32]:
+    """`devices_N` relabelled at random as far as `timer` sees no loss: by a symmetry of the host where it has one.
+
+    A random walk: two devices of a kind are swapped, and stay so unless the step time grows.
+
+    Args:
+        problem: whose devices are relabelled.
+        devices_N: (N,) devices of ops.
+        step_s: its step time by `timer`, in seconds.
+        timer: times a placement.
+        generator: of the draws.
+        swaps: steps of the walk; placements timed at most.
+    """
+    devices, pairs = np.array(devices_N, dtype=np.int32), _swaps(problem)
+    for pair in generator.integers(len(pairs), size=swaps).tolist() if pairs else ():
+        swapped = _swapped(problem, devices, pairs[pair])
+        if np.array_equal(swapped, devices) or not _is_allowed(problem, swapped):
+            continue
+        if float(timer.step_times(swapped[None])[0]) <= step_s * (1.0 + _ROUNDING):
+            devices = swapped
+    return devices
+
+
+def permutations_of(
+    problem: Problem, devices_N: NDArray[np.int32], generator: np.random.Generator, count: int
+) -> NDArray[np.int32]:
+    """(<= count, N) int32: `devices_N` relabelled at random among devices of the same kind, distinct, all allowed.
+
+    Fewer than `count` where there are hardly more; `devices_N` itself is none of them.
+
+    Args:
+        problem: whose devices are relabelled.
+        devices_N: (N,) devices of ops.
+        generator: of the draws.
+        count: how many are wanted.
+    """
+    devices = np.asarray(devices_N, dtype=np.int32)
+    drawn: dict[bytes, NDArray[np.int32]] = {devices.tobytes(): devices}
+    kinds = _of_a_kind(problem)
+    for _ in range(_TRIES * count if kinds else 0):
+        if len(drawn) > count:
+            break
+        mapping = np.arange(problem.host.num_devices, dtype=np.int32)
+        for members in kinds:
+            mapping[members] = generator.permutation(members)
+        relabelled = mapping[devices]
+        if _is_allowed(problem, relabelled):
+            drawn.setdefault(relabelled.tobytes(), relabelled)
+    return np.array(list(drawn.values())[1:], dtype=np.int32).reshape(-1, len(devices))
+
+
+def _of_a_kind(problem: Problem) -> list[list[int]]:
+    """Devices by kind, in order; kinds of which there are two at least."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for index, device in enumerate(problem.host.devices):
+        kinds[device.kind].append(index)
+    return [devices for devices in kinds.values() if len(devices) > 1]
+
+
+def _swaps(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of devices of the same kind."""
+    return [pair for devices in _of_a_kind(problem) for pair in combinations(devices, 2)]
+
+
+def _swapped(problem: Problem, devices: NDArray[np.int32], swap: tuple[int, int]) -> NDArray[np.int32]:
+    """The placement with two devices in each other's place."""
+    mapping = np.arange(problem.host.num_devices, dtype=np.int32)
+    mapping[list(swap)] = swap[::-1]
+    return mapping[devices]
+
+
+def _is_allowed(problem: Problem, devices: NDArray[np.int32]) -> bool:
+    """Whether pins and exclusions let every op be where it is; relabelling breaks no co-location class."""
+    return problem.allowed is None or bool(problem.allowed[np.arange(len(devices)), devices].all())
+
+
+class OwnOrder:
+    """A step timer that knows no order but the problem's own.
+
+    A search of a step that is cut into micro-batches would else go on in the order that suits its start: what it finds
+    then, the host is never asked to run so, and observers are not told of it.
+
+    Attributes:
+        threads: placements simulated at once.
+
+    Args:
+        simulator: times placements.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.threads = simulator.threads
+        self._simulator = simulator
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of (B, N) placements."""
+        return self._simulator.step_times(placements)
+
+    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same, sooner where they are above `cutoff_s` (B,)."""
+        return self._simulator.step_times_within(placements, cutoff_s)
+
+
+class OwnOrderWithPaths(OwnOrder):
+    """The same, which tells critical paths: for what wants the best placement, not different ones to learn from."""
+
+    def critical_ops(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int32]:
+        """(C,) ops of a critical path of a placement (N,), whatever the priorities."""
+        return self._simulator.critical_ops(devices)
+
 
 SEARCH = "portfolio"
 DESCENT, WALK = 16, 8

@@ -20,7 +20,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search import eft
-from rlplace.search.task import majority_devices
+from rlplace.search.groupings import majority_devices
 
 LEAST = 6
 ROUNDS = 5

@@ -60,7 +60,7 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
     """
     from rlplace.measure.simulate.simulator import Simulator
-    from rlplace.search.registry import find
+    from rlplace.search.methods import find
     from rlplace.search.rules.baselines import best_single
 
     simulator, ratio = Simulator(problem), 1.0

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.checks import checked_learner, checked_policy
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.base import Policy
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.policy.protocols import Policy
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import checked_learner, checked_policy
+from rlplace.search.groupings import majority_devices
 from rlplace.search.guide import ListSchedule
-from rlplace.search.registry import METHODS
-from rlplace.search.task import Task, majority_devices
+from rlplace.search.methods import METHODS
+from rlplace.search.task import Task
 
 SEARCH = "portfolio"
 UNTAUGHT = ("starts", "none")

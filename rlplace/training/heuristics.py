@@ -7,7 +7,7 @@ import contextlib
 from rlplace.errors import UserError
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget, Failure
 from rlplace.training.table import Entry
 

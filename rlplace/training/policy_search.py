@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 
 from rlplace.env.rewards import Scorer, make_reward
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.checks import checked_learner, checked_policy
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.base import Policy
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.policy.protocols import Policy
-from rlplace.search.guide import Measuring, Simulating
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import checked_learner, checked_policy
+from rlplace.search.groupings import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.improve.evolve import tuned_start
-from rlplace.search.improve.greedy_starts import best_start_with_greedy
-from rlplace.search.improve.warm_starts import try_all
-from rlplace.search.task import Task, majority_devices
+from rlplace.search.improve.portfolio import tuned_start
+from rlplace.search.improve.starting_points import best_start_with_greedy, try_all
+from rlplace.search.task import Measuring, Simulating, Task
 
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""

@@ -18,8 +18,8 @@ from rlplace.compare.equal_budgets import CompareConfig, compare
 from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import Truth
-from rlplace.search.registry import METHODS as REGISTRY
-from rlplace.search.registry import Method, register_method
+from rlplace.search.methods import METHODS as REGISTRY
+from rlplace.search.methods import Method, register_method
 from rlplace.search.task import Task
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"

@@ -28,7 +28,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.search.registry import METHODS, Method
+from rlplace.search.methods import METHODS, Method
 from rlplace.search.task import Task
 
 CHEAP = ("single", "round-robin", "blocks", "random")

@@ -18,7 +18,7 @@ from rlplace.errors import InvalidValue
 from rlplace.export.pipeline import boundaries, check_split, places_of
 from rlplace.export.pipeline_stages import WholeStep, name_in_model, split_step
 from rlplace.graphs import capture
-from rlplace.search.parallel.step_roles import step_roles
+from rlplace.search.parallel.layouts import step_roles
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 BEGINS = ("model.blocks.0", "model.blocks.1", "model.blocks.3")

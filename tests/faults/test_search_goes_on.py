@@ -30,7 +30,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import make_progress
 from rlplace.runs.tracking import NoTracker
-from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig

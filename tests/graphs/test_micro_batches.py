@@ -12,7 +12,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Slicing, even_sizes
 from rlplace.graphs.synthetic import synthetic
-from rlplace.search.parallel.step_roles import roles
+from rlplace.search.parallel.layouts import roles
 
 
 def chain() -> OpGraph:

@@ -15,10 +15,9 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.guide import MOST_STARTS, GuidedMoves, ListSchedule, guided_schedules, score_guided
-from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.improve.greedy_starts import Schedulers
-from rlplace.search.improve.metropolis import AnnealSettings
-from rlplace.search.registry import METHODS, find
+from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
+from rlplace.search.improve.starting_points import Schedulers
+from rlplace.search.methods import METHODS, find
 from rlplace.search.task import Budget, Task
 
 

@@ -1,4 +1,7 @@
-"""`Task`: what is counted, who is told, and when a host may still be asked."""
+"""`Task`: what is counted, who is told, and when a host may still be asked.
+
+What a row says of a method that raised.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,13 @@ from numpy.typing import NDArray
 from random_problems import plain_host
 
 from rlplace.env.rewards import Scorer, make_reward
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.guide import Measuring, Simulating
-from rlplace.search.registry import METHODS, Method, SearchResult, find, register_method
-from rlplace.search.task import BestSoFar, Budget, Task
+from rlplace.search.methods import METHODS, Method, SearchResult, find, register_method
+from rlplace.search.task import MOST_LETTERS, BestSoFar, Budget, Failure, Measuring, Simulating, Task
 
 PROBLEM = chain_problem(3)
 
@@ -210,3 +212,30 @@ def test_a_timer_that_plans_nothing_scores_its_own_order() -> None:
     devices = np.array([0, 1, 1], dtype=np.int32)
     assert task.score_ordered(devices, np.zeros(3)) == task.score(devices)[0]
     assert task.best_plan is None
+
+
+def failure_of(error: Exception) -> Failure:
+    try:
+        raise error
+    except Exception as raised:
+        return Failure.of(raised)
+
+
+def test_an_error_of_others_says_its_type_and_where_it_was_raised() -> None:
+    failed = failure_of(ValueError("first\nsecond"))
+    assert failed.why.startswith("ValueError: first (test_failure.py, line ")
+    assert "second" in failed.traceback
+    assert "failure_of" in failed.traceback
+    assert failure_of(KeyError()).why.startswith("KeyError (test_failure.py, line ")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(RunnerError("gmap failed"), "gmap failed"), (MemoryError("42 GiB"), "42 GiB"), (MemoryError(), "out of memory")],
+)
+def test_errors_of_ours_and_of_memory_say_what_they_say(error: Exception, why: str) -> None:
+    assert failure_of(error).why == why
+
+
+def test_a_long_first_line_is_cut() -> None:
+    assert failure_of(RunnerError("x" * 10_000)).why == "x" * (MOST_LETTERS - 3) + "..."

@@ -41,7 +41,7 @@ REFUSED = {
     "track": ("offline", "tracker"),
 }
 """What means nothing for a problem that is made, or with nowhere to go; and what the message says."""
-ANNEAL = "rlplace.search.improve.anneal:solve"
+ANNEAL = "rlplace.search.improve.anneal:solve_anneal"
 LEARNED = "rlplace.training.agent.on_host:solve"
 HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "budget_s": (0.25, ANNEAL, lambda task, **_: task.budget.seconds),

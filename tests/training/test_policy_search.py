@@ -16,9 +16,9 @@ from search_problems import fork_problem, tight_problem
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import LearnConfig, PlacerPolicy, Seq2SeqConfig
-from rlplace.search.improve.evolve import tuned_start
-from rlplace.search.improve.greedy_starts import best_start_with_greedy
-from rlplace.search.registry import find
+from rlplace.search.improve.portfolio import tuned_start
+from rlplace.search.improve.starting_points import best_start_with_greedy
+from rlplace.search.methods import find
 from rlplace.search.task import Budget, Task
 from rlplace.training.methods import METHODS
 from rlplace.training.policy_search import solve

@@ -25,7 +25,7 @@ from rlplace.measure.timing.race import RaceProtocol
 from rlplace.policy import load_policy
 from rlplace.report.console import make_progress
 from rlplace.runs.tracking import make_tracker
-from rlplace.search.registry import METHODS, Method, find, register_method
+from rlplace.search.methods import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
 from rlplace.session.folder import RunFolder
 from rlplace.training import SearchConfig, TrainConfig, train
@@ -121,7 +121,7 @@ def test_methods_that_raise_are_rows_and_the_others_go_on(monkeypatch: pytest.Mo
         raise ZeroDivisionError("no device is left")
 
     monkeypatch.setattr("rlplace.search.schedule.list_scheduling.solve_heft", failing)
-    monkeypatch.setattr("rlplace.search.improve.portfolio.solve", failing)
+    monkeypatch.setattr("rlplace.search.improve.portfolio.solve_portfolio", failing)
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="genetic"))
     for name in ("heft", "portfolio"):
         row = result.table.row(name)

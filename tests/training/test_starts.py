@@ -12,7 +12,7 @@ from random_problems import plain_host, random_problem
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import LearnConfig
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training import SearchConfig
 from rlplace.training.agent.agent import Agent

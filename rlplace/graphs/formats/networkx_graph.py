@@ -15,6 +15,7 @@ import difflib
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
@@ -25,7 +26,7 @@ from pydantic import Field
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.own_json import Size
 from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
-from rlplace.graphs.opgraph import LARGEST_COUNT, PHASES, OpGraph
+from rlplace.graphs.opgraph import LARGEST_COUNT, LONGEST_TEXT, PHASES, OpGraph, check_texts
 from rlplace.records import described, read_record, record, shortened
 
 if TYPE_CHECKING:
@@ -140,11 +141,28 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     if not graph.is_directed():
         raise InvalidValue("edges", "undirected", "a directed graph", where=where)
     place = {node: i for i, node in enumerate(graph)}
+    order: list[Hashable] = []
     try:
-        return list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+        for node in nx.lexicographical_topological_sort(graph, key=place.__getitem__):
+            order.append(node)
     except nx.NetworkXUnfeasible as error:
-        cycle = " -> ".join(str(source) for source, *_ in nx.find_cycle(graph)[:6])
+        cycle = " -> ".join(map(str, _cycle_of(graph, set(order))[:6]))
         raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error
+    return order
+
+
+def _cycle_of(graph: nx.DiGraph[Any], ordered: set[Hashable]) -> list[Hashable]:
+    """The nodes of one cycle, where a topological sort could order the nodes `ordered` alone.
+
+    Every other node is on a cycle or behind one, so it has a predecessor that is not ordered either: going from one to
+    the next ends in a cycle, in time linear in the edges (`nx.find_cycle` takes quadratic time).
+    """
+    node = next(node for node in graph if node not in ordered)
+    steps: dict[Hashable, int] = {}
+    while node not in steps:
+        steps[node] = len(steps)
+        node = next(source for source in graph.predecessors(node) if source not in ordered)
+    return list(steps)[steps[node] :][::-1]
 
 
 @contextmanager
@@ -271,6 +289,8 @@ class _Reading(GraphBuilder):
         for tensor in self.tensors:
             made[tensor.op] += tensor.bytes
         names = unique_names([row.name for row in self.ops])
+        if not self._is_ours:  # a signature is made of both, and a default of GraphML may be the target of every node
+            check_texts([*names, *(row.target for row in self.ops)], self._where)
         for row, size, name, reads in zip(self.ops, made, names, self._reads, strict=True):
             row.name, row.reads = name, sorted(reads)
             row.signature = row.signature or ("" if self._is_ours else f"{row.target}:{name}")
@@ -307,10 +327,12 @@ def read(row: Mapping[str, Any], field: str, default: Any) -> Any:
     return default if value is None else _READERS.get(field, _count)(key, value)
 
 
-def _text(key: str, value: object) -> str:
-    if not isinstance(value, str | int | float):
+def _text(key: str, value: object, longest: float = LONGEST_TEXT) -> str:
+    if not isinstance(value, str | int | float) or (isinstance(value, int) and abs(value) > LARGEST_COUNT):
         raise InvalidValue(key, described(value), "text")
-    return str(value)
+    if len(text := str(value)) > longest:
+        raise InvalidValue(key, described(text), f"text of at most {longest:,} characters")
+    return text
 
 
 def _number(key: str, value: object) -> float:
@@ -346,7 +368,8 @@ def _phase(key: str, value: object) -> int:
 
 
 _READERS: dict[str, Callable[[str, object], Any]] = {
-    **dict.fromkeys(("name", "target", "module", "signature"), _text),
+    **dict.fromkeys(("name", "target", "module"), _text),
+    "signature": partial(_text, longest=math.inf),
     **dict.fromkeys(("flops", "bytes_moved", "time_s"), _number),
     "phase": _phase,
 }

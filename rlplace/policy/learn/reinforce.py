@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.config import ReinforceConfig
-from rlplace.policy.learn.clone import cloning_loss
-from rlplace.policy.learn.elites import Elites, settle
-from rlplace.policy.learn.state import LearnerState, finite, learner_state, load_learner_state
-from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
+from rlplace.policy.base import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
+from rlplace.policy.learn.imitation import Elites, cloning_loss, learner_state, load_learner_state, settle
+from rlplace.policy.learn.state import LearnerState, finite
+from rlplace.policy.options import ReinforceConfig
 
 IMITATION_STEPS, IMITATION_RATE = 100, 1e-2
 """Most gradient steps (Adam) of an imitation, and their learning rate."""

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
+from rlplace.policy.base import Policy
 from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
-from rlplace.policy.learn.elites import Elites
-from rlplace.policy.protocols import Policy
 
 KIND = "learner"
 """What its files say they are of."""
@@ -105,41 +104,6 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
         raise FileProblem(path, f"not the state of this learner and its policy: {error}.") from error
 
 
-def learner_state(
-    policy: object,
-    optimizer: torch.optim.Optimizer,
-    elites: Elites,
-    facts: Mapping[str, Any] | None = None,
-    *,
-    elites_name: str = "elites",
-) -> LearnerState:
-    """What every learner keeps: its policy, its optimizer and the best placements seen, beside facts of its own.
-
-    Raises:
-        InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
-    """
-    state = LearnerState({}, facts or {}).with_part("policy", policy_state(policy))
-    return state.with_part("optimizer", optimizer_state(optimizer)).with_part(elites_name, elites_state(elites))
-
-
-def load_learner_state(
-    state: LearnerState,
-    policy: object,
-    optimizer: torch.optim.Optimizer,
-    elites: Elites,
-    *,
-    elites_name: str = "elites",
-) -> None:
-    """Takes what `learner_state` gave, but for the facts.
-
-    Raises:
-        KeyError, RuntimeError, ValueError: it is of another learner or policy.
-    """
-    load_policy_state(policy, state.part("policy"))
-    load_optimizer_state(optimizer, state.part("optimizer"))
-    load_elites_state(elites, state.part(elites_name), policy)
-
-
 def policy_state(policy: object) -> LearnerState:
     """Weights, buffers and generator of a policy.
 
@@ -162,10 +126,10 @@ def load_policy_state(policy: object, state: LearnerState) -> None:
     fixed = {name: own[name] for name in getattr(policy, "problem_buffers", ())}
     for name, tensor in state.part("module").tensors.items():
         if name not in fixed and name in own and bool(torch.isfinite(own[name]).all()):
-            _check_finite(name, tensor)
+            check_finite(name, tensor)
     module.load_state_dict({**state.part("module").tensors, **fixed})
     if isinstance(policy, Policy):
-        _check_devices("its best guess", torch.from_numpy(policy.mode()), policy)
+        check_devices("its best guess", torch.from_numpy(policy.mode()), policy)
     _check_generator(state.tensors["generator"])
     generator.set_state(state.tensors["generator"])
 
@@ -193,7 +157,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) 
         index, _, name = key.partition(".")
         if not 0 <= int(index) < len(parameters) or tensor.shape not in (parameters[int(index)].shape, ()):
             raise ValueError(f"the moment {key} of {tuple(tensor.shape)} is of no parameter")
-        _check_finite(key, tensor)
+        check_finite(key, tensor)
         moments.setdefault(int(index), {})[name] = tensor.clone()
     groups = optimizer.state_dict()["param_groups"]
     for group, learning_rate in zip(groups, state.facts["learning_rates"], strict=True):
@@ -201,29 +165,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) 
             raise ValueError(f"a learning rate of {learning_rate}")
         group["lr"] = float(learning_rate)
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
-
-
-def elites_state(elites: Elites) -> LearnerState:
-    """The best placements seen, their rewards, and how often each came."""
-    tensors = {"group_devices": elites.group_devices, "rewards": elites.rewards, "counts": elites.counts}
-    return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
-
-
-def load_elites_state(elites: Elites, state: LearnerState, policy: object) -> None:
-    """Takes what `elites_state` gave, of placements of this policy.
-
-    Raises:
-        KeyError, ValueError: it is no such state.
-    """
-    devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
-    if len(devices):
-        _check_devices("group_devices", devices, policy)
-    if len(devices) > elites.capacity or not len(devices) == len(rewards) == len(counts):
-        raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
-    _check_finite("rewards", rewards)
-    if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
-        raise ValueError("rewards and counts that are none")
-    elites.restore(devices.numpy(), rewards.numpy(), counts.numpy())
 
 
 def finite(value: float) -> float:
@@ -237,12 +178,13 @@ def finite(value: float) -> float:
     return float(value)
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuses infinities and NaN."""
     if not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name} holds numbers that are not finite")
 
 
-def _check_devices(name: str, tensor: Tensor, policy: object) -> None:
+def check_devices(name: str, tensor: Tensor, policy: object) -> None:
     """Refuses what is no placement, or several, of the policy's groups (..., G)."""
     num_groups, num_devices = getattr(policy, "num_groups", None), getattr(policy, "num_devices", 0)
     is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Floats, Ints, is_kept, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.task import allowed_devices
+from rlplace.search.groupings import allowed_devices, main_modules
 
 ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER, COPY = range(7)
 """One group elsewhere; a group to a neighbour's device; two groups change places; consecutive groups, in order of their
@@ -328,27 +328,3 @@ class Neighbourhood:
 def are_kernels_kept() -> bool:
     """Whether the kernels of annealing were compiled by an earlier process; they are the last that a search calls."""
     return is_kept(propose_moves)
-
-
-def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
-    """(G,) int64: the module that most of each group's mean time is in, numbered in order of first appearance."""
-    number: dict[str, int] = {}
-    modules = [number.setdefault(name, len(number)) for name in problem.graph.modules]
-    return main_labels(problem, grouping, np.array(modules, dtype=np.int64))
-
-
-def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(G,) int64: the label that most of each group's mean time has; the smallest where several have as much.
-
-    Args:
-        problem: what is placed.
-        grouping: its groups, or finer or coarser ones.
-        label_N: (N,) a label of each op, 0 or more.
-    """
-    count = int(label_N.max(initial=0)) + 1
-    keys, place = np.unique(grouping.op_group.astype(np.int64) * count + label_N, return_inverse=True)
-    time_s = np.bincount(place, weights=problem.costs.op_time_s.mean(axis=1))
-    heaviest_last = np.lexsort((-keys, time_s, keys // count))
-    labels = np.zeros(grouping.num_groups, dtype=np.int64)
-    labels[keys[heaviest_last] // count] = keys[heaviest_last] % count
-    return labels

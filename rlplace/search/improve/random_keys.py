@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.search.improve.warm_starts import losses, score_starts
+from rlplace.search.improve.starting_points import losses, score_starts
 from rlplace.search.task import Task
 
 CEM_ELITE = 0.15

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UserError
 from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.diversity import OwnOrderWithPaths
-from rlplace.search.improve.warm_starts import balanced
-from rlplace.search.registry import METHODS
+from rlplace.search.groupings import balanced
+from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Task
+from rlplace.search.winners import OwnOrderWithPaths
 
 SEARCH = "portfolio"
 FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"

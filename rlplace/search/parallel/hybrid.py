@@ -7,6 +7,10 @@ Stages with different numbers of replicas, as PipeDream's and DAPPLE's planners 
 `StagePlan`: stages of a chain, each on a team of devices; the plans next to one, and all where they are few.
 
 `hybrid_start`: where a search over placements goes on from, and what only plans reach: pipelines that idle a bit.
+
+Where searches of a step that is cut into micro-batches start: the best layouts, and what is next to them.
+
+A step that is cut into micro-batches: runs of its chain, for each micro-batch or for all of them, and as a table.
 """
 
 from __future__ import annotations
@@ -21,9 +25,18 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.layouts import Chain, Layout, Owners, deal, layouts, placement_of, thinnest_cuts
-from rlplace.search.parallel.micro_batch_orders import list_priorities, most_under_way, one_f_one_b
-from rlplace.search.parallel.step_roles import StepRoles, step_roles
+from rlplace.search.parallel.layouts import (
+    Chain,
+    Layout,
+    Owners,
+    StepRoles,
+    deal,
+    layouts,
+    placement_of,
+    step_roles,
+    thinnest_cuts,
+)
+from rlplace.search.parallel.pipelines import list_priorities, most_under_way, one_f_one_b
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
 
@@ -527,3 +540,101 @@ def _owners(field: Field, best: Bounded) -> Bounded:
             field.score_bounded(best.layout, moved, best.limit)
             best = field.best_bounded
     return best
+
+
+LAYOUTS_SHARE = 0.15
+"""Most of a budget that layouts take, but for one batch of them; what is next to the best ones takes as much again."""
+FEW, FEW_LAYOUTS_SHARE = 300, 0.4
+"""Evaluations of a budget below which layouts take more of it, and how much."""
+LAYOUTS_BATCH = 8
+KEPT_LAYOUTS = 4
+"""Layouts that come back at most, the best."""
+STARTS_REFINED = 2
+"""Those of them whose neighbours are tried, as long as one is better ..."""
+START_REFINEMENTS = 200
+"""... and how many of each at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A placement to start from.
+
+    Attributes:
+        devices: (N,) int32.
+        step_s: its step time in the problem's op order; infinite where it does not fit.
+        layout: whose placement it is.
+    """
+
+    devices: NDArray[np.int32]
+    step_s: float
+    layout: Layout
+
+
+def parallel_starts(task: Task) -> list[Start]:
+    """The best layouts in the problem's op order, best first; nothing where the step is not cut.
+
+    They are over ops, not groups, which may be too coarse for them: stages x replicas, then stages with different
+    numbers of replicas, experts and tables apart. Where the task takes no plans, for which `hybrid_start` does more,
+    stages of the best ones are moved as long as that helps.
+
+    Args:
+        task: scores and counts.
+    """
+    problem = task.problem
+    if problem.graph.num_micro_batches == 1:
+        return []
+    field, is_few = Field(task), task.budget.evaluations < FEW
+    until = task.spent + (FEW_LAYOUTS_SHARE if is_few else LAYOUTS_SHARE)
+    found: list[Start] = []
+    made = _distinct(field)
+    while (not found or task.spent < until) and not task.is_spent:
+        batch = list(itertools.islice(made, LAYOUTS_BATCH))
+        if not batch:
+            break
+        times = task.score(np.stack([devices for devices, _ in batch])).tolist()
+        found += [Start(devices, step_s, layout) for (devices, layout), step_s in zip(batch, times, strict=True)]
+        found = sorted(found, key=lambda one: one.step_s)[:KEPT_LAYOUTS]
+    if not is_few and not task.takes_plans:
+        until = task.spent + LAYOUTS_SHARE
+        found[:STARTS_REFINED] = [_refined(field, one, until) for one in found[:STARTS_REFINED]]
+    return sorted(found, key=lambda one: one.step_s)
+
+
+def first_layouts(problem: Problem, count: int) -> list[NDArray[np.int32]]:
+    """(N,) int32: the first `count` layouts of a step that is cut into micro-batches, none where it is not."""
+    if problem.graph.num_micro_batches == 1:
+        return []
+    step = step_roles(problem.graph)
+    return [placement_of(problem, layout, step) for layout in itertools.islice(layouts(problem, step), count)]
+
+
+def _distinct(field: Field) -> Iterator[tuple[NDArray[np.int32], Layout]]:
+    """Placements and layouts of a field, each placement once."""
+    problem, seen = field.task.problem, set[bytes]()
+    for layout in itertools.chain(layouts(problem, field.step), field.candidates()):
+        devices = placement_of(problem, layout, field.step)
+        if devices.tobytes() not in seen:
+            seen.add(devices.tobytes())
+            yield devices, layout
+
+
+def _refined(field: Field, start: Start, until: float) -> Start:
+    """The best of a layout, what is next to it and so on in the problem's op order; steps get smaller."""
+    task, problem, count = field.task, field.task.problem, field.step.num_positions
+    if len(start.layout.role_device) or math.isinf(start.step_s):
+        return start
+    plan, tries, far = StagePlan.of(start.layout, field.chain), 0, max(count // 16, 1)
+    while far:
+        is_better = False
+        for other in plan.neighbours(count, far):
+            if task.is_spent or task.spent >= until or tries >= START_REFINEMENTS:
+                return start
+            tries += 1
+            layout = other.layout(field.chain)
+            devices = placement_of(problem, layout, field.step)
+            step_s = float(task.score(devices, np.array([start.step_s]))[0])
+            if step_s < start.step_s:
+                start, plan, is_better = Start(devices, step_s, layout), other, True
+                break
+        far = far if is_better else far // 2
+    return start

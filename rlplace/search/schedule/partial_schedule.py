@@ -23,11 +23,9 @@ from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import account_names, list_order, upward_ranks
-from rlplace.search.improve.moves import main_labels, main_modules
-from rlplace.search.improve.warm_starts import held_bytes, room_bytes
+from rlplace.search.groupings import allowed_devices, held_bytes, main_labels, main_modules, room_bytes
 from rlplace.search.schedule.eft import device_rules
 from rlplace.search.schedule.units import resident_bytes
-from rlplace.search.task import allowed_devices
 
 
 class Decided(NamedTuple):

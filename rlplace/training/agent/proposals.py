@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.diversity import OwnOrder, choose_diverse, permuted, shuffled
+from rlplace.search.groupings import majority_devices
 from rlplace.search.guide import Guide
-from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.improve.metropolis import AnnealSettings
-from rlplace.search.registry import METHODS
-from rlplace.search.task import Budget, Task, majority_devices
-from rlplace.search.winners import CountedTimer, Winners
+from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
+from rlplace.search.methods import METHODS
+from rlplace.search.task import Budget, Task
+from rlplace.search.winners import CountedTimer, OwnOrder, Winners, choose_diverse, permuted, shuffled
 from rlplace.training.agent.batches import AverageTimer
 from rlplace.training.agent.config import AgentConfig
 

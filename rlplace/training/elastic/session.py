@@ -16,7 +16,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import make_progress
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.session.folder import RunFolder

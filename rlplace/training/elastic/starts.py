@@ -11,9 +11,8 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.improve.coarsening import atoms
+from rlplace.search.groupings import allowed_devices, atoms, majority_devices
 from rlplace.search.schedule.eft import eft
-from rlplace.search.task import allowed_devices, majority_devices
 from rlplace.training.elastic.devices import GONE, DeviceMatch
 
 

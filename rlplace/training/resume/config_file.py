@@ -12,7 +12,7 @@ from rlplace.decode import decode_record, described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
-from rlplace.policy.config import WEIGHTS_ENDING, LearnConfig
+from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
 from rlplace.seeds import check_seed
 from rlplace.session.cut import WHOLE, CutOptions, Loss, parse_count
 from rlplace.session.folder import RunFolder

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.search.diversity import choose_diverse
+from rlplace.search.winners import choose_diverse
 
 
 @dataclass

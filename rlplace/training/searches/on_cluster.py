@@ -25,7 +25,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker, Tracker
-from rlplace.search.registry import Method, adopt_methods
+from rlplace.search.methods import Method, adopt_methods
 from rlplace.search.task import Budget
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.heuristics import compile_kernels

@@ -11,9 +11,9 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
 from rlplace.report.console import Progress
 from rlplace.runs.tracking import Tracker
-from rlplace.search.diversity import OwnOrderWithPaths
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Failure, Task
+from rlplace.search.winners import OwnOrderWithPaths
 from rlplace.training.resume.journal import MethodJournal
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.budget import LoopBudget

@@ -17,7 +17,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.report.console import Progress
 from rlplace.runs.tracking import Tracker
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Failure, Saveable, Task
 from rlplace.training.resume.journal import MethodJournal
 from rlplace.training.resume.state import MethodState

@@ -12,7 +12,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.formats import load_graph, load_times_s
 from rlplace.graphs.formats.pipedream import load_pipedream, pipedream_times_s, read_layers
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.search.parallel.step_roles import roles
+from rlplace.search.parallel.layouts import roles
 
 LOOSE = """\
 node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=0.0, parameter_size=0.000

@@ -26,7 +26,7 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
-from rlplace.search.parallel.step_roles import roles
+from rlplace.search.parallel.layouts import roles
 
 LABELS = torch.tensor([0, 5, 2, 4, 1])
 

@@ -9,7 +9,7 @@ from search_problems import brute_force_s, fork_problem
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import LEARNERS, POLICIES, CloneConfig, LearnConfig, PPOConfig, ReinforceConfig
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 
 SAMPLES = 16

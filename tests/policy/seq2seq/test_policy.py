@@ -18,7 +18,7 @@ from torch import Tensor
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.problem import Problem
 from rlplace.policy import PlacerArchitecture, Seq2SeqConfig, Seq2SeqPolicy, make_policy
-from rlplace.policy.protocols import GroupPolicy, Loadable
+from rlplace.policy.base import GroupPolicy, Loadable
 from rlplace.policy.seq2seq import seq2seq_inputs
 
 SMALL = Seq2SeqConfig(hidden=6, type_embedding=3, device_embedding=4, attention=5, tanh_constant=2.0, temperature=0.7)

@@ -13,18 +13,8 @@ from search_problems import barred, chain_problem
 
 from rlplace.graphs import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.improve.moves import (
-    CLUSTER,
-    COPY,
-    MODULE,
-    NEIGHBOUR,
-    ONE,
-    SWAP,
-    WINDOW,
-    Neighbourhood,
-    Table,
-    main_modules,
-)
+from rlplace.search.groupings import main_modules
+from rlplace.search.improve.moves import CLUSTER, COPY, MODULE, NEIGHBOUR, ONE, SWAP, WINDOW, Neighbourhood, Table
 
 
 def only(kind: int) -> np.ndarray:

@@ -1,4 +1,9 @@
-"""Data-parallel, pipeline and hybrid: as good as trying all, within budgets, with answers that keep their order."""
+"""Data-parallel, pipeline and hybrid: as good as trying all, within budgets, with answers that keep their order.
+
+Searches that go on from hybrids: never worse than those, and with an order that suits.
+
+The layouts that searches start from.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,23 @@ import pytest
 from layer_profiles import profile_problem
 from micro_batched import cut_graph, layered_step, step_problem
 from random_problems import plain_host
-from search_problems import chain_problem
+from search_problems import Counting, chain_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.parallel.hybrid import Field, StagePlan
-from rlplace.search.parallel.layouts import Layout
-from rlplace.search.registry import METHODS, find
+from rlplace.search.methods import METHODS, find
+from rlplace.search.parallel.hybrid import (
+    KEPT_LAYOUTS,
+    LAYOUTS_BATCH,
+    Field,
+    StagePlan,
+    first_layouts,
+    hybrid_start,
+    parallel_starts,
+)
+from rlplace.search.parallel.layouts import Layout, layouts, placement_of
 from rlplace.search.task import Budget, Task
 
 METHOD_NAMES = ("data-parallel", "pipeline", "hybrid")
@@ -134,3 +147,92 @@ def test_ops_that_are_all_in_co_location_classes_are_placed(method: str) -> None
     found = find(problem, method, Simulator(problem), Budget(100))
     assert found.devices is not None
     assert np.array_equal(problem.check_placement(found.devices[None])[0], found.devices)
+
+
+def uneven_problem(folder: Path) -> Problem:
+    """Two heavy layers with large outputs and few parameters, then one with little to do and many parameters."""
+    rows = [(1000, 2000, 50, 2), (1000, 2000, 10, 2), (100, 200, 1, 3000)]
+    return profile_problem(folder, rows, 8, plain_host(4))
+
+
+def slow_links_problem(folder: Path) -> Problem:
+    """A pipeline in which sending takes as long as a stage: it pays to have more under way than 1F1B, not all."""
+    return profile_problem(folder, [(1000, 2000, 90, 300)] * 4, 8, plain_host(4))
+
+
+@pytest.mark.parametrize("make", [uneven_problem, slow_links_problem])
+def test_the_portfolio_is_never_worse_than_the_field(make: object, tmp_path: Path) -> None:
+    problem = make(tmp_path)  # type: ignore[operator]
+    simulator = Simulator(problem, threads=1)
+    field = [find(problem, name, simulator, Budget(3000)) for name in ("data-parallel", "pipeline", "hybrid")]
+    found = find(problem, "portfolio", simulator, Budget(3000))
+    assert found.evaluations <= 3000
+    assert found.step_time_s <= min(one.step_time_s for one in field)
+    again = simulator.measure(found.devices)[0] if found.plan is None else simulator.retime(found.plan)
+    assert again.step_time_s == found.step_time_s
+
+
+@pytest.mark.slow
+def test_stages_with_different_numbers_of_replicas_are_found(tmp_path: Path) -> None:
+    """The layers with few parameters are replicated; the one with many stays on one device (PipeDream's VGG)."""
+    problem = uneven_problem(tmp_path)
+    found = find(problem, "hybrid", Simulator(problem, threads=1))
+    assert found.devices is not None
+    used = {
+        layer: {int(found.devices[op]) for op, module in enumerate(problem.graph.modules) if module.endswith(layer)}
+        for layer in ("l0", "l2")
+    }
+    assert len(used["l0"]) >= 2
+    assert len(used["l2"]) == 1
+
+
+def test_a_start_is_a_list_schedule(tmp_path: Path) -> None:
+    problem = uneven_problem(tmp_path)
+    simulator = Simulator(problem, threads=1)
+    task = Task(problem, simulator, Budget(4000))
+    devices, step_s, priorities = hybrid_start(task, until=0.5)
+    assert float(simulator.step_times(devices[None], priorities)[0]) == step_s
+    assert task.best_s <= step_s < np.inf
+
+
+def problem_of(num_layers: int = 6, count: int = 4, num_devices: int = 3) -> Problem:
+    return step_problem(cut_graph(layered_step(num_layers), count), plain_host(num_devices))
+
+
+def test_the_best_layouts_come_back_best_first() -> None:
+    problem = problem_of()
+    timer = Simulator(problem, threads=1)
+    starts = parallel_starts(Task(problem, timer, Budget(2000)))
+    times = [start.step_s for start in starts]
+    assert 1 < len(starts) <= KEPT_LAYOUTS
+    assert times == sorted(times)
+    assert times == timer.step_times(np.stack([start.devices for start in starts])).tolist()
+    rows = np.stack([placement_of(problem, layout) for layout in layouts(problem)])
+    assert times[0] <= timer.step_times(rows).min()
+
+
+def test_stages_are_moved_where_a_task_takes_no_plans() -> None:
+    problem = problem_of(7, 4, 2)
+    plain = parallel_starts(Task(problem, Simulator(problem, threads=1), Budget(4000)))
+    moved = parallel_starts(Task(problem, Counting(problem), Budget(4000)))
+    assert moved[0].step_s <= plain[0].step_s
+
+
+@pytest.mark.parametrize("evaluations", [1, 20, 400])
+def test_a_small_budget_is_kept(evaluations: int) -> None:
+    problem = problem_of()
+    task = Task(problem, Counting(problem), Budget(evaluations))
+    assert parallel_starts(task)
+    assert task.evaluations <= max(min(LAYOUTS_BATCH, evaluations), 0.4 * evaluations + LAYOUTS_BATCH)
+
+
+def test_a_step_that_is_not_cut_has_none() -> None:
+    problem = step_problem(layered_step(4), plain_host(2))
+    assert parallel_starts(Task(problem, Simulator(problem, threads=1), Budget(100))) == []
+    assert first_layouts(problem, 3) == []
+
+
+def test_first_layouts_are_the_first() -> None:
+    problem = problem_of()
+    assert len(first_layouts(problem, 3)) == 3
+    assert np.array_equal(first_layouts(problem, 1)[0], placement_of(problem, next(layouts(problem))))

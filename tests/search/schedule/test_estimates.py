@@ -13,7 +13,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.improve.warm_starts import held_bytes, room_bytes
+from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.eft import ESTIMATES, Estimator
 
 

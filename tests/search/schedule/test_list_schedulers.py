@@ -17,7 +17,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import METHODS
+from rlplace.search.methods import METHODS
 from rlplace.search.schedule.baechi import m_etf, m_topo
 from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.list_scheduling import critical_path, heft, optimistic_cost_s, peft

@@ -19,7 +19,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.registry import find
+from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.cut import WHOLE
 from rlplace.training.elastic.known import Choices, KnownRun

@@ -11,8 +11,8 @@ from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.improve.coarsening import atoms
-from rlplace.search.registry import find
+from rlplace.search.groupings import atoms
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import blocks
 from rlplace.search.task import Budget
 from rlplace.training.elastic.devices import match_devices

@@ -17,7 +17,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
-from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches.budget import LoopBudget

@@ -14,7 +14,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.plan import Plan
 from rlplace.report.console import Progress, make_progress
 from rlplace.runs.tracking import NoTracker
-from rlplace.search.registry import METHODS, Method, register_method
+from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.training.resume.state import MethodState
 from rlplace.training.searches import side_by_side

@@ -1,1 +1,0 @@
-"""Solvers that prove what they find: the step's schedule as a constraint program."""
