@@ -405,6 +405,15 @@ _LLAMA: dict[str, object] = {
 }
 
 
+_ENCODER: dict[str, object] = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "4*width",
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), "dropout"),
+}
+
+
 def _transformer(layers: tuple[int, int], width: tuple[int, int], heads: tuple[int, int]) -> dict[str, Option]:
     """Options of a stack of transformer layers, each as (small, paper)."""
     return {
@@ -431,14 +440,9 @@ ZOO: dict[str, ZooModel] = {
             "dropout": _DROPOUT,
         },
         arguments={
+            **_ENCODER,
             "vocab_size": "vocab",
-            "hidden_size": "width",
-            "num_hidden_layers": "layers",
-            "num_attention_heads": "heads",
-            "intermediate_size": "4*width",
             "max_position_embeddings": "tokens",
-            "hidden_dropout_prob": "dropout",
-            "attention_probs_dropout_prob": "dropout",
         },
         inputs={
             "input_ids": Draw("vocab", ("batch", "tokens")),
@@ -644,12 +648,7 @@ ZOO: dict[str, ZooModel] = {
             "dropout": _DROPOUT,
         },
         arguments={
-            "hidden_size": "width",
-            "num_hidden_layers": "layers",
-            "num_attention_heads": "heads",
-            "intermediate_size": "4*width",
-            "hidden_dropout_prob": "dropout",
-            "attention_probs_dropout_prob": "dropout",
+            **_ENCODER,
             "image_size": "image_size",
             "patch_size": "patch_size",
             "num_labels": "classes",
