@@ -24,7 +24,6 @@ from rlplace.report.html.figure import (
     INK,
     MODULE_COLORS,
     OTHER_COLOR,
-    PHASE_COLORS,
     Figure,
     Section,
     Variant,
@@ -38,6 +37,7 @@ from rlplace.report.html.figure import (
     table,
 )
 from rlplace.report.html.run_data import DeviceFacts, RunData
+from rlplace.report.plots import PHASE_COLORS
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
