@@ -142,11 +142,19 @@ class GroupingOptions:
         if self.granularity == "op" and self.rule != MODULE_RULE:
             return self.rule
         if asked.count != 1:
-            hint = "A device map places modules for whole batches: leave `--micro-batches` out."
-            raise InvalidValue("micro_batches", asked.count, "1 where modules are placed", hint=hint)
+            raise InvalidValue(
+                "micro_batches",
+                asked.count,
+                "1 where modules are placed",
+                hint="A device map places modules for whole batches: leave `--micro-batches` out.",
+            )
         if self.rule not in (TrainConfig.grouping, MODULE_RULE):
-            hint = "Modules are a rule of their own: leave `--grouping` out."
-            raise InvalidValue("grouping", self.rule, "none beside --granularity module", hint=hint)
+            raise InvalidValue(
+                "grouping",
+                self.rule,
+                "none beside --granularity module",
+                hint="Modules are a rule of their own: leave `--grouping` out.",
+            )
         return MODULE_RULE
 
 

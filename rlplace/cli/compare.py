@@ -81,14 +81,29 @@ def compare(
             )
         if true is not None or measured is not None:
             field, given = ("true", true) if true is not None else ("measured", measured)
-            hint = "A dnn-partitioning file says what its steps take."
-            raise InvalidValue(field, given, "none with such a file", where="compare", hint=hint)
+            raise InvalidValue(
+                field,
+                given,
+                "none with such a file",
+                where="compare",
+                hint="A dnn-partitioning file says what its steps take.",
+            )
         if cluster != "off":
-            hint = "Problems of the published benchmark are solved on this machine."
-            raise InvalidValue("cluster", cluster, "off with such a file", where="compare", hint=hint)
+            raise InvalidValue(
+                "cluster",
+                cluster,
+                "off with such a file",
+                where="compare",
+                hint="Problems of the published benchmark are solved on this machine.",
+            )
         if asked.count != 1:
-            hint = "A dnn-partitioning file holds a step as it was cut by others."
-            raise InvalidValue("micro_batches", asked.count, "1 with such a file", where="compare", hint=hint)
+            raise InvalidValue(
+                "micro_batches",
+                asked.count,
+                "1 with such a file",
+                where="compare",
+                hint="A dnn-partitioning file holds a step as it was cut by others.",
+            )
         result = run_published(
             spec.path,
             minimised,

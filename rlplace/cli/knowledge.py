@@ -92,8 +92,13 @@ def _check_options_of(action: str, given: dict[str, object]) -> None:
     for option, value in given.items():
         if value is not None and option not in OPTIONS[action]:
             (owner,) = (other for other, options in OPTIONS.items() if option in options)
-            hint = f"`--{option}` is an option of `{owner}`."
-            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
+            raise InvalidValue(
+                option,
+                value,
+                f"no such option of `{action}`",
+                where="measurements",
+                hint=f"`--{option}` is an option of `{owner}`.",
+            )
 
 
 def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
@@ -116,8 +121,9 @@ def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json
 
     kind = format_of(form, out)
     if json and out is None:
-        hint = "Give --out FILE, or --format json."
-        raise InvalidValue("json", True, "a file for the table", where="measurements", hint=hint)
+        raise InvalidValue(
+            "json", True, "a file for the table", where="measurements", hint="Give --out FILE, or --format json."
+        )
     with MeasurementStore.read(path) as store:
         rows = list(store.measurements(chosen))
     if out is None:
@@ -135,8 +141,13 @@ def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -
     from rlplace.store.store import MeasurementStore
 
     if chosen.is_empty and not every:
-        hint = "For example: rlplace measurements prune --older-than 30d. Everything: --all."
-        raise InvalidValue("what to prune", "everything", "an option that says which", where="measurements", hint=hint)
+        raise InvalidValue(
+            "what to prune",
+            "everything",
+            "an option that says which",
+            where="measurements",
+            hint="For example: rlplace measurements prune --older-than 30d. Everything: --all.",
+        )
     if every and not chosen.is_empty:
         raise InvalidValue("all", True, "no other option that says which", where="measurements")
     if dry_run or not path.exists():
@@ -234,8 +245,13 @@ def fit_priors(
     from rlplace.store.store import MeasurementStore
 
     if not runs and store == OFF:
-        hint = "For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto."
-        raise InvalidValue("number of runs", 0, "at least one run folder", where="fit-priors", hint=hint)
+        raise InvalidValue(
+            "number of runs",
+            0,
+            "at least one run folder",
+            where="fit-priors",
+            hint="For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto.",
+        )
     files = [(path / FILE if os.path.isdir(path) else path).resolve() for path in runs]
     for place, (path, file) in enumerate(zip(runs, files, strict=True)):
         if file in files[:place]:

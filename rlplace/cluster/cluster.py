@@ -307,8 +307,9 @@ def load_ray() -> Any:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
             raise MissingExtra("ray", EXTRA) from error
-        broken = f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
-        raise RunnerError(broken) from error
+        raise RunnerError(
+            f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
+        ) from error
     found = re.match(r"(\d+)\.(\d+)", str(getattr(ray, "__version__", "")))
     if found is None or tuple(map(int, found.groups())) < OLDEST_RAY:
         least = ".".join(map(str, OLDEST_RAY))
@@ -409,11 +410,19 @@ def _reached(address: str, field: str) -> str:
     """The address, once somebody takes a connection there."""
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
-        hint = "Ray Client (`ray://`) is not supported." if address.startswith("ray://") else ""
-        raise InvalidValue(field, address, _ADDRESS, hint=hint)
+        raise InvalidValue(
+            field,
+            address,
+            _ADDRESS,
+            hint="Ray Client (`ray://`) is not supported." if address.startswith("ray://") else "",
+        )
     if not _listens(address):
-        hint = "Start one with `ray start --head` on one machine, and join the others with `ray start --address=...`."
-        raise InvalidValue(field, address, "the address of a Ray cluster that runs", hint=hint)
+        raise InvalidValue(
+            field,
+            address,
+            "the address of a Ray cluster that runs",
+            hint="Start one with `ray start --head` on one machine; the others join with `ray start --address=...`.",
+        )
     return address
 
 

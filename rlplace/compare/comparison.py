@@ -216,8 +216,7 @@ def mean_ratio(ratios: Sequence[float], workloads: Sequence[str], *, seed: int =
     """
     logs, sums, counts = _by_workload(ratios, workloads)
     drawn = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5))
+    low, high = np.percentile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), (2.5, 97.5))
     return MeanRatio(float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high)), len(logs))
 
 
@@ -265,5 +264,4 @@ def _by_workload(
     logs: NDArray[np.float64] = np.log(values)
     names, cluster = np.unique(np.asarray(workloads), return_inverse=True)
     sums = np.bincount(cluster, weights=logs, minlength=len(names)).astype(np.float64)
-    counts = np.bincount(cluster, minlength=len(names)).astype(np.float64)
-    return logs, sums, counts
+    return logs, sums, np.bincount(cluster, minlength=len(names)).astype(np.float64)

@@ -87,8 +87,9 @@ class CompareConfig:
     def __post_init__(self) -> None:
         given: object = self.methods
         if isinstance(given, str):
-            hint = f"Write `methods=({given!r},)`."
-            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
+            raise InvalidValue(
+                "methods", given, "a tuple of names", where="compare", hint=f"Write `methods=({given!r},)`."
+            )
         for name in self.methods:
             if name not in ("all", OP_ORDER) and name not in METHODS:
                 raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
@@ -99,11 +100,21 @@ class CompareConfig:
         if self.measured is not None and self.measured < 1:
             raise InvalidValue("measured", self.measured, "at least 1", where="compare")
         if self.measured is not None and LEARNED not in self.names:
-            hint = f"Only `{LEARNED}` measures while it searches."
-            raise InvalidValue("measured", self.measured, f"none without {LEARNED}", where="compare", hint=hint)
+            raise InvalidValue(
+                "measured",
+                self.measured,
+                f"none without {LEARNED}",
+                where="compare",
+                hint=f"Only `{LEARNED}` measures while it searches.",
+            )
         if self.measured is not None and self.objective != "latency":
-            hint = "What is measured is the time of a step."
-            raise InvalidValue("objective", self.objective, "latency beside measured", where="compare", hint=hint)
+            raise InvalidValue(
+                "objective",
+                self.objective,
+                "latency beside measured",
+                where="compare",
+                hint="What is measured is the time of a step.",
+            )
         if self.evaluations is not None and self.evaluations < 1:
             raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
@@ -244,8 +255,12 @@ def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> Non
         InvalidValue: the host is simulated, or a cluster searches.
     """
     if config.measured is not None and (host.is_simulated or is_spread):
-        expected = "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated"
-        raise InvalidValue("measured", config.measured, expected, where="compare")
+        raise InvalidValue(
+            "measured",
+            config.measured,
+            "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated",
+            where="compare",
+        )
 
 
 def _searched(

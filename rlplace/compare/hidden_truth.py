@@ -62,8 +62,9 @@ class TrueConfig:
     def __post_init__(self) -> None:
         given: object = self.methods
         if isinstance(given, str):
-            hint = f"Write `methods=({given!r},)`."
-            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
+            raise InvalidValue(
+                "methods", given, "a tuple of names", where="compare", hint=f"Write `methods=({given!r},)`."
+            )
         for name in self.methods:
             if name != "all" and name not in ROWS:
                 raise UnknownName("method with a hidden truth", name, ("all", *ROWS))

@@ -123,8 +123,13 @@ def run_compare(
         UserError: the workload cannot be built or captured, or `save` or `plot` cannot be written to.
     """
     if asked.is_auto and config.objective == "throughput":
-        hint = "How many there are is chosen by the latency of a step: give a number, --micro-batches K."
-        raise InvalidValue("micro_batches", "auto", "a number with --objective throughput", where="compare", hint=hint)
+        raise InvalidValue(
+            "micro_batches",
+            "auto",
+            "a number with --objective throughput",
+            where="compare",
+            hint="How many there are is chosen by the latency of a step: give a number, --micro-batches K.",
+        )
     check_measured(config, host, is_spread=cluster != "off")
     check_save(save)
     check_plot(plot)
@@ -309,8 +314,13 @@ def true_config(
             "measured", None, "a number of plans beside --true", where="compare", hint="For example: --measured 16."
         )
     if seeds is not None:
-        hint = "A row draws from the seed of --true, or from --seed."
-        raise InvalidValue("seeds", seeds, "none beside --true", where="compare", hint=hint)
+        raise InvalidValue(
+            "seeds",
+            seeds,
+            "none beside --true",
+            where="compare",
+            hint="A row draws from the seed of --true, or from --seed.",
+        )
     if objective not in (None, "latency"):
         raise InvalidValue("objective", objective, "latency beside --true", where="compare")
     words = method_words(methods, ROWS, "method with a hidden truth")

@@ -129,9 +129,13 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
     tensors = _tensors(workload)
     paths = boundaries(step, _first(tensors, whole, counts[0]))
     if not paths:
-        hint = "A recurrent model that is unrolled runs the same modules at every step."
-        expected = "one with modules that run once and not first, before which a stage may begin"
-        raise InvalidValue("model", type(workload.model).__name__, expected, where=WHERE, hint=hint)
+        raise InvalidValue(
+            "model",
+            type(workload.model).__name__,
+            "one with modules that run once and not first, before which a stage may begin",
+            where=WHERE,
+            hint="A recurrent model that is unrolled runs the same modules at every step.",
+        )
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     best: tuple[int, MicroBatches, list[str], Problem, BoundedPipeline] | None = None
@@ -146,8 +150,9 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             assert micro is not None
             best = count, micro, [kept[index] for index in found.chosen], problem, found
     if best is None:
-        actual = f"none, of {len(paths)} modules to cut at"
-        raise InvalidValue("stages", actual, "two or more that fit into memory", where=WHERE)
+        raise InvalidValue(
+            "stages", f"none, of {len(paths)} modules to cut at", "two or more that fit into memory", where=WHERE
+        )
     count, micro, begins, problem, found = best
     shared = check_split(step, _first(tensors, whole, count), begins)
     return PipelinePlan(
@@ -179,13 +184,20 @@ def whole_step(workload: Workload) -> WholeStep:
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
     """Devices that a stage can have, with what PyTorch calls them."""
     if workload.loss_fn is None or workload.optimizer is None:
-        actual = "an inference" if workload.loss_fn is None else "a step without an optimizer"
-        raise InvalidValue("workload", actual, "a training step with an optimizer", where=WHERE)
+        raise InvalidValue(
+            "workload",
+            "an inference" if workload.loss_fn is None else "a step without an optimizer",
+            "a training step with an optimizer",
+            where=WHERE,
+        )
     found = rank_devices(host, WHERE)
     if len(found) < 2:
-        names = ", ".join(host.devices[index].name for index in found)
-        expected = "two or more that are no gangs: each stage has a device and a process of its own"
-        raise InvalidValue("devices", names, expected, where=WHERE)
+        raise InvalidValue(
+            "devices",
+            ", ".join(host.devices[index].name for index in found),
+            "two or more that are no gangs: each stage has a device and a process of its own",
+            where=WHERE,
+        )
     return found
 
 
@@ -207,9 +219,12 @@ def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterato
         for count in counts:
             yield count, capture_workload(run.workload, count, cut, verdict)
     except UserError as error:
-        hint = f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation."
         raise InvalidValue(
-            "loss", "not made of those of micro-batches", "the loss of each, averaged or added", where=WHERE, hint=hint
+            "loss",
+            "not made of those of micro-batches",
+            "the loss of each, averaged or added",
+            where=WHERE,
+            hint=f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation.",
         ) from error
 
 

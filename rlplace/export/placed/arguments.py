@@ -92,8 +92,13 @@ class Arguments:
                 paths, _ = pytree.tree_flatten_with_path((args, kwargs))
                 name = f"inputs{pytree.keystr(paths[position][0][1:])}"
                 if isinstance(value, np.ndarray):
-                    hint = "Pass `torch.from_numpy(...)` of it."
-                    raise InvalidValue(name, _word(value), "a tensor, as captured", where="placed step", hint=hint)
+                    raise InvalidValue(
+                        name,
+                        _word(value),
+                        "a tensor, as captured",
+                        where="placed step",
+                        hint="Pass `torch.from_numpy(...)` of it.",
+                    )
                 raise InvalidValue(
                     name,
                     _word(value),
@@ -132,19 +137,31 @@ class Arguments:
         is_dict = isinstance(targets, Mapping)
         if self._num_targets and targets is not None and (targets.keys() != {*names} if is_dict else names):
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
-            found = _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets))
-            hint = "" if is_dict else "Without names, two targets could be taken for each other."
-            raise InvalidValue("targets", found, f"{expected}, as captured", where="placed step", hint=hint)
+            raise InvalidValue(
+                "targets",
+                _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets)),
+                f"{expected}, as captured",
+                where="placed step",
+                hint="" if is_dict else "Without names, two targets could be taken for each other.",
+            )
         given = as_targets({name: targets[name] for name in names} if is_dict and names else targets)
         if len(given) == self._num_targets:
             return given
         actual = f"{len(given)} tensors" if given else None
         if not self._num_targets:
-            hint = "Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them."
-            raise InvalidValue("targets", actual, "None, as captured", where="placed step", hint=hint)
-        hint = "Pass the labels of this batch: `step(*inputs, targets=...)`."
+            raise InvalidValue(
+                "targets",
+                actual,
+                "None, as captured",
+                where="placed step",
+                hint="Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
+            )
         raise InvalidValue(
-            "targets", actual, f"{self._num_targets} tensors, as captured", where="placed step", hint=hint
+            "targets",
+            actual,
+            f"{self._num_targets} tensors, as captured",
+            where="placed step",
+            hint="Pass the labels of this batch: `step(*inputs, targets=...)`.",
         )
 
 
@@ -167,8 +184,9 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
         )
     for position, tensor in enumerate(tensors):
         if tensor.is_meta:
-            field = f"device of tensor {position} of the call"
-            raise InvalidValue(field, _Word("meta"), "one whose tensors have data", where=where)
+            raise InvalidValue(
+                f"device of tensor {position} of the call", _Word("meta"), "one whose tensors have data", where=where
+            )
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:

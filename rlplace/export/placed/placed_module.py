@@ -66,8 +66,13 @@ class PlacedModule(nn.Module):
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
-        hint = "Take the original model (`AveragedModel(model)`, say), and load `state_dict()` of this one."
-        raise InvalidValue("module", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
+        raise InvalidValue(
+            "module",
+            "a placed one",
+            "a model to be copied or pickled",
+            where="copy",
+            hint="Take the original model (`AveragedModel(model)`, say), and load `state_dict()` of this one.",
+        )
 
 
 class PlacedForward:
@@ -171,14 +176,23 @@ class PlacedForward:
             return
         path, name, _ = (new or gone)[0]
         if name == _HOOK:
-            hint = "Register hooks with the model before it is captured, or with the placed module itself."
-            raise InvalidValue(f"hooks of {path}", "changed", "as they were placed", where="placed module", hint=hint)
+            raise InvalidValue(
+                f"hooks of {path}",
+                "changed",
+                "as they were placed",
+                where="placed module",
+                hint="Register hooks with the model before it is captured, or with the placed module itself.",
+            )
         word = "new" if new else "gone"
         if new and gone and gone[0][:2] == (path, name):
             word = "replaced"
-        field = f"{path}.{name}" if path else name
-        hint = "Change the model, capture it again and place that: a placed module runs what was captured."
-        raise InvalidValue(field, word, "as it was placed", where="placed module", hint=hint)
+        raise InvalidValue(
+            f"{path}.{name}" if path else name,
+            word,
+            "as it was placed",
+            where="placed module",
+            hint="Change the model, capture it again and place that: a placed module runs what was captured.",
+        )
 
     def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
@@ -189,8 +203,13 @@ class PlacedForward:
         """
         for name, holder, key, first, first_key in self._tied:
             if holder[key].data_ptr() != first[first_key].data_ptr():
-                hint = "Untie them in the model, capture it again and place that."
-                raise InvalidValue(name, "untied", "tied, as it was placed", where="placed module", hint=hint)
+                raise InvalidValue(
+                    name,
+                    "untied",
+                    "tied, as it was placed",
+                    where="placed module",
+                    hint="Untie them in the model, capture it again and place that.",
+                )
         now: list[object] = [(tensor.data_ptr(), tensor.stride(), *_layout(tensor)) for tensor in state.values()]
         if now == self._bound:
             return
@@ -198,15 +217,21 @@ class PlacedForward:
             if name not in self.places:
                 raise UnknownName("parameter", name, self.places)
             if tensor.device != self.places[name]:
-                hint = "Where parameters are is what the placement says: do not move the module."
-                expected = f"on {self.places[name]}, as placed"
-                raise InvalidValue(name, f"on {tensor.device}", expected, where="placed module", hint=hint)
-            if (found := _layout(tensor)) != self._layouts[name]:
-                hint = (
-                    "Change dtypes or shapes of the model, capture it again and place that; or take `torch.autocast`."
+                raise InvalidValue(
+                    name,
+                    f"on {tensor.device}",
+                    f"on {self.places[name]}, as placed",
+                    where="placed module",
+                    hint="Where parameters are is what the placement says: do not move the module.",
                 )
-                expected = f"{_shown_layout(self._layouts[name])}, as placed"
-                raise InvalidValue(name, _shown_layout(found), expected, where="placed module", hint=hint)
+            if (found := _layout(tensor)) != self._layouts[name]:
+                raise InvalidValue(
+                    name,
+                    _shown_layout(found),
+                    f"{_shown_layout(self._layouts[name])}, as placed",
+                    where="placed module",
+                    hint="Change the model, capture it again and place that; or take `torch.autocast`.",
+                )
         for graph in self.graphs.values():
             graph.adopt(state)
         self._bound = now

@@ -421,8 +421,7 @@ def plotly_script() -> str:
     found = find_spec("plotly")
     if found is None or found.origin is None:
         raise MissingExtra("plotly", how="it draws the figures of reports: pip install plotly")
-    path = Path(found.origin).parent / "package_data" / "plotly.min.js"
-    return path.read_text(encoding="utf-8")
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _markup(section: Section) -> str:
