@@ -23,6 +23,21 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
 
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
+
 T = TypeVar("T")
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
@@ -177,7 +192,8 @@ def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
     if what == "of_record":
         inner = context["error"]
         if isinstance(inner, InvalidValue):
-            return InvalidValue(f"{at}.{inner.field}" if at else inner.field, inner.actual, inner.expected, where=where)
+            field = f"{at}.{inner.field}" if at else inner.field
+            return InvalidValue(field, inner.actual, inner.expected, where=where, hint=inner.hint)
         return inner if isinstance(inner, UserError) else InvalidValue(at, described(first["input"]), str(inner))
     if what == "unexpected_keyword_argument":
         return UnknownName(
@@ -233,9 +249,9 @@ def described(value: object) -> object:
     return value if isinstance(value, int | float) else Described(f"a {type(value).__name__}")
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
     """The text, cut where it is long."""
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def words_of(kind: Any) -> str:

@@ -6,7 +6,7 @@ Ratios over a suite of problems: their geometric mean and how sure one can be of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -174,6 +174,32 @@ class Comparison:
 
 
 DRAWS = 10_000
+
+
+def collected(
+    rows: Iterator[tuple[int, Row]], found: dict[int, Row], on_row: Callable[[Row], None] | None
+) -> tuple[list[Row], bool]:
+    """Rows in the order of their numbers, and whether Ctrl-C ended it early.
+
+    Args:
+        rows: numbers and rows, as they come.
+        found: filled with them on the way.
+        on_row: told each row.
+
+    Raises:
+        KeyboardInterrupt: before the first row.
+    """
+    is_interrupted = False
+    try:
+        for number, row in rows:
+            found[number] = row
+            if on_row is not None:
+                on_row(row)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        is_interrupted = True
+    return [found[number] for number in sorted(found)], is_interrupted
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -133,7 +133,8 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
                 eager()
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
-        state_difference = _state_difference(eager.state_dict(), placed.state_dict())
+        expected, actual = eager.state_dict(), placed.state_dict()
+        state_difference = max((_difference(expected[name], actual[name]) for name in actual), default=0.0)
         is_accumulation = origin.micro is not None and not origin.micro.equals_whole
         return CheckResult(loss_difference, state_difference, num_steps, len(drawing), is_accumulation)
     finally:
@@ -168,10 +169,6 @@ class _Double(TorchFunctionMode):
 
 def _double_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float32 else dtype
-
-
-def _state_difference(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> float:
-    return max((_difference(expected[name], actual[name]) for name in actual), default=0.0)
 
 
 def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:

@@ -126,7 +126,8 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             where=WHERE,
         )
     step = whole_step(workload)
-    tensors = _tensors(workload)
+    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
+    tensors = [*inputs, *workload.targets]
     paths = boundaries(step, _first(tensors, whole, counts[0]))
     if not paths:
         raise InvalidValue(
@@ -140,7 +141,8 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     best: tuple[int, MicroBatches, list[str], Problem, BoundedPipeline] | None = None
     for count, graph in _graphs(run, counts, cut):
-        problem = _problem(graph, host)
+        costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
+        problem = Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
         roles = step_roles(graph)
         kept, places = places_of(graph, roles, paths)
         found = best_pipeline(problem, places, list(usable), roles) if kept else None
@@ -201,11 +203,6 @@ def _usable(workload: Workload, host: Host) -> dict[int, str]:
     return found
 
 
-def _tensors(workload: Workload) -> list[torch.Tensor]:
-    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
-    return [*inputs, *workload.targets]
-
-
 def _first(tensors: Sequence[torch.Tensor], whole: Slicing, count: int) -> list[torch.Tensor]:
     """The first of `count` micro-batches."""
     return Slicing(whole.dims, (whole.batch // count,) * count).cut(tensors, 0)
@@ -226,11 +223,6 @@ def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterato
             where=WHERE,
             hint=f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation.",
         ) from error
-
-
-def _problem(graph: OpGraph, host: Host) -> Problem:
-    costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
-    return Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
 
 
 def _say(count: int, found: BoundedPipeline | None, host: Host) -> None:
@@ -315,7 +307,8 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
             warnings.simplefilter("ignore")
             pipe, shared = split_step(copy.deepcopy(step), tensors, begins)
     except Exception as error:  # of the tracer, which may raise anything
-        raise _refused(step, "split it before " + ", ".join(_in_model(begins)), error) from error
+        where = ", ".join(path.removeprefix(MODEL) for path in begins)
+        raise _refused(step, f"split it before {where}", error) from error
     if pipe.num_stages != len(begins) + 1:
         raise InvalidValue(
             "stages", pipe.num_stages, f"{len(begins) + 1}: every module runs once and in turn", where=WHERE
@@ -342,10 +335,6 @@ def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
         where=WHERE,
         hint=f"It cannot {what}: {type(cause).__name__}: {said[0]}",
     )
-
-
-def _in_model(paths: Sequence[str]) -> list[str]:
-    return [path.removeprefix(MODEL) for path in paths]
 
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}

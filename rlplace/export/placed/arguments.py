@@ -25,6 +25,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.plan import Plan
+from rlplace.records import Described
 
 MOST_SHOWN = 200
 """Characters of a call in a message."""
@@ -139,7 +140,7 @@ class Arguments:
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
             raise InvalidValue(
                 "targets",
-                _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets)),
+                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets)),
                 f"{expected}, as captured",
                 where="placed step",
                 hint="" if is_dict else "Without names, two targets could be taken for each other.",
@@ -177,7 +178,10 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
         UserError: the call is in a transform of `torch.func`, or one carries a tangent of forward-mode AD.
     """
     is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if is_transformed or any(map(_has_tangent, tensors if forward_ad._current_level >= 0 else ())):
+    if is_transformed or any(
+        forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+        for tensor in (tensors if forward_ad._current_level >= 0 else ())
+    ):
         raise UserError(
             f"a {where} runs what was captured, which `torch.func` (`jvp`, `vmap`, `grad`) and forward-mode AD cannot "
             "transform: call the model itself there"
@@ -185,12 +189,11 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
     for position, tensor in enumerate(tensors):
         if tensor.is_meta:
             raise InvalidValue(
-                f"device of tensor {position} of the call", _Word("meta"), "one whose tensors have data", where=where
+                f"device of tensor {position} of the call",
+                Described("meta"),
+                "one whose tensors have data",
+                where=where,
             )
-
-
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class InputCutter:
@@ -252,30 +255,20 @@ def _in_order(value: Any, captured: Any) -> Any:
     return value
 
 
-class _Word:
-    """Text that a message shows without quotes."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def _word(value: object) -> _Word:
+def _word(value: object) -> Described:
     if isinstance(value, np.ndarray):
-        return _Word(f"a NumPy array ({value.dtype} {value.shape})")
-    return _Word("tensor" if isinstance(value, torch.Tensor) else repr(value))
+        return Described(f"a NumPy array ({value.dtype} {value.shape})")
+    return Described("tensor" if isinstance(value, torch.Tensor) else repr(value))
 
 
 def _kind(value: object) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> _Word:
+def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Described:
     args, kwargs = pytree.tree_map(_word, call)
     shown = f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
-    return _Word(shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}...")
+    return Described(shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}...")
 
 
 def _agree(value: object, captured: object) -> bool:

@@ -55,7 +55,6 @@ class PlacedState:
             for name, parameter in model.named_parameters()
         }
         self.buffers = {name: tensors[name] for name, _ in model.named_buffers()}
-        self.devices = {name: devices[op] for name, op in ops.items()}
         updates = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
