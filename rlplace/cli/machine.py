@@ -61,7 +61,7 @@ def doctor(json: bool = False) -> None:
     from rlplace.report.printed import doctor_table, show
 
     findings = run_checks(System(), CHECKS)
-    facts = {
+    facts: dict[str, Any] = {
         "schema": 1,
         "rlplace": __version__,
         "verdict": worst(findings),

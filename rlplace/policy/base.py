@@ -34,28 +34,22 @@ class Policy(Protocol):
     @property
     def num_groups(self) -> int:
         """Groups that it places, G."""
-        ...
 
     @property
     def num_devices(self) -> int:
         """Devices that it places them on, D."""
-        ...
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, drawn; by the policy's own generator, or by `rng`."""
-        ...
 
     def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
         """(B,) log-probabilities of placements (B, G), through which gradients flow."""
-        ...
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the likeliest placement, or nearly: the policy's best guess."""
-        ...
 
     def save(self, path: Path) -> None:
         """Writes weights to `path` (safetensors), and what is needed to make the policy again beside it (`.json`)."""
-        ...
 
 
 @runtime_checkable
@@ -64,7 +58,6 @@ class LearnedPolicy(Policy, Protocol):
 
     def parameters(self) -> Iterator[Parameter]:
         """What is learned."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +69,6 @@ class GroupPolicy(LearnedPolicy, Protocol):
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
-        ...
 
 
 @runtime_checkable
@@ -86,11 +78,9 @@ class Loadable(Policy, Protocol):
     @property
     def kind(self) -> str:
         """What its checkpoints say they are of."""
-        ...
 
     def load(self, path: Path) -> None:
         """Takes the weights that `save` wrote; refuses those that do not fit."""
-        ...
 
 
 @runtime_checkable
@@ -99,7 +89,6 @@ class Straying(Protocol):
 
     def set_flips(self, flips: float) -> None:
         """Lets samples differ from the best guess in about `flips` groups."""
-        ...
 
 
 @runtime_checkable
@@ -115,7 +104,6 @@ class StartsSomewhere(Protocol):
 
     def start_from(self, group_devices: NDArray[np.integer]) -> None:
         """Proposes from now on around the placement (G,)."""
-        ...
 
 
 @runtime_checkable
@@ -124,7 +112,6 @@ class Learner(Protocol):
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
         """Moves the policy towards placements (G,) or (M, G) that are known to be good."""
-        ...
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
@@ -138,11 +125,9 @@ class Learner(Protocol):
             rewards: larger is better; all finite.
             progress: share of learning that is done, 0 to 1, for what changes over time.
         """
-        ...
 
     def forget(self) -> None:
         """Drops what it remembers of rewards, as when they come to mean something else."""
-        ...
 
 
 class PolicyModule(nn.Module):

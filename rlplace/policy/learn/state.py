@@ -69,11 +69,9 @@ class Resumable(Protocol):
 
     def state(self) -> LearnerState:
         """All that it and its policy need to go on: weights, optimizer, baseline, generators, best placements."""
-        ...
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from the state of another one, made for the same problem with the same options."""
-        ...
 
 
 def save_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
