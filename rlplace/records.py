@@ -10,6 +10,7 @@ pydantic and not msgspec: msgspec checks what it decodes, but not what a program
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,7 +75,12 @@ def _whole(value: object) -> object:
 
 def _number(value: object) -> object:
     """Numbers of other kinds as `float`: NumPy's among them."""
-    return value if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
@@ -141,7 +147,8 @@ def read_record(kind: type[T], data: object, where: str) -> T:
 
     Args:
         kind: A record, or a type made of records (`tuple[Device, ...]`, `dict[str, Factor]`).
-        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`; an instance passes through.
+        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`, records in them; an instance
+            passes through.
         where: The file, named in every error.
 
     Raises:
@@ -152,7 +159,7 @@ def read_record(kind: type[T], data: object, where: str) -> T:
         return data
     with _one_line(kind, where):
         try:
-            text = data if isinstance(data, str | bytes) else json.dumps(data)
+            text = data if isinstance(data, str | bytes) else json.dumps(data, default=to_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidValue(words_of(kind), described(data), "plain data", where=where) from error
         made: T = _adapter(kind).validate_json(text)
@@ -194,6 +201,8 @@ def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
         if isinstance(inner, InvalidValue):
             field = f"{at}.{inner.field}" if at else inner.field
             return InvalidValue(field, inner.actual, inner.expected, where=where, hint=inner.hint)
+        if isinstance(inner, UnknownName) and where != words_of(kind):
+            return UnknownName(f"{inner.kind} of {f'{at} in ' if at else ''}{where}", inner.name, inner.known)
         return inner if isinstance(inner, UserError) else InvalidValue(at, described(first["input"]), str(inner))
     if what == "unexpected_keyword_argument":
         return UnknownName(

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import tyro
 

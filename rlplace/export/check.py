@@ -106,7 +106,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     elif isinstance(loss_fn, nn.Module):
         loss_fn = copy.deepcopy(loss_fn).double()
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
-    with _Double():
+    with _double_by_default(), _Double():
         again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
         double = capture_step(again, optimizer)
     if double.targets != graph.targets:
@@ -128,9 +128,10 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     try:
         _check_kinds(drawing, host, plan, eager.place)
         for number in range(num_steps):
-            result = placed(*args, **kwargs, **labels)
-            with _Double(), nullcontext() if draws is None else draws.of_step(number):
-                eager()
+            with _double_by_default():
+                result = placed(*args, **kwargs, **labels)
+                with _Double(), nullcontext() if draws is None else draws.of_step(number):
+                    eager()
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
         expected, actual = eager.state_dict(), placed.state_dict()
@@ -154,6 +155,17 @@ def _check_kinds(drawing: list[int], host: Host, plan: Plan, place: torch.device
             where="export check",
             hint="Check it with `model.eval()`, or with p=0.",
         )
+
+
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    """While active, tensors that are made without a type (`torch.zeros(shape)`) are float64 where they were float32."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(_double_of(default))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class _Double(TorchFunctionMode):

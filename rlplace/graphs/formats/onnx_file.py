@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,12 @@ import numpy as np
 
 from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
+from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
 from rlplace.graphs.formats.own_json import LARGEST_COUNT
-from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.graphs.opgraph import FORWARD, MOST_DIMENSIONS, MOST_TEXT, OpGraph
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""
-MOST_NODES = 100_000
-"""Of a model with functions, theirs counted as often as they are called: a kilobyte may stand for millions."""
-MOST_FUNCTION_BYTES = 256 << 20
-"""Of functions, each counted as often as it is called."""
-_DEEPEST = 100
-"""Functions that call one another in turn."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +78,14 @@ def _read(path: Path) -> Any:
             raise FileProblem(path, "no such file.")
         if path.stat().st_size > LARGEST_BYTES:
             raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_BYTES}.")
-        model = onnx.load_model_from_string(path.read_bytes())
-        _check_functions(model, path)
+        content = path.read_bytes()
+        check_message(content, onnx.ModelProto.DESCRIPTOR)
+        model = onnx.load_model_from_string(content)
+        del content
+        check_functions(model, path)
         if model.functions:
             model = inliner.inline_local_functions(model)
+        check_lengths(model, path)
         is_text = all(isinstance(text, str) for text in _texts(model.graph))
     except RlplaceError:
         raise
@@ -101,48 +100,6 @@ def _read(path: Path) -> Any:
     return model
 
 
-def _check_functions(model: Any, path: Path) -> None:
-    """Refuses a model that is small only as long as its functions are not put where they are called.
-
-    Raises:
-        FileProblem: too many nodes or bytes, or functions that call one another too deeply, or themselves.
-    """
-
-    def key_of(holder: Any, name: str) -> tuple[str, str, str]:
-        domain = "" if holder.domain == "ai.onnx" else holder.domain  # two names of one
-        return domain, name, getattr(holder, "overload", "")
-
-    functions = {key_of(each, each.name): each for each in model.functions}
-    known: dict[object, tuple[int, int]] = {}  # nodes and bytes, all that they call included
-
-    def total(nodes: Iterable[Any], depth: int) -> tuple[int, int]:
-        if depth > _DEEPEST:
-            raise FileProblem(path, f"functions or graphs in one another, more than {_DEEPEST} deep, or in a circle.")
-        count = size = 0
-        for node in nodes:
-            count, size = count + 1, size + node.ByteSize()
-            graphs = [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
-            inner = [total(graph.node, depth + 1) for graph in graphs]
-            key = key_of(node, node.op_type)
-            if key in functions:
-                if key not in known:
-                    known[key] = total(functions[key].node, depth + 1)
-                inner.append(known[key])
-            count, size = count + sum(each[0] for each in inner), size + sum(each[1] for each in inner)
-            if functions and count > MOST_NODES:
-                raise FileProblem(
-                    path, f"too many nodes once its functions are called, expected at most {MOST_NODES:,}."
-                )
-            if functions and size - own_bytes > MOST_FUNCTION_BYTES:
-                raise FileProblem(
-                    path, f"too large once its functions are called, expected {MOST_FUNCTION_BYTES} bytes."
-                )
-        return count, size
-
-    own_bytes = model.ByteSize()
-    total(model.graph.node, 0)
-
-
 class _Builder:
     """Walks the nodes of one model."""
 
@@ -153,6 +110,7 @@ class _Builder:
         self.path = path
         self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
         self.items: list[_Item] = []
+        self.num_characters = 0  # of signatures
 
     def graph(self) -> OpGraph:
         graph = self.onnx_graph
@@ -277,8 +235,12 @@ class _Builder:
         made = [self._known(name, item) for name in item.outputs if name in needed]
         parts = [f"{value.dtype}{value.shape}" for value in given if value.dtype]
         parts += [f"{name}={value}" for name, value in sorted(attributes.items())]
+        signature = f"{item.target}({', '.join(parts)})"
+        self.num_characters += len(signature)
+        if self.num_characters > MOST_TEXT:
+            raise FileProblem(self.path, "nodes with too many inputs or attributes.")
         return (
-            f"{item.target}({', '.join(parts)})",
+            signature,
             node_flops(op_type, [value.shape for value in given], [value.shape for value in made], attributes),
             node_bytes(op_type, [value.num_bytes for value in given], [value.num_bytes for value in made]),
         )
@@ -444,7 +406,8 @@ class _Inference:
     def __init__(self, model: Any, path: Path) -> None:
         self.model = model
         self.path = path
-        self.opsets = {entry.domain: entry.version for entry in model.opset_import}
+        self.opset_imports = list(model.opset_import)
+        self.opsets = {entry.domain: entry.version for entry in self.opset_imports}
         self.types: dict[str, Any] = {}
         self.constants: dict[str, Any] = {}  # small TensorProtos, by value
         self.reasons: dict[str, str] = {}
@@ -483,7 +446,7 @@ class _Inference:
                 node,
                 {name: self.types[name] for name in node.input if name},
                 {name: self.constants[name] for name in node.input if name in self.constants},
-                opset_imports=list(self.model.opset_import),
+                opset_imports=self.opset_imports,
                 ir_version=self.model.ir_version,
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
@@ -538,6 +501,13 @@ class _Inference:
     def _value(self, name: str, kind: Any) -> Value:
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         dtype, half_bytes = _DTYPES.get(kind.elem_type, ("uint8", 2))
+        if len(shape) > MOST_DIMENSIONS:
+            raise InvalidValue(
+                f"shape of {shortened(name)!r}",
+                f"of {len(shape)} dimensions",
+                f"at most {MOST_DIMENSIONS}",
+                where=str(self.path),
+            )
         num_bytes = (_num_elements(shape) * half_bytes + 1) // 2
         if any(not 0 <= size <= LARGEST_COUNT for size in shape) or num_bytes > LARGEST_COUNT:
             expected = f"sizes of at most {LARGEST_COUNT} bytes"
