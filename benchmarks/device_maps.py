@@ -21,7 +21,7 @@ from torch import nn
 
 from rlplace.errors import MissingExtra
 from rlplace.export.device_map import device_map, gradients_kept, map_devices, map_places, project
-from rlplace.files import jsonable, write_json_atomic, write_text_atomic
+from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.measurement import Measurement
@@ -196,7 +196,7 @@ def main() -> None:
     text = markdown(rows, facts)
     print(text)
     if not options.dry:
-        write_json_atomic(RESULTS / "device_maps.json", jsonable({"schema": 1, **facts, "host": HOST, "rows": rows}))
+        write_json_atomic(RESULTS / "device_maps.json", {"schema": 1, **facts, "host": HOST, "rows": rows})
         write_text_atomic(RESULTS / "device_maps.md", text)
 
 

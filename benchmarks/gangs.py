@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from rlplace.files import jsonable, write_json_atomic
+from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
 from rlplace.measure.timing.eager_step import EagerStep
@@ -57,7 +57,7 @@ def main(workload: str, out: str) -> None:
         "command": f"python benchmarks/gangs.py {workload} {out}",
     }
     print(result)
-    write_json_atomic(out, jsonable(result))
+    write_json_atomic(out, result)
 
 
 if __name__ == "__main__":
