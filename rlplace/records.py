@@ -41,6 +41,21 @@ __all__ = [
 
 T = TypeVar("T")
 
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
+
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
 _MOST_CHARACTERS = 80
 _EXPECTED = {
@@ -265,4 +280,4 @@ def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
 
 def words_of(kind: Any) -> str:
     """The name of a class as people write it: `LearnedHost` is a learned host."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", getattr(kind, "__name__", str(kind))).lower()
