@@ -44,8 +44,13 @@ def export_run(
         return listed()
     chosen = FORMATS[format]
     if is_check and format != "script":
-        hint = "A check runs the placed step and writes nothing: leave one of the two out."
-        raise InvalidValue("format", format, "none with a check", where="export", hint=hint)
+        raise InvalidValue(
+            "format",
+            format,
+            "none with a check",
+            where="export",
+            hint="A check runs the placed step and writes nothing: leave one of the two out.",
+        )
     if cache_tokens < 0 or (cache_tokens and "cache_tokens" not in chosen.options):
         expected = "0 or more" if cache_tokens < 0 else f"0 with {format}"
         hint = "The format `device_map` counts keys and values."

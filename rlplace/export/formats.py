@@ -179,8 +179,7 @@ def rank_devices(host: Host, where: str) -> dict[int, str]:
     gpus = [index for index in plain if not _is_core(host.devices[index])]
     for index in gpus:
         if _PART.search(host.devices[index].name):
-            expected = "a whole GPU: each has one process"
-            raise InvalidValue("device", host.devices[index].name, expected, where=where)
+            raise InvalidValue("device", host.devices[index].name, "a whole GPU: each has one process", where=where)
     if not gpus:
         return dict.fromkeys(plain, "cpu")
     nodes = [host.devices[index].name.rpartition("/")[0] for index in gpus]
