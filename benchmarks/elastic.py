@@ -21,8 +21,9 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget
 from rlplace.search.methods import find
 from rlplace.session.cut import WHOLE
+from rlplace.session.facts import Request
 from rlplace.session.prepare import Prepared
-from rlplace.session.session import Request, Session
+from rlplace.session.session import Session
 from rlplace.session.steps import graph_for
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again

@@ -15,9 +15,10 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import save_placement
 from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
-from rlplace.session.session import Request, Session
+from rlplace.session.session import Session
 from rlplace.session.steps import versions
 from rlplace.training.config import TrainConfig
 

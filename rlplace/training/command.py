@@ -27,9 +27,10 @@ from rlplace.policy.options import WEIGHTS_ENDING
 from rlplace.report.console import CleanConsole, Progress, make_progress
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, prepare
-from rlplace.session.session import Request, Session
+from rlplace.session.session import Session
 from rlplace.session.step_script import script
 from rlplace.session.steps import Steps, default_size, describe_problem, versions
 from rlplace.store.log import check_store

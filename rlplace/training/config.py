@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.policy.options import LearnConfig
-from rlplace.records import Number, Seed, Whole, record
+from rlplace.records import Number, Seed, Whole, read_record, record
 from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig
 
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""
 
 Spent = Annotated[Number, Field(gt=0, le=MOST_S)]
+
+if TYPE_CHECKING:
+    from rlplace.graphs.grouping.constraints import Constraints
+
+    KeptConstraints = Constraints | None
+else:
+
+    def _constraints(value: object) -> object:
+        """Constraints from what a file holds; they are imported then, since they bring NumPy."""
+        if not isinstance(value, Mapping):
+            return value
+        from rlplace.graphs.grouping.constraints import Constraints
+
+        return read_record(Constraints, dict(value), "constraints")
+
+    KeptConstraints = Annotated[Any, BeforeValidator(_constraints)]
 
 
 @record(frozen=True)
@@ -60,7 +76,7 @@ class TrainConfig:
     """The rule that groups are made by, a word of `rlplace.graphs.grouping.groups.GroupingRule`."""
     acyclic: bool = False
     """Keep the graph of groups without cycles, whatever of the rule that costs."""
-    constraints: Constraints | None = None
+    constraints: KeptConstraints = None
     """The user's pins, exclusions and what stays together."""
     isolated: bool | None = None
     """Whether placements are measured in a worker process, so that one that crashes or hangs costs itself alone; by

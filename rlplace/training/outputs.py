@@ -31,9 +31,10 @@ from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress
 from rlplace.search.task import Saveable
 from rlplace.session.explained import explain_run
+from rlplace.session.facts import Ending, FinalTable, Row
 from rlplace.session.folder import RunFolder
 from rlplace.session.method import MethodResult, ratio_of
-from rlplace.session.session import Ending, FinalTable, Row, Session
+from rlplace.session.session import Session
 from rlplace.store.log import StoreLog
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import TrainConfig

@@ -16,8 +16,9 @@ from rlplace.policy.options import WEIGHTS_ENDING
 from rlplace.records import shortened
 from rlplace.report.console import Progress, make_progress
 from rlplace.say import clean, say
+from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
-from rlplace.session.session import Request, Session
+from rlplace.session.session import Session
 from rlplace.session.steps import versions
 from rlplace.training.command import EVERYTHING, HARMLESS, Job, Shown, again_words, answer_of, going_on, run_job
 from rlplace.training.config import TrainConfig

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import jsonable, parse_json
+from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
 from rlplace.policy.base import Policy
 from rlplace.policy.checkpoint import refusing
 

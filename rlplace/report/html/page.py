@@ -39,7 +39,7 @@ from rlplace.report.html.search import fidelity_section, learning_section
 from rlplace.report.html.step import memory_section, modules_section, timeline_section
 from rlplace.report.printed import alternative_rows, cut_rows, path_rows, share
 from rlplace.say import clean
-from rlplace.session.session import Row
+from rlplace.session.facts import Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""

@@ -41,7 +41,8 @@ from rlplace.say import Say, counted
 from rlplace.search.methods import SearchResult
 from rlplace.search.task import Budget, Task
 from rlplace.session.cut import CutOptions
-from rlplace.session.session import Request, Session
+from rlplace.session.facts import Request
+from rlplace.session.session import Session
 from rlplace.session.steps import capture_workload, only_simulated, read_graph
 from rlplace.store import MeasurementStore
 from rlplace.store.store import Filter
