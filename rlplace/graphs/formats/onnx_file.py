@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
+from rlplace.files import read_plain
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
-from rlplace.graphs.formats.own_json import LARGEST_COUNT
-from rlplace.graphs.opgraph import FORWARD, MOST_DIMENSIONS, MOST_TEXT, OpGraph
+from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
+from rlplace.graphs.opgraph import FORWARD, LARGEST_COUNT, MOST_DIMENSIONS, MOST_TEXT, OpGraph
+from rlplace.records import described, shortened
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""
@@ -74,11 +75,7 @@ def _read(path: Path) -> Any:
     except ImportError as error:
         raise MissingExtra("onnx", "onnx") from error
     try:
-        if not path.is_file():
-            raise FileProblem(path, "no such file.")
-        if path.stat().st_size > LARGEST_BYTES:
-            raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_BYTES}.")
-        content = path.read_bytes()
+        content = read_plain(path, largest_bytes=LARGEST_BYTES, holds="ONNX", follows_links=True)
         check_message(content, onnx.ModelProto.DESCRIPTOR)
         model = onnx.load_model_from_string(content)
         del content
@@ -89,8 +86,6 @@ def _read(path: Path) -> Any:
         is_text = all(isinstance(text, str) for text in _texts(model.graph))
     except RlplaceError:
         raise
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # protobuf and onnx raise classes of their own, of no common root
         raise FileProblem(path, f"not a valid ONNX model: {shortened(str(error))}") from error
     if not is_text:  # protobuf gives bytes then
@@ -186,43 +181,21 @@ class _Builder:
         return live[::-1], needed
 
     def _assemble(self, items: list[_Item], needed: set[str], results: list[str]) -> OpGraph:
-        tensors = [
-            (op, place, name)
-            for op, item in enumerate(items)
-            for place, name in enumerate(item.outputs)
-            if name in needed or item.target == "input"
-        ]
-        ids = {name: number for number, (_, _, name) in enumerate(tensors)}
-        sizes = [self._known(name, items[op]) for op, _, name in tensors]
-        reads = [sorted(ids[name] for name in item.reads) for item in items]
-        facts = [self._facts(item, needed) for item in items]
-        zeros = np.zeros(len(items), dtype=np.int64)
-        parameters = [self.values[i.outputs[0]].num_bytes if i.target == "parameter" else 0 for i in items]
+        builder = GraphBuilder()
+        modules, names = _modules(items), unique_names([item.name for item in items])
+        ids: dict[str, int] = {}
+        for op, (item, name, module) in enumerate(zip(items, names, modules, strict=True)):
+            is_parameter = item.target == "parameter"
+            signature, flops, moved = self._facts(item, needed)
+            row = OpRow(name, item.target, module, FORWARD, signature, [ids[each] for each in item.reads], flops, moved)
+            row.parameter_bytes = self.values[item.outputs[0]].num_bytes if is_parameter else 0
+            builder.add(row)
+            for place, output in enumerate(item.outputs):
+                if output in needed or item.target == "input":
+                    value = self._known(output, item)
+                    ids[output] = builder.add_tensor(TensorRow(op, place, value.num_bytes, value.shape, value.dtype))
         try:
-            return OpGraph(
-                names=_unique([item.name for item in items]),
-                targets=tuple(item.target for item in items),
-                modules=_modules(items),
-                signatures=tuple(signature for signature, _, _ in facts),
-                phases=np.full(len(items), FORWARD),
-                flops=np.array([flops for _, flops, _ in facts]),
-                bytes_moved=np.array([moved for _, _, moved in facts]),
-                parameter_bytes=np.array(parameters, dtype=np.int64),
-                gradient_bytes=zeros,
-                state_bytes=zeros,
-                workspace_bytes=zeros,
-                colocation=np.full(len(items), -1),
-                tensor_op=np.array([op for op, _, _ in tensors], dtype=np.int32),
-                tensor_output=np.array([place for _, place, _ in tensors], dtype=np.int32),
-                tensor_bytes=np.array([value.num_bytes for value in sizes], dtype=np.int64),
-                tensor_shapes=tuple(value.shape for value in sizes),
-                tensor_dtypes=tuple(value.dtype for value in sizes),
-                input_offsets=np.cumsum([0, *map(len, reads)]),
-                input_tensors=np.array([tensor for read in reads for tensor in read], dtype=np.int32),
-                mutation_op=np.empty(0, dtype=np.int32),
-                mutation_tensor=np.empty(0, dtype=np.int32),
-                output_tensors=np.array(sorted({ids[name] for name in results}), dtype=np.int32),
-            )
+            return builder.graph(sorted({ids[name] for name in results}))
         except InvalidValue as error:
             raise InvalidValue(error.field, error.actual, error.expected, where=str(self.path)) from error
 
@@ -305,10 +278,6 @@ def _modules(items: list[_Item]) -> tuple[str, ...]:
         item.module or (first.get(item.outputs[0], "") if item.target in ("parameter", "constant") else "")
         for item in items
     )
-
-
-def _unique(names: list[str]) -> tuple[str, ...]:
-    return tuple(names) if len(set(names)) == len(names) else tuple(f"{name}#{i}" for i, name in enumerate(names))
 
 
 _LARGEST_FOLDED = 1024
@@ -440,9 +409,8 @@ class _Inference:
 
         domain = "" if node.domain == "ai.onnx" else node.domain
         try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
             return onnx.shape_inference.infer_node_outputs(
-                schema,
+                onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain),
                 node,
                 {name: self.types[name] for name in node.input if name},
                 {name: self.constants[name] for name in node.input if name in self.constants},
@@ -613,8 +581,7 @@ def node_flops(
     """
     out = math.prod(outputs[0]) if outputs else 0
     if op_type in _PRODUCTS and len(inputs) >= 2 and inputs[0]:
-        depth = inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1]
-        return 2.0 * out * depth
+        return 2.0 * out * (inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1])
     if op_type in ("Gemm", "FusedGemm") and len(inputs) >= 2 and len(inputs[0]) == 2:
         return 2.0 * out * inputs[0][0 if attributes.get("transA") else 1]
     if op_type == "QLinearMatMul" and inputs and inputs[0]:
