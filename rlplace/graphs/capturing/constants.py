@@ -72,8 +72,7 @@ class ConstantCheck(TorchFunctionMode):
         self._held = {_storage(value) for value in held if isinstance(value, Tensor)}
         self._held_arrays = [value for value in held if isinstance(value, np.ndarray)]
         self._arguments = {memory(tensor) for tensor in arguments}
-        state = [*model.parameters(), *model.buffers()]
-        self._changing = {*self._arguments, *map(memory, state)}
+        self._changing = {*self._arguments, *map(memory, [*model.parameters(), *model.buffers()])}
         self._trainable = {_storage(tensor): name for name, tensor in trainable.items()}
         self._lines: dict[int, str] = {}
         self._seen: dict[int, Tensor] = {}  # by storage

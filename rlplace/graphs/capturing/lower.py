@@ -89,9 +89,8 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
             else:
                 ops.add_update(name, Ref(position), gradient, optimizer, (ops.producer(gradient),))
     ops.check_apart()
-    result = pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result)
     return ops.graph(
-        result,
+        pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result),
         step.results,
         optimizer,
         origin,
