@@ -22,15 +22,18 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
+
+if TYPE_CHECKING:
+    from rlplace.measure.hosts.host import Host
 
 MOST_GROWTH = 16.0
 """How much larger than its named sizes a workload may be that a run folder is believed."""
@@ -385,6 +388,17 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
         batch_dims=parts.batch_dims,
         loss=parts.loss,
     )
+
+
+def default_size(host: Host) -> Size:
+    """The size of a workload named without one: `small` on a host of cores only, else `paper`."""
+    return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
+
+
+def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
+    """The workload at the size that suits the host; without memory behind it where the host is simulated."""
+    with without_memory() if host.is_simulated else nullcontext():  # a simulated host runs nothing
+        return build(spec, default_size=default_size(host), seed=seed)
 
 
 @contextmanager
