@@ -172,19 +172,15 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
     if isinstance(targets, torch.Tensor):
         return (targets,)
     expected = "a tensor, a tuple or a dict of tensors"
-    if isinstance(targets, Mapping):
-        for name, target in targets.items():
-            if not isinstance(name, str) or not isinstance(target, torch.Tensor):
-                found, hint = type(target).__name__, _hint_for(target)
-                raise InvalidValue(f"targets[{name!r}]", found, "a tensor, by the name of an argument", hint=hint)
-        return tuple(targets.values())
-    if not isinstance(targets, (tuple, list)):
+    if not isinstance(targets, (Mapping, tuple, list)):
         raise InvalidValue("targets", type(targets).__name__, expected, hint=_hint_for(targets))
-    for position, target in enumerate(targets):
-        if not isinstance(target, torch.Tensor):
-            found, hint = type(target).__name__, _hint_for(target)
-            raise InvalidValue(f"targets[{position}]", found, expected, hint=hint)
-    return tuple(targets)
+    is_named = isinstance(targets, Mapping)
+    given = dict(targets) if isinstance(targets, Mapping) else dict(enumerate(targets))
+    for key, target in given.items():
+        if not isinstance(target, torch.Tensor) or (is_named and not isinstance(key, str)):
+            expected = "a tensor, by the name of an argument" if is_named else expected
+            raise InvalidValue(f"targets[{key!r}]", type(target).__name__, expected, hint=_hint_for(target))
+    return tuple(given.values())
 
 
 def _names(frozen: Sequence[str]) -> tuple[str, ...]:

@@ -292,15 +292,10 @@ def _layout(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _values(args: Any) -> Any:
-    if any("val" not in node.meta for node in _nodes(args)):
-        raise Uncovered
-    return torch.fx.node.map_arg(args, lambda node: node.meta["val"])
-
-
-def _nodes(args: Any) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.node.map_arg(args, found.append)
-    return found
+    try:
+        return torch.fx.node.map_arg(args, lambda node: node.meta["val"])
+    except KeyError as error:
+        raise Uncovered from error
 
 
 _UNDECLARED = {

@@ -83,7 +83,8 @@ class _Classes:
 
     def found(self) -> ModuleClasses:
         self._label_sources()
-        self._tie_tensors()
+        for names in self.tree.tied:
+            self._join([self.unit.get(name.rpartition(".")[0], INPUTS) for name in names])
         self._label_classes()
         self._label_forward()
         self._label_backward()
@@ -99,10 +100,6 @@ class _Classes:
                 continue
             is_target = program is not None and program.sources[op].kind == "target"
             self.label[op] = INPUTS if (graph.targets[op] == "input" and not is_target) else None
-
-    def _tie_tensors(self) -> None:
-        for names in self.tree.tied:
-            self._join([self.unit.get(name.rpartition(".")[0], INPUTS) for name in names])
 
     def _label_classes(self) -> None:
         """The ops that live with a parameter or buffer are of its unit."""
@@ -259,7 +256,8 @@ def module_tree(graph: OpGraph) -> ModuleTree:
     model = None if graph.program is None else graph.program.origin.model
     tensors: dict[str, list[str]] = {}
     names: dict[int, list[str]] = {}
-    for path, name, identity in _named_tensors(graph) if model is None else _model_tensors(model):
+    own = ((graph.modules[op], graph.names[op], op) for op in np.flatnonzero(graph.is_resident).tolist())
+    for path, name, identity in own if model is None else _model_tensors(model):
         tensors.setdefault(path, []).append(name)
         names.setdefault(identity, []).append(name)
     unsplit, moving = frozenset[str](), frozenset[str]()
@@ -279,12 +277,6 @@ def module_tree(graph: OpGraph) -> ModuleTree:
         whole=unsplit | _mixing(graph, moving),
         moves_inputs=moving,
     )
-
-
-def _named_tensors(graph: OpGraph) -> Iterator[tuple[str, str, int]]:
-    """Module, name and number of each parameter and buffer op."""
-    for op in np.flatnonzero(graph.is_resident).tolist():
-        yield graph.modules[op], graph.names[op], op
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, str, int]]:
