@@ -16,7 +16,7 @@ from rlplace.graphs.program import Program, Ref, Update, map_refs
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step returned.
+    """The result of one step.
 
     Attributes:
         result: the loss of a training step, or the model's output.

@@ -69,7 +69,7 @@ class OpGraph:
         micro_batch: (N,) int32, which slice of the batch each op works on; -1 for ops that all slices share
             (parameters, sums of gradients, updates), and everywhere in a step that is not cut. Empty: -1 everywhere.
         program: the executable graph, where this one was captured here; never saved.
-        name: what it is of, for people, e.g. `nmt@small`; neither saved nor in the fingerprint.
+        name: a name for people, e.g. `nmt@small`; neither saved nor in the fingerprint.
     """
 
     names: tuple[str, ...]

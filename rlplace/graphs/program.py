@@ -86,7 +86,7 @@ class Call:
         target: the ATen overload (or a `torch.library` op).
         args: positional arguments, with `Ref` leaves, lists and tuples nested as the op takes them.
         kwargs: keyword arguments, likewise.
-        outputs: tensor index of each output, -1 for one that is not a tensor or that nobody reads; an op that returns
+        outputs: tensor index of each output, -1 for one that is not a tensor or that no op reads; an op that returns
             a single tensor has one entry.
         returns_tuple: whether the op returns a tuple or list, to be unpacked into `outputs`.
         is_random: whether the op draws random numbers: it is then seeded by (seed, op, step) and draws from

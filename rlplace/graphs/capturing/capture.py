@@ -228,7 +228,7 @@ def has_numbers(value: Any) -> bool:
 
 
 def _hint_for(value: object) -> str:
-    """How to make tensors of what was given for them; empty where nobody can tell."""
+    """How to make tensors of `value`; empty where its type does not say."""
     if isinstance(value, np.ndarray):
         return "Pass `torch.from_numpy(...)` of it."
     return "Pass `torch.tensor(...)` of it." if isinstance(value, (list, int, float)) else ""
@@ -310,7 +310,7 @@ def capture_module(
         model: in the mode that it is to run in.
         args: positional arguments.
         kwargs: keyword arguments.
-        has_backward: whether there is to be one.
+        has_backward: whether to add one.
         differentiated: positions among the input tensors of those whose gradients are wanted.
         frozen: attributes that `forward` may change as Python does.
 

@@ -1,6 +1,6 @@
-"""What is refused before, around or after a trace: models, tensors and draws that no graph can hold.
+"""Checks before, around and after a trace: models, tensors and random draws that no graph can hold are refused.
 
-What a failure of tracing means: which op, where in the user's source, and what to do instead.
+Failures of tracing as errors that name the op, the line in the user's source, and what to do instead.
 """
 
 from __future__ import annotations

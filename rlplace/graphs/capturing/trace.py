@@ -169,7 +169,7 @@ def trace_step(
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = active_autocast(values)
-    # lazy: nobody runs the code of the graph modules made on the way
+    # lazy: the code of the graph modules made on the way is never run
     with contextlib.ExitStack() as around:
         if isinstance(part, AsSlice):
             handed_out = around.enter_context(statistics_handed_out(model))

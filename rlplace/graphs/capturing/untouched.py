@@ -84,7 +84,7 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
         raise CaptureError(
             f"the loss changes its buffer {changed[0][0]!r}, which every placed step would take for a constant. Hint: "
             "change a buffer of the model in its `forward` and return it, or pass the value as a target; a network "
-            "with batch norm that the loss reads is to be in `eval()` mode."
+            "with batch norm that the loss reads must be in `eval()` mode."
         ) from failure
     if failure is not None:
         raise failure

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class _Classes:
         self._label_forward()
         self._label_backward()
         self._label_unread()
-        self._join_classes()
+        self._join_members(lambda _: True)
         return self._numbered()
 
     def _label_sources(self) -> None:
@@ -103,11 +103,7 @@ class _Classes:
 
     def _label_classes(self) -> None:
         """The ops that live with a parameter or buffer are of its unit."""
-        for members in self._colocated():
-            homes = [label for op in members if self.is_resident[op] and (label := self.label[op]) is not None]
-            self._join(homes)
-            for op in members if homes else ():
-                self.label[op] = homes[0]
+        self._join_members(lambda op: self.is_resident[op])
 
     def _label_forward(self) -> None:
         graph = self.graph
@@ -155,9 +151,13 @@ class _Classes:
             if label is not None:
                 first |= dict.fromkeys(self._read(op), label)
 
-    def _join_classes(self) -> None:
-        for members in self._colocated():
-            known = [label for op in members if (label := self.label[op]) is not None]
+    def _join_members(self, decides: Callable[[int], bool]) -> None:
+        """Joins the members of each co-location class of the graph, by the labels of those that decide."""
+        classes: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.graph.colocation >= 0).tolist():
+            classes.setdefault(int(self.graph.colocation[op]), []).append(op)
+        for members in classes.values():
+            known = [label for op in members if decides(op) and (label := self.label[op]) is not None]
             self._join(known)
             for op in members if known else ():
                 self.label[op] = known[0]
@@ -176,13 +176,6 @@ class _Classes:
         if INPUTS not in self.unit:
             entries |= dict.fromkeys(self.tree.tensors.get("", ()), number.get(self._root(INPUTS), -1))
         return ModuleClasses(op_class, entries, number.get(self._root(INPUTS), -1), self.tree)
-
-    def _colocated(self) -> list[list[int]]:
-        """The members of each co-location class of the graph."""
-        members: dict[int, list[int]] = {}
-        for op in np.flatnonzero(self.graph.colocation >= 0).tolist():
-            members.setdefault(int(self.graph.colocation[op]), []).append(op)
-        return list(members.values())
 
     def _read(self, op: int) -> list[int]:
         """The producers of what an op reads."""

@@ -120,7 +120,7 @@ class Assembly:
                 empty[key] = refs[call.outputs[0]]
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
-        """What stands for `ref` of `part`; views that nobody read so far are made."""
+        """What stands for `ref` of `part`; a view that no op has read so far is added."""
 
         def own(other: Ref) -> Ref:
             return self.here(part, other, refs)

@@ -355,7 +355,7 @@ _UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, at
 
 
 class _Enough(Exception):
-    """As many ops are found as anybody wants to read."""
+    """As many ops are found as an error names."""
 
 
 class _Watch(TorchDispatchMode):

@@ -44,7 +44,7 @@ class TimeUp(Exception):
 
 @dataclass(frozen=True)
 class Labels:
-    """What one loss of negative log-likelihood read.
+    """The labels that one loss of negative log-likelihood read.
 
     Attributes:
         ignore_index: the label of what does not count.
@@ -66,7 +66,7 @@ class Pinned(TorchDispatchMode):
     normalisation uses its running statistics, mean 0 and variance 1 where it has none, and changes nothing.
 
     Args:
-        is_double: whether everything is to be float64.
+        is_double: whether floats become float64.
         deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
 
     Attributes:
