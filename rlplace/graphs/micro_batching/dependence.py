@@ -16,11 +16,11 @@ from enum import IntEnum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.constants import calls_told, memory
 from rlplace.graphs.micro_batching.trial import Pinned, TimeUp, Trial, rehearsal
 from rlplace.graphs.program import Slicing
 
@@ -230,23 +230,19 @@ class _Watch(TorchDispatchMode):
     @contextmanager
     def calls(self) -> Iterator[None]:
         """While active, the watch knows which module runs."""
-        handles = []
-        for path, module in self._trial.model.named_modules():
-            name = f"{path or 'the root'} ({type(module).__name__})"
-            handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
-            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
-        try:
-            yield
-            self.is_aligned &= not self._is_whole or self._counts.total() == len(self._of_slice)
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._running.clear()
-            self._counts.clear()
 
-    def _leave(self) -> None:
-        if self._running:
-            self._running.pop()
+        def enter(path: str, module: nn.Module) -> None:
+            self._running.append(f"{path or 'the root'} ({type(module).__name__})")
+
+        def leave() -> None:
+            if self._running:
+                self._running.pop()
+
+        with calls_told(self._trial.model, enter, leave):
+            yield
+        self.is_aligned &= not self._is_whole or self._counts.total() == len(self._of_slice)
+        self._running.clear()
+        self._counts.clear()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
