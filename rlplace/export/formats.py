@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlplace.decode import described
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
@@ -29,6 +28,7 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
+from rlplace.records import described
 from rlplace.registry import Registry
 from rlplace.seeds import check_seed
 from rlplace.session.cut import read_asked

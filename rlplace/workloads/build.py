@@ -27,8 +27,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
 

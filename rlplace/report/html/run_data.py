@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import InvalidValue
 from rlplace.measure.explain.explanation import Explanation
+from rlplace.records import described
 from rlplace.report.chrome_trace import Trace
 
 T = TypeVar("T")
