@@ -30,11 +30,11 @@ def _restored(kind: type[RlplaceError], args: tuple[Any, ...], facts: dict[str, 
 
 
 class UserError(RlplaceError):
-    """The caller asked for something that cannot be: exit code 2."""
+    """A mistake of the caller: exit code 2."""
 
 
 class UnknownName(UserError):
-    """A name that nothing answers to; carries `kind`, `name`, `known` and the `nearest` known names."""
+    """An unknown name; carries `kind`, `name`, `known` and the `nearest` known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
         self.kind = kind
@@ -109,7 +109,7 @@ class RunnerError(RlplaceError):
 
 
 class DeviceLost(RunnerError):
-    """Devices that were measured on are not there any more; carries `devices`, their names, and `why`."""
+    """Devices that were measured on are gone; carries `devices`, their names, and `why`."""
 
     def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
         self.devices = tuple(devices)
@@ -120,7 +120,7 @@ class DeviceLost(RunnerError):
 
 
 def _shown(text: str) -> str:
-    """Text as a message has it: what a stranger's file holds may be of any length."""
+    """Text as a message has it: text from a file may be of any length."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 

@@ -268,7 +268,7 @@ def _one_by_one(
 
 
 def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
-    """Where time counts, searches begin when what needs no budget is done, and share what is left of it."""
+    """Where time counts, searches begin after the methods that need no budget, and share the remaining time."""
     deadline_s = time.monotonic() + config.total_s
     cut = 0 if math.isinf(config.total_s) else config.num_quick
     for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):

@@ -270,7 +270,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a row comes to.
+    """The result of a row.
 
     Attributes:
         plan: the one plan that it names; None where it has none.

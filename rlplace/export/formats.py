@@ -108,7 +108,7 @@ class ExportRequest:
         return check_seed(seed, "config.json")
 
     def _field(self, name: str, kind: type[T], expected: str) -> T:
-        """A field of `config.json`, which nobody vouches for."""
+        """A field of `config.json`, checked."""
         value = self.config.get(name)
         if not isinstance(value, kind):
             raise InvalidValue(name, described(value), expected, where="config.json")
