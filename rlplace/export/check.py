@@ -76,7 +76,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
 
     In float64, differences of rounding are far below the tolerances, so a larger difference is a fault of the placed
     step. The random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is
-    compared with one of the whole batch; where that would be another (batch norm, an accumulated loss, random ops), with
+    compared with one of the whole batch; where that differs (batch norm, an accumulated loss, random ops), with
     eager steps in the same micro-batches.
 
     Args:
