@@ -115,6 +115,15 @@ class ExportRequest:
         return value
 
     @property
+    def host_word(self) -> str:
+        """The host that the run was started with.
+
+        Raises:
+            InvalidValue: it is no text.
+        """
+        return self._field("host", str, "text") if "host" in self.config else "another host"
+
+    @property
     def is_simulated(self) -> bool:
         """Whether the run was of a simulated host, so that its placement runs nowhere here."""
         if not self.run.has("problem.json"):
@@ -313,7 +322,7 @@ def _step_script(request: ExportRequest) -> str:
         default_size=request.default_size,
         seed=request.workload_seed,
         cut=request.config.get("micro_batches"),
-        host=request.config.get("host", "another host"),
+        host=request.host_word,
         is_simulated=request.is_simulated,
     )
 
