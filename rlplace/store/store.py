@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.measure.plan import Plan
+from rlplace.records import read_record
 from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
 from rlplace.store.records import (
     ARRAYS,
@@ -236,7 +236,7 @@ class MeasurementStore:
                 if left < 0:
                     break
                 where = f"{self.path}: host model {row['number']}"
-                found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
+                found.append(read_record(LearnedHost, parse_json(str(row["model"]), where), where))
         return found
 
     def prune(self, chosen: Filter) -> int:

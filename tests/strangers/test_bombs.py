@@ -282,8 +282,8 @@ def test_a_host_model_of_any_number_of_factors_is_refused(tmp_path: Path) -> Non
     assert len(load_learned_host(path).factors) == 1
     equation = {"target": 0.0, "slopes": [1.0]}
     for change, words in (
-        ({"factors": [factor] * 5001}, "factors is 5001"),
-        ({"equations": [equation] * 20_001}, "equations is 20001"),
+        ({"factors": [factor] * 5001}, "factors is a list of 5001"),
+        ({"equations": [equation] * 20_001}, "equations is a list of 20001"),
     ):
         path.write_text(json.dumps(model | change))
         with pytest.raises(InvalidValue, match=words):

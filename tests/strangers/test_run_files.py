@@ -144,5 +144,5 @@ def test_a_name_that_a_terminal_would_act_on_is_no_name_of_a_host(tmp_path: Path
         assert code == 2
         assert "host.json: name is" in said
         assert "\x1b" not in said
-    with pytest.raises(InvalidValue, match="printable"):
+    with pytest.raises(InvalidValue, match="name is"):
         resolve_host(str(tmp_path / "host.json"))
