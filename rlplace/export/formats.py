@@ -30,8 +30,8 @@ from rlplace.registry import Registry
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.session import Session
 from rlplace.session.step_script import script
-from rlplace.session.steps import build_for, capture_workload, only_simulated
-from rlplace.workloads import Workload, WorkloadSpec, build, parse_kept_workload
+from rlplace.session.steps import capture_workload, only_simulated
+from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
 
 T = TypeVar("T")
 
