@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from micrographs import fork_join
-from run_files import retable, rows_of, write_run
+from run_files import forget, retable, rows_of, write_run
 from run_folders import placed_run
 from stored import SESSION, plan_of, row_of
 
@@ -42,6 +42,7 @@ def test_a_file_that_was_cut_off_is_seen_and_what_a_kill_leaves_beside_is_none(
     folders: ModuleType, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run")
+    forget(run, "problem")
     (run / ".result.json.0123.partial").write_text("{")
     (run / ".rlplace.lock").write_text("process 1")
     assert folders.look(run, None).corrupt == ()
