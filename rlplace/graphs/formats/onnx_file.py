@@ -341,9 +341,7 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
             key = place if place in sizes else label
             if key not in sizes:
                 if axis > 0:
-                    sizes_now = (
-                        str(each.dim_value or each.dim_param or "?") for each in value.type.tensor_type.shape.dim
-                    )
+                    known = [each.dim_value or each.dim_param or "?" for each in value.type.tensor_type.shape.dim]
                     raise InvalidValue(
                         f"input {shortened(value.name)!r}",
                         f"of shape ({shortened(', '.join(map(str, known)))})",
