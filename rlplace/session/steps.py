@@ -12,7 +12,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -30,16 +30,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.problem import Problem
+from rlplace.say import Say
 from rlplace.session.cut import WHOLE, CutOptions, number_only
-from rlplace.workloads import CONFIGS, Size, Workload, WorkloadSpec, build, without_memory
-
-if TYPE_CHECKING:
-    from rlplace.report.console import Progress
-
-
-def default_size(host: Host) -> Size:
-    """The size of a workload named without one: `small` on a host of cores only, else `paper`."""
-    return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
+from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build, build_for, default_size
 
 
 def capture_workload(
@@ -172,7 +165,7 @@ def make_problem(
     graph: OpGraph,
     host: Host,
     num_groups: int,
-    progress: Progress,
+    say: Say,
     *,
     spec: WorkloadSpec | None = None,
     count: int = 1,
@@ -191,10 +184,10 @@ def make_problem(
         RunnerError: a step that was profiled failed, or ended its worker.
     """
     if host.is_simulated:
-        progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
+        say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
         costs = given_costs(spec, host, count) or estimate_costs(graph, host)
         if costs.source == "given":
-            progress.say("times of ops are those that the file gives, in seconds, the same on every device")
+            say("times of ops are those that the file gives, in seconds, the same on every device")
         problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
     else:
         problem = Problem.profile(
@@ -204,13 +197,13 @@ def make_problem(
             grouping=grouping,
             acyclic=acyclic,
             constraints=constraints,
-            progress=progress.say,
+            progress=say,
             profiler=lambda graph, host, say: profile_isolated(
                 graph, host, most_s=most_s, on_progress=say, isolated=isolated
             ),
         )
     if problem.grouping.dropped:
-        progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
+        say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
     return problem
 
 
@@ -274,14 +267,6 @@ def only_simulated(spec: WorkloadSpec) -> InvalidValue:
         hint="A graph file alone can be simulated, not measured; give --host a preset (`rlplace hosts` lists them), or "
         "the model that the graph was captured from.",
     )
-
-
-def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
-    """The workload at the size that suits the host; without memory behind it where the host is simulated."""
-    if not host.is_simulated:
-        return build(spec, default_size=default_size(host), seed=seed)
-    with without_memory():  # a simulated host runs nothing: no need to allocate a model of a paper's size
-        return build(spec, default_size=default_size(host), seed=seed)
 
 
 _CUT = 2
