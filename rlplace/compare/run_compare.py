@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlplace.cluster import reach
 from rlplace.compare.comparison import Comparison, Row
@@ -29,18 +29,14 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import Progress, make_progress
 from rlplace.report.printed import WIDTH, compare_table, show
-from rlplace.runs.measuring import measuring
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import Prepared, prepare
 from rlplace.session.steps import Steps
-from rlplace.store.log import check_store
+from rlplace.store.log import check_store, measuring
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec, default_size
-
-if TYPE_CHECKING:
-    from rlplace.report.console import Progress
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""
@@ -150,7 +146,7 @@ class Setup:
         """
         return prepare(
             Steps(self.spec, self.host, self.workload_seed, self.asked),
-            progress,
+            progress.say,
             seed=config.seed or 0,
             num_groups=self.num_groups,
             grouping=self.grouping,

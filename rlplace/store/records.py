@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import InvalidValue
 from rlplace.files import parse_json
 from rlplace.measure.measurement import Measurement, MeasurementKey, Status
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
+from rlplace.records import described
 from rlplace.store.folders import machine_key
 
 LARGEST_OPS = 10_000_000
@@ -36,7 +37,7 @@ _GLANCE_S = 0.3
 
 
 @dataclass(frozen=True)
-class Session:
+class MeasuringProcess:
     """A process that measured, and the machine as it found it."""
 
     begun_s: float
@@ -56,7 +57,7 @@ class Session:
     """Of the first core, likewise."""
 
     @classmethod
-    def now(cls, workload: str, host_name: str, versions: str) -> Session:
+    def now(cls, workload: str, host_name: str, versions: str) -> MeasuringProcess:
         """This process, on this machine as it is; takes a third of a second."""
         from rlplace.measure.timing.race import idle_share
 

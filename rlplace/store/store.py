@@ -15,17 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.measure.plan import Plan
+from rlplace.records import read_record
 from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
 from rlplace.store.records import (
     ARRAYS,
     LISTS,
-    Session,
+    MeasuringProcess,
     StoredMeasurement,
     decode_measurement,
     decode_plan,
@@ -35,6 +35,9 @@ from rlplace.store.records import (
 
 AHEAD_S = 86400.0
 """What is dated so far ahead answers nothing: a clock was wrong, and it would never grow old."""
+MOST_TRACES = 100
+MOST_MODEL_TEXT = 64 << 20
+"""Characters of host models that are read at once; they take up to sixteen times as much in memory."""
 LONGEST_S = 7 * 86400.0
 """After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
 _OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
@@ -63,7 +66,7 @@ class MeasurementStore:
         connection.row_factory = sqlite3.Row
         self.path, self.is_writable = path, is_writable
         self._connection = connection
-        self._begun: dict[int, Session] = {}
+        self._begun: dict[int, MeasuringProcess] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -94,7 +97,7 @@ class MeasurementStore:
     def __repr__(self) -> str:
         return f"MeasurementStore({str(self.path)!r})"
 
-    def begin(self, session: Session) -> int:
+    def begin(self, session: MeasuringProcess) -> int:
         """Takes note of a process that is going to measure; the number that its measurements carry.
 
         Raises:
@@ -111,8 +114,14 @@ class MeasurementStore:
         columns |= {name: encode_list(columns[name]) for name in LISTS}
         with told(self.path), transaction(self._connection):
             columns["session_id"] = self._session(session_id)
-            self._add_plan(plan)
+            self.add_plan(plan)
             self._connection.execute(_insert("measurements", columns), columns)
+
+    def add_plan(self, plan: Plan) -> None:
+        """Keeps a plan; once is enough. The caller begins and commits."""
+        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
+        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
+        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
         """Keeps what a traced step of a plan came to (`trace.summarise`)."""
@@ -125,7 +134,7 @@ class MeasurementStore:
         }
         with told(self.path), transaction(self._connection):
             columns["session_id"] = self._session(session_id)
-            self._add_plan(plan)
+            self.add_plan(plan)
             self._connection.execute(_insert("traces", columns), columns)
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
@@ -141,7 +150,7 @@ class MeasurementStore:
             self._connection.execute(_insert("learned_hosts", columns), columns)
 
     def find(
-        self, key: MeasurementKey, reference: str, session: Session, since_s: float, least_idle: float = 0.0
+        self, key: MeasurementKey, reference: str, session: MeasuringProcess, since_s: float, least_idle: float = 0.0
     ) -> StoredMeasurement | None:
         """The latest whole measurement under a key, beside the same reference, on a machine like this.
 
@@ -199,18 +208,20 @@ class MeasurementStore:
         return decode_plan(dict(row), f"{self.path}: plan {fingerprint}")
 
     def traces(self, plan: str) -> list[dict[str, Any]]:
-        """What traced steps of the plan with this fingerprint came to, the last added first.
+        """What the last `MOST_TRACES` traced steps of the plan with this fingerprint came to, the last added first.
 
         Raises:
             FileProblem: the database cannot be read, or one of them is no JSON.
         """
         with told(self.path):
-            statement = "SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC"
+            statement = f"SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC LIMIT {MOST_TRACES}"
             texts = [row["summary"] for row in self._connection.execute(statement, (plan,))]
         return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """What searches learned about hosts, the last added first; not what is dated `AHEAD_S` ahead.
+
+        Of models that are longer than `MOST_MODEL_TEXT` altogether, the last ones.
 
         Args:
             host: fingerprint; every host where it is empty.
@@ -224,11 +235,14 @@ class MeasurementStore:
             WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
             AND coalesce(s.idle_share, 1.0) >= :least_idle AND l.taken_s <= :until_s ORDER BY l.id DESC"""
         values = {"host": host, "machine": machine, "least_idle": least_idle, "until_s": time.time() + AHEAD_S}
-        found = []
+        found, left = [], MOST_MODEL_TEXT
         with told(self.path):
             for row in self._connection.execute(statement, values):  # one text at a time
+                left -= len(str(row["model"]))
+                if left < 0:
+                    break
                 where = f"{self.path}: host model {row['number']}"
-                found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
+                found.append(read_record(LearnedHost, str(row["model"]), where))
         return found
 
     def prune(self, chosen: Filter) -> int:
@@ -269,7 +283,7 @@ class MeasurementStore:
                 number = columns.pop("number")
                 yield decode_measurement(columns, f"{self.path}: measurement {number}")
 
-    def _add_session(self, session: Session) -> int:
+    def _add_session(self, session: MeasuringProcess) -> int:
         columns = asdict(session)
         number = self._connection.execute(_insert("sessions", columns), columns).lastrowid
         assert number is not None
@@ -283,11 +297,6 @@ class MeasurementStore:
         same = " AND ".join(f"{name} IS :{name}" for name in columns)
         row = self._connection.execute(f"SELECT id FROM sessions WHERE {same}", columns).fetchone()
         return self._add_session(self._begun[number]) if row is None else int(row[0])
-
-    def _add_plan(self, plan: Plan) -> None:
-        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
-        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
-        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
 
 def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:
