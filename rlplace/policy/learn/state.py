@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
+from rlplace.files import check_header, jsonable, parse_json, read_plain, write_bytes_atomic
 from rlplace.policy.base import Policy
 from rlplace.policy.checkpoint import refusing
 
@@ -213,6 +213,7 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
     """
     data, name = read_plain(path, largest_bytes=LARGEST_BYTES, holds="a learner's state"), type(learner).__name__
     with refusing(path, "not the state of this learner and its policy"):
+        check_header(data, path)
         tensors = load(data)
         about = parse_json(tensors.pop(RECORDS).numpy().tobytes().decode("utf-8"), path)
         if about["learner"] != name:
