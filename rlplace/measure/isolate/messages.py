@@ -1,12 +1,22 @@
-"""What the process that asks and its worker say to each other: records and arrays, pickled on a private socket.
+"""The protocol between a worker process and its parent, the process that asks for measurements.
 
-`Board`: a page of shared memory on which a worker says what it is doing, so that it can be asked while it hangs.
+Messages are the records below, pickled on a socket pair that no third process has a name for. One worker serves one
+parent, one request at a time:
 
-Writing to it is a few stores: nobody is woken, so the step that is being timed is not disturbed.
+    parent                                       worker
+      |  Popen, with inherited descriptors         |   of the socket, of the packed `Setup` and of the board
+      |  <-------------------- Ready | Unfit ----  |   once, after it imported torch and read its `Setup`
+      |  ---- Race | Trace | Step | Profile ---->  |   a request
+      |  <------------------------- Said, Ask ---  |   any number of them while it works
+      |  ---- float | Fault (after an Ask) ----->  |   what the parent's own timer took
+      |  <---------------------- Done | Fault ---  |   exactly one answer to each request
 
-`TorchSettings`: what a user set in PyTorch for the whole process, so that a worker computes the same.
+A worker that crashes or hangs sends nothing. So beside the socket there is the `Board`, a page of shared memory on
+which the worker writes what it is doing before it does it. The parent looks at the board, at the worker's memory and at
+its exit status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault`
+itself. Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
 
-`TimeLimits`: how long a contender of a race may take before it is clear that it cannot matter.
+`TorchSettings` carries over what a user set in PyTorch for the whole process, so that a worker computes the same.
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ from typing import Any
 
 import torch
 
+from rlplace.errors import RunnerError
 from rlplace.graphs.program import Origin, Program
 from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
@@ -160,31 +171,18 @@ class Fault:
     is_usable: bool = False
     """Whether the worker can be asked again."""
 
+    def as_error(self) -> Exception:
+        """The error that it stands for in another process."""
+        kinds: dict[str, type[Exception]] = {"timeout": TimeoutError, "oom": MemoryError}
+        return kinds.get(self.status, RunnerError)(self.why)
+
 
 @dataclass(frozen=True)
 class Ask:
-    """The worker waits while the process that asks runs one of its own timers."""
+    """The worker waits while the parent runs one of its own timers; the answer is its seconds, or its `Fault`."""
 
     other: int
     """Which of `Race.others`."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What such a timer gave."""
-
-    seconds: float
-    """Of one step."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """What such a timer raised."""
-
-    status: Status
-    """What it makes of the measurement."""
-    why: str
-    """The error."""
 
 
 IDLE = -2

@@ -159,7 +159,7 @@ class WorkerProcess:
 
     def is_ended_from_outside(self) -> bool:
         """Whether somebody else ended it."""
-        return is_from_outside(self._process.returncode or 0)
+        return -(self._process.returncode or 0) in FROM_OUTSIDE
 
     def how_it_ended(self) -> str:
         """Its signal or exit code."""
@@ -254,11 +254,6 @@ def ending(return_code: int) -> str:
         return signal.Signals(-return_code).name
     except ValueError:
         return f"signal {-return_code}"
-
-
-def is_from_outside(return_code: int) -> bool:
-    """Whether a process was ended by a signal that somebody sends."""
-    return -return_code in FROM_OUTSIDE
 
 
 def stacks_of(text: str) -> list[list[Frame]]:

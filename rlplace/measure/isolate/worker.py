@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import cuda
-from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
@@ -30,7 +29,6 @@ from rlplace.measure.isolate.messages import (
     Ask,
     Board,
     Done,
-    Failed,
     Fault,
     Profile,
     Race,
@@ -39,7 +37,6 @@ from rlplace.measure.isolate.messages import (
     Said,
     Setup,
     Step,
-    Timed,
     Trace,
     Unfit,
 )
@@ -254,13 +251,9 @@ def _asking(connection: Connection[Any, Any], other: int) -> Timer:
     def timer() -> float:
         connection.send(Ask(other))
         answer = connection.recv()
-        if isinstance(answer, Timed):
-            return answer.seconds
-        assert isinstance(answer, Failed)
-        if answer.status == "timeout":
-            raise TimeoutError(answer.why)
-        if answer.status == "oom":  # not of this process, which goes on
-            raise _OutOfMemoryElsewhere(answer.why)
-        raise RunnerError(answer.why)
+        if isinstance(answer, float):
+            return answer
+        error = answer.as_error()
+        raise _OutOfMemoryElsewhere(str(error)) if isinstance(error, MemoryError) else error
 
     return timer

@@ -18,7 +18,7 @@ from rlplace.locks import measuring_alone
 from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.measure.placement import check_plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
