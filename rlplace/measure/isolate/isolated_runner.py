@@ -191,7 +191,7 @@ def _full(process: WorkerProcess, asked: Asked) -> Fault:
 
 
 def _stopped(process: WorkerProcess, asked: Asked) -> Fault:
-    """Of a worker that a signal stopped; nobody in it is to blame."""
+    """Of a worker that a signal stopped; no contender is to blame."""
     contender = process.board.contender if process.board.is_at_work else IDLE
     process.end()
     why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s"
@@ -205,7 +205,7 @@ def _lost(process: WorkerProcess) -> Fault:
 
 
 def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
-    """Of a worker whose contender does not come to an end."""
+    """Of a worker whose contender does not end."""
     contender = process.board.contender
     process.write_stacks()
     process.end()
@@ -214,16 +214,16 @@ def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
 
 
 _UNKNOWN = Measurement("error", math.inf)
-"""Of a plan that nobody has measured yet."""
+"""Of a plan that was not measured yet."""
 
 
 class IsolatedRunner:
     """Measures plans on the problem's host as `HostRunner` does, in a worker process.
 
-    A plan that ends the worker, fills its memory, or does not come to an end has that as its measurement; the worker is
+    A plan that ends the worker, fills its memory, or does not end has that as its measurement; the worker is
     replaced, and those that are left are raced again from the beginning: samples of one race are comparable because
     all were taken in turn, in one process. A plan whose simulated peak is above the capacity is not run: here the
-    capacity is a limit, on cores too. A worker that somebody else ends says nothing about the plan that ran; only if
+    capacity is a limit, on cores too. A worker that another process ends says nothing about the plan that ran; only if
     that happens to a plan twice is it an `error`.
 
     While a worker measures, this process waits, and looks at it ten times a second.
@@ -241,7 +241,7 @@ class IsolatedRunner:
 
     Raises:
         InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
-        CannotIsolate: no worker can be had: the program cannot be sent, or not be read there.
+        CannotIsolate: no worker can be started: the program cannot be sent, or not be read there.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class IsolatedRunner:
         try:
             asked = Asked(request, self._problem, self._reference)
             answer = wait_for(process, asked, timers, self._limit_s(process, request))
-        except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race that nobody waits for
+        except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race whose result is not wanted
             self._drop(process)
             raise
         if isinstance(answer, Fault) and answer.status == "lost":
@@ -436,7 +436,7 @@ class IsolatedRunner:
             simulated = self._planner.retime(plan)
         except RlplaceError:
             raise
-        except Exception as error:  # a plan that nobody can follow is a failed measurement, not a crash
+        except Exception as error:  # a plan that cannot be followed is a failed measurement, not a crash
             return Measurement(status_of(error), math.inf, why=str(error))
         if simulated.status == "oom":
             return dataclasses.replace(simulated, why=f"{simulated.why} (simulated; it was not run)")
@@ -491,7 +491,7 @@ def started(packed: Packed) -> WorkerProcess:
 
 
 VARIABLE = "RLPLACE_IN_PROCESS"
-"""Of the environment: 1 has plans run in the process that asks, where nobody says otherwise."""
+"""Of the environment: with 1, plans run in this process by default."""
 
 
 class Runner(Protocol):
@@ -522,7 +522,7 @@ class Runner(Protocol):
 
 
 def is_isolated(asked: bool | None) -> bool:
-    """Whether plans run in a worker: as asked, else as the environment says, else yes where workers can be had."""
+    """Whether plans run in a worker: as asked, else as the environment says, else yes where workers can be started."""
     if asked is not None:
         return asked
     return os.environ.get(VARIABLE, "") != "1" and os.name == "posix"
@@ -570,8 +570,8 @@ def profile_isolated(
 ) -> Costs:
     """Seconds of every op on every device, as `profile_costs` finds them, in a worker process.
 
-    A step that breaks its process, fills its memory or does not come to an end is an error that says which op did, and
-    not the end of this process. Where no worker can be had, a warning says why, and steps run here.
+    A step that breaks its process, fills its memory or does not end is an error that names the op, and not the end of
+    this process. Where no worker can be started, a warning says why, and steps run here.
 
     Args:
         graph: with its program.

@@ -1,4 +1,4 @@
-"""The worker: holds a `HostRunner`, does what it is asked, and says on its board what it is doing."""
+"""The worker: holds a `HostRunner`, answers requests, and writes on its board what it is doing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SETUP, ORIGIN = range(2)
 
 
 def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
-    """Runs a worker until nobody asks it any more.
+    """Runs a worker until its parent closes the connection.
 
     Args:
         ends: descriptors: of the messages, of a pipe that ends with the process that asks (`end_with`), of the packed
@@ -71,7 +71,7 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
     connection: Connection[Any, Any] = Connection(messages)
     with (
         contextlib.ExitStack() as threads,
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),  # nobody asks any more
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),  # the parent is gone
     ):
         try:
             unpacked = Unpacked(shared, index)
@@ -129,10 +129,10 @@ class _Worker:
         return room
 
     def serve(self) -> None:
-        """Does what it is asked, until nobody asks any more.
+        """Answers requests until the parent closes the connection.
 
         Raises:
-            EOFError: nobody does.
+            EOFError: it did.
         """
         while True:
             try:
@@ -209,7 +209,7 @@ class _Worker:
 
 
 class _WithModel(Recipe):
-    """A recipe that is given the graph with the user's model, which is read only if somebody races it."""
+    """A recipe that is given the graph with the user's model, which is read only if a race needs it."""
 
     def __init__(self, recipe: EagerRecipe, graph: Callable[[], OpGraph]) -> None:
         self._recipe, self._graph = recipe, graph

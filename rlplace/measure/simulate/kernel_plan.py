@@ -82,9 +82,13 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
             ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
     now = 0.0
     due = 0
+    # One round per instant `now`. The state between rounds: bit d of `idle` and `ready` are devices that run no op and
+    # that have a ready op; bit s of `due` are slots (devices, then first links) whose running item ends now.
     while True:
         starters = position
         num_arrived = 0
+        # Phase 1: ops that have ended. Their readers on the same device come one input nearer; for each other device
+        # that reads an output, one transfer is requested and, as links serve in order of request, fully timed.
         for a in range(num_ended):
             op = ended[a]
             source = devices[op]
@@ -141,6 +145,8 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                     slot_item[slot] = k if slot_end_s[slot] == never else slot_item[slot]
                     slot_end_s[slot] = min(slot_end_s[slot], end)
                     due |= int(end == now) << slot
+        # Phase 2: transfers that end now, also those of no duration that phase 1 has just requested. The next one of
+        # the slot takes its place, readers at the destination come nearer, and followers on its links start.
         due &= ~all_devices
         while due:
             slot = lowest_bit(due)
@@ -165,8 +171,10 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                 following = follower[place]
                 sequence[position] = n + following
                 position += following >= 0
+        # transfers that start at one instant stand in the plan by number
         if position > starters + 1:
             sort(sequence, starters, position)
+        # Phase 3: in-place updates, which wait for the other readers and the transfers of their tensor.
         if has_updates:
             for a in range(num_ended):
                 if not concerned[ended[a]]:
@@ -183,6 +191,8 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                     waiting[op] -= 1
                     here = int(waiting[op] == 0)
                     ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+        # Phase 4: idle devices take ready ops, the best priority of all of them first. `late` is set where an op shows
+        # that the step cannot end by the cutoff: by the path that follows it, or by the work left on its device.
         startable = idle & ready
         late = 0
         while startable:
@@ -212,6 +222,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
         if late:
             forget_ready(s)
             return never
+        # Phase 5: the next instant is the earliest end over all slots; `due` collects the slots that end then.
         soonest = never_bits
         due = slot = 0
         while slot_bits[slot] >= 0:
