@@ -41,6 +41,21 @@ __all__ = [
 
 T = TypeVar("T")
 
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
+
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
 _MOST_CHARACTERS = 80
 _EXPECTED = {
@@ -199,7 +214,8 @@ def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
     if what == "of_record":
         inner = context["error"]
         if isinstance(inner, InvalidValue):
-            return InvalidValue(f"{at}.{inner.field}" if at else inner.field, inner.actual, inner.expected, where=where)
+            field = f"{at}.{inner.field}" if at else inner.field
+            return InvalidValue(field, inner.actual, inner.expected, where=where, hint=inner.hint)
         if isinstance(inner, UnknownName) and where != words_of(kind):
             return UnknownName(f"{inner.kind} of {f'{at} in ' if at else ''}{where}", inner.name, inner.known)
         return inner if isinstance(inner, UserError) else InvalidValue(at, described(first["input"]), str(inner))
@@ -257,11 +273,11 @@ def described(value: object) -> object:
     return value if isinstance(value, int | float) else Described(f"a {type(value).__name__}")
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
     """The text, cut where it is long."""
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def words_of(kind: Any) -> str:
     """The name of a class as people write it: `LearnedHost` is a learned host."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", getattr(kind, "__name__", str(kind))).lower()

@@ -150,8 +150,7 @@ class OpGraph:
     @cached_property
     def output_offsets(self) -> IntArray:
         """(N + 1,) int32: op i produces tensors `output_offsets[i]` up to `output_offsets[i + 1]`."""
-        counts = np.bincount(self.tensor_op, minlength=self.num_ops)
-        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        return np.concatenate(([0], np.cumsum(np.bincount(self.tensor_op, minlength=self.num_ops)))).astype(np.int32)
 
     @cached_property
     def edge_op(self) -> IntArray:
@@ -241,6 +240,8 @@ DTYPES: dict[str, type[np.generic]] = {
     "micro_batch": np.int32,
 }
 """What each array is held as."""
+LARGEST_COUNT = 2**53
+"""Bytes and sizes beyond this are no sizes: sums of them would leave what float64 holds exactly."""
 LARGEST_TOTAL = 2.0**60
 """FLOPs or bytes of a whole graph beyond this would leave what sums of int64 hold."""
 LONGEST_TEXT = 4096

@@ -16,15 +16,21 @@ from numpy.typing import NDArray
 
 from rlplace.compare.comparison import PUBLISHED, Comparison, Objective, Row, RowStatus
 from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, compare
-from rlplace.compare.run_compare import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
+from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.formats.dnn_partitioning import LARGEST_FILE_BYTES, DnnPartitioning, load_dnn_partitioning
-from rlplace.graphs.formats.own_json import LARGEST_COUNT, Fields
+from rlplace.graphs.formats.dnn_partitioning import (
+    LARGEST_FILE_BYTES,
+    DnnPartitioning,
+    Id,
+    load_dnn_partitioning,
+    read_known,
+)
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.partitioning.problem import published_problem
 from rlplace.partitioning.solve import METHODS, PublishedRow, solve
+from rlplace.records import record
 from rlplace.report.console import make_progress
 from rlplace.search.methods import METHODS as STEP_METHODS
 
@@ -60,10 +66,7 @@ def run_published(
     seconds: float | None,
     seeds: int,
     seed: int = 0,
-    save: Path | None,
-    plot: Path | None,
-    is_quiet: bool,
-    is_table: bool = True,
+    output: Output,
 ) -> dict[str, Any]:
     """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
 
@@ -75,34 +78,29 @@ def run_published(
     """
     record = load_dnn_partitioning(path)
     problem = published_problem(record)
-    progress = make_progress(is_quiet=is_quiet)
+    progress = make_progress(is_quiet=output.is_quiet)
     progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
     config = CompareConfig((), evaluations, seconds, seeds, objective, seed=seed)
     if objective not in PUBLISHED:
         config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
-        check_save(save)
-        check_plot(plot)
+        output.check()
         comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
     else:
-        if plot is not None:
+        if output.plot is not None:
             hint = f"Under {objective} methods do not tell what they find on the way."
-            raise InvalidValue("plot", str(plot), "none", where="compare", hint=hint)
+            raise InvalidValue("plot", str(output.plot), "none", where="compare", hint=hint)
         names = _names(methods, METHODS)
-        check_save(save)
+        output.check()
         comparison = _solved(record, path.name, names, config)
-    if save is not None:
-        simulator = Simulator(problem)
-        planned = tuple(
-            row if row.devices is None else dataclasses.replace(row, plan=simulator.plan(row.devices))
-            for row in comparison.rows
-        )
-        save_rows(problem, planned, save)
+    if output.save is not None:
+        simulator, planned = Simulator(problem), []
         for row in comparison.rows:
             if row.devices is not None:
-                save_split(save / f"{row.method}-{row.seed}.split.json", record, row.devices)
-    if plot is not None:
-        draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_table=is_table)
+                save_split(output.save / f"{row.method}-{row.seed}.split.json", record, row.devices)
+                row = dataclasses.replace(row, plan=simulator.plan(row.devices))
+            planned.append(row)
+        comparison = dataclasses.replace(comparison, rows=tuple(planned))
+    return output.conclude(comparison, problem, progress)
 
 
 def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -147,6 +145,19 @@ def _row(found: PublishedRow, seed: int) -> Row:
 Placed = NDArray[np.int32]
 
 
+@record(frozen=True, slots=True)
+class _Device:
+    nodes: tuple[Id, ...]
+
+
+@record(frozen=True, slots=True)
+class _Split:
+    """The nodes on each device, under the benchmark's own names."""
+
+    fpgas: tuple[_Device, ...]
+    cpus: tuple[_Device, ...]
+
+
 def load_split(path: str | os.PathLike[str], record: DnnPartitioning) -> Placed:
     """(N,) int32: the devices that a split file gives; memory is not checked.
 
@@ -157,30 +168,28 @@ def load_split(path: str | os.PathLike[str], record: DnnPartitioning) -> Placed:
         InvalidValue: a field is wrong, a node is unknown, listed twice or left out, or there are more devices than the
             workload has.
     """
-    top = Fields(read_json(path, largest_bytes=LARGEST_FILE_BYTES), where=os.fspath(path))
+    where = os.fspath(path)
+    split = read_known(_Split, read_json(path, largest_bytes=LARGEST_FILE_BYTES), where, fpgas=_Device, cpus=_Device)
     position = {number: op for op, number in enumerate(record.ids.tolist())}
     devices = np.full(record.num_ops, -1, dtype=np.int32)
     for kind in ("fpgas", "cpus"):
-        lists = [
-            (entry.full_name("nodes"), entry.integers("nodes", low=-LARGEST_COUNT).tolist())
-            for entry in top.objects(kind)
-        ]
+        lists = [(f"{kind}[{i}].nodes", entry.nodes) for i, entry in enumerate(getattr(split, kind))]
         limit = record.num_accelerators if kind == "fpgas" else record.num_cpus
         if len(lists) > limit:
             lists = [nodes for nodes in lists if nodes[1]]
         if len(lists) > limit:
-            raise InvalidValue(kind, len(lists), f"at most {limit} devices with nodes", where=top.where)
+            raise InvalidValue(kind, len(lists), f"at most {limit} devices with nodes", where=where)
         for device, (field, numbers) in enumerate(lists):
             for i, number in enumerate(numbers):
                 if number not in position:
-                    raise InvalidValue(f"{field}[{i}]", number, "the id of a node", where=top.where)
+                    raise InvalidValue(f"{field}[{i}]", number, "the id of a node", where=where)
                 if devices[position[number]] >= 0:
-                    raise InvalidValue(f"{field}[{i}]", number, "a node that is listed once", where=top.where)
+                    raise InvalidValue(f"{field}[{i}]", number, "a node that is listed once", where=where)
                 devices[position[number]] = device if kind == "fpgas" else record.num_accelerators
     _complete(record, devices)
     if np.any(devices < 0):
         missing = record.ids[devices < 0].tolist()
-        raise InvalidValue("nodes", f"nothing for {missing[:5]}", "every node on a device", where=top.where)
+        raise InvalidValue("nodes", f"nothing for {missing[:5]}", "every node on a device", where=where)
     return devices
 
 

@@ -26,30 +26,24 @@ class Search(Protocol):
     @property
     def units(self) -> UnitGraph:
         """What moves together: colour classes, and ops without one."""
-        ...
 
     @property
     def order(self) -> Ints:
         """(U,) units in a topological order of the contracted graph."""
-        ...
 
     @property
     def hot(self) -> float:
         """Temperature that annealing begins with, as a share of the value."""
-        ...
 
     @property
     def cold(self) -> float:
         """Temperature that it ends with."""
-        ...
 
     def values_ms(self, devices: Ints) -> NDArray[np.float64]:
         """(B,) milliseconds of placements of units (B, U) or (U,); infinite where infeasible."""
-        ...
 
     def anneal(self, start: Ints, seed: int, steps: int, hot: float, cold: float) -> tuple[Ints, float]:
         """The best placement (U,) met in `steps` moves from `start`, which fits, and its value in milliseconds."""
-        ...
 
 
 class MaxLoadSearch:

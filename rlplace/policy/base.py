@@ -1,22 +1,18 @@
-"""`Policy` and `Learner`: what proposes placements of groups, and what makes it better from their rewards.
+"""What a policy and a learner are, and what policies share.
 
-`PolicyModule`: what policies share that are one network: sizes, generator, log-probabilities of whole placements.
-
-`one_line`: how policies print.
-
-`ProblemTensors`: the features of a problem as networks take them.
-
-How sharp a distribution over groups must be for its samples to stay near its mode, and what it is without that.
+`Policy`, `Learner` and the other protocols say what is asked of them; `PolicyModule` and `IndependentPolicy` are base
+classes with defaults, which a policy may inherit and need not. `ProblemTensors` is a problem as networks take it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +21,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from rlplace.env.problem_features import ProblemFeatures
+from rlplace.errors import InvalidValue
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_tensors
+from rlplace.records import read_record
 
 
 @runtime_checkable
@@ -34,28 +33,22 @@ class Policy(Protocol):
     @property
     def num_groups(self) -> int:
         """Groups that it places, G."""
-        ...
 
     @property
     def num_devices(self) -> int:
         """Devices that it places them on, D."""
-        ...
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, drawn; by the policy's own generator, or by `rng`."""
-        ...
 
     def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
         """(B,) log-probabilities of placements (B, G), through which gradients flow."""
-        ...
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the likeliest placement, or nearly: the policy's best guess."""
-        ...
 
     def save(self, path: Path) -> None:
         """Writes weights to `path` (safetensors), and what is needed to make the policy again beside it (`.json`)."""
-        ...
 
 
 @runtime_checkable
@@ -64,7 +57,6 @@ class LearnedPolicy(Policy, Protocol):
 
     def parameters(self) -> Iterator[Parameter]:
         """What is learned."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +68,6 @@ class GroupPolicy(LearnedPolicy, Protocol):
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
-        ...
 
 
 @runtime_checkable
@@ -86,11 +77,9 @@ class Loadable(Policy, Protocol):
     @property
     def kind(self) -> str:
         """What its checkpoints say they are of."""
-        ...
 
     def load(self, path: Path) -> None:
         """Takes the weights that `save` wrote; refuses those that do not fit."""
-        ...
 
 
 @runtime_checkable
@@ -99,7 +88,6 @@ class Straying(Protocol):
 
     def set_flips(self, flips: float) -> None:
         """Lets samples differ from the best guess in about `flips` groups."""
-        ...
 
 
 @runtime_checkable
@@ -115,7 +103,6 @@ class StartsSomewhere(Protocol):
 
     def start_from(self, group_devices: NDArray[np.integer]) -> None:
         """Proposes from now on around the placement (G,)."""
-        ...
 
 
 @runtime_checkable
@@ -124,7 +111,6 @@ class Learner(Protocol):
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
         """Moves the policy towards placements (G,) or (M, G) that are known to be good."""
-        ...
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
@@ -138,23 +124,28 @@ class Learner(Protocol):
             rewards: larger is better; all finite.
             progress: share of learning that is done, 0 to 1, for what changes over time.
         """
-        ...
 
     def forget(self) -> None:
         """Drops what it remembers of rewards, as when they come to mean something else."""
-        ...
 
 
 class PolicyModule(nn.Module):
     """A network that is a distribution over placements of G groups on D devices, decided group by group.
 
+    What inherits it defines `sample`, `mode` and `evaluate`. The rest of a policy's functions have a default: its
+    log-probability is the sum over groups, and its file holds its options and weights.
+
     Attributes:
+        kind: in its files, names the policy.
+        config: its options, a dataclass; kept in its files. None for none.
         num_groups: groups that it places, G.
         num_devices: devices that it places them on, D.
         generator: draws the samples.
         problem_buffers: names of the buffers that describe the problem; a state of a learner does not change them.
     """
 
+    kind: str = ""
+    config: Any = None
     problem_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
@@ -170,7 +161,9 @@ class PolicyModule(nn.Module):
 
     def __repr__(self) -> str:
         """In one line: that of a network would print every layer."""
-        return one_line(self)
+        count = sum(parameter.numel() for parameter in self.parameters())
+        places = f"{self.num_groups:,} groups on {self.num_devices} devices"
+        return f"{type(self).__name__}({places}, {count:,} parameters)"
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
@@ -181,8 +174,104 @@ class PolicyModule(nn.Module):
         return self.evaluate(group_devices)[0].sum(dim=-1)
 
     def drawing(self, rng: np.random.Generator | None) -> torch.Generator:
-        """What draws samples: the policy's own generator, which goes on, or one that `rng` seeds."""
+        """The generator of samples: the policy's own, which goes on, or one that `rng` seeds."""
         return self.generator if rng is None else torch.Generator().manual_seed(int(rng.integers(2**63)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights and buffers to `path` (`policy.safetensors`), kind and options beside it (`.json`).
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        options = {} if self.config is None else dataclasses.asdict(self.config)
+        save_checkpoint(path, {"schema": SCHEMA, "kind": self.kind, "options": options}, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes the weights that a policy with the same options saved.
+
+        Raises:
+            FileProblem: a file is missing, malformed, of another kind, or has weights of other shapes.
+            InvalidValue: the policy there has other options.
+        """
+        self.load_weights(path)
+
+    def load_weights(self, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """As `load`; returns all tensors of the file, among them buffers that suit the same problem alone."""
+        about, tensors = load_checkpoint(path, self.kind)
+        about_path = str(Path(path).with_suffix(".json"))
+        if self.config is not None:
+            saved = read_record(type(self.config), about.get("options"), about_path)
+            if saved != self.config:
+                hint = f"Give the policy the options of {about_path}."
+                raise InvalidValue("options", str(self.config), str(saved), where=f"policy {self.kind}", hint=hint)
+        set_tensors(dict(self.named_parameters()), tensors, path)
+        return tensors
+
+
+class IndependentPolicy(PolicyModule):
+    """A policy that decides every group by itself: what inherits it defines `logits` alone.
+
+    Attributes:
+        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
+    """
+
+    temperature: Tensor
+
+    def logits(self) -> Tensor:
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
+        raise NotImplementedError
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn at the policy's temperature; by `rng` or by its own generator."""
+        with torch.no_grad():
+            log_probs_GD = torch.log_softmax(self.logits() / self.temperature, dim=-1)
+        noise_BGD = gumbel((num_samples, self.num_groups, self.num_devices), self.drawing(rng))
+        return (log_probs_GD.double() + noise_BGD).argmax(-1).numpy().astype(np.int32)
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the likeliest device of each group; the lower index where two are equal."""
+        with torch.no_grad():
+            return self.logits().argmax(dim=-1).numpy().astype(np.int32)
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of devices (B, G) of groups, and entropies (B, G), at the policy's temperature."""
+        return chosen_and_entropy((self.logits() / self.temperature)[None], group_devices)
+
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
+        with torch.no_grad():
+            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
+
+
+LEAST_LOG_PROB = -1e30
+"""A finite stand-in for minus infinity, which keeps gradients finite."""
+
+
+def chosen_and_entropy(logits_BGD: Tensor, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, G) of devices (B, G) by logits (B or 1, G, D), and entropies (B, G) in nats.
+
+    A logit of minus infinity bars its device: it has no probability and adds nothing to the entropy.
+    """
+    devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
+    log_probs_BGD = torch.log_softmax(logits_BGD, dim=-1)
+    return log_prob_of(log_probs_BGD, devices_BG), entropy_of(log_probs_BGD).expand(len(devices_BG), -1)
+
+
+def log_prob_of(log_probs_BGD: Tensor, devices_BG: Tensor) -> Tensor:
+    """(B, G) log-probability of the device of each group."""
+    return log_probs_BGD.expand(len(devices_BG), -1, -1).gather(-1, devices_BG.long()[..., None])[..., 0]
+
+
+def entropy_of(log_probs_BGD: Tensor) -> Tensor:
+    """(B, G) entropy of each group, in nats."""
+    return -(log_probs_BGD.exp() * log_probs_BGD.clamp(min=LEAST_LOG_PROB)).sum(-1)
+
+
+def gumbel(
+    shape: tuple[int, ...] | torch.Size, generator: torch.Generator | None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Noise of a shape: the largest of logits with this noise is one drawn from their softmax (Gumbel-max)."""
+    return -(-torch.rand(shape, generator=generator, dtype=dtype).log()).log()
 
 
 @contextmanager
@@ -191,25 +280,6 @@ def seeded_weights(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
         yield
-
-
-class Counted(Protocol):
-    """A policy as far as it is counted."""
-
-    @property
-    def num_groups(self) -> int: ...
-
-    @property
-    def num_devices(self) -> int: ...
-
-    def parameters(self) -> Iterator[Parameter]: ...
-
-
-def one_line(policy: Counted) -> str:
-    """A policy in one line, where a module's own `repr` has one for each layer."""
-    count = sum(parameter.numel() for parameter in policy.parameters())
-    places = f"{policy.num_groups:,} groups on {policy.num_devices} devices"
-    return f"{type(policy).__name__}({places}, {count:,} parameters)"
 
 
 LEAST_WEIGHT = 0.01
@@ -282,9 +352,9 @@ BISECTIONS = 30
 
 
 def temperature_for(logits_GD: Tensor, flips: float) -> float:
-    """What to divide logits by, so that a sample differs from the mode in `flips` groups on average.
+    """The divisor of logits with which a sample differs from the mode in `flips` groups on average.
 
-    Which groups are flipped, and to what, stays the policy's to say: those it is least sure of. A policy sure of
+    Which groups are flipped, and to what, depends on the policy: those that it is least sure of. A policy sure of
     everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
     placement better.
 
@@ -293,15 +363,27 @@ def temperature_for(logits_GD: Tensor, flips: float) -> float:
         flips: more than 0; where no temperature gives as many, or as few, the nearest of the range is taken.
     """
     logits_GD = logits_GD.double()
-    low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
-    for _ in range(BISECTIONS):
+    return divisor_for(flips, lambda divisor: logits_GD / divisor, LEAST_TEMPERATURE, MOST_TEMPERATURE, BISECTIONS)
+
+
+def divisor_for(flips: float, logits_of: Callable[[float], Tensor], low: float, high: float, steps: int) -> float:
+    """The largest divisor in a range with which samples differ from the mode in at most `flips` groups on average.
+
+    Args:
+        flips: groups.
+        logits_of: (G, D) logits for a divisor; the larger it is, the more alike they are.
+        low: end of the range.
+        high: its other end.
+        steps: bisections, of the logarithm.
+    """
+    for _ in range(steps):
         middle = (low * high) ** 0.5
-        expected = (1 - torch.softmax(logits_GD / middle, dim=-1).amax(dim=-1)).sum()
+        expected = (1.0 - torch.softmax(logits_of(middle), dim=-1).amax(dim=-1)).sum()
         low, high = (low, middle) if expected > flips else (middle, high)
     return low
 
 
-@contextlib.contextmanager
+@contextmanager
 def at_temperature_1(policy: object) -> Iterator[None]:
     """While active, a policy that has a temperature has that of 1: what it is taught holds however it is sampled."""
     if not isinstance(policy, Tempered):

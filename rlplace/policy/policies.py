@@ -1,12 +1,14 @@
-"""`POLICIES` and `LEARNERS`: by name, what makes a policy for a problem, and what makes a learner for a policy.
+"""`POLICIES` and `LEARNERS`: functions that make a policy for a problem, and a learner for a policy, by name.
 
-Policies and learners by name, each asked through a check: they may be another package's.
+`checked_policy` and `checked_learner` make those that a `LearnConfig` names, and check what they return: they may come
+from another package.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -18,14 +20,14 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
-from rlplace.policy.base import GroupPolicy, Learner, Policy
-from rlplace.policy.checkpoint import check_initial_weights, load_initial_weights
+from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy
+from rlplace.policy.checkpoint import load_checkpoint, pretrained_path
 from rlplace.policy.gnn import GnnPolicy
 from rlplace.policy.improver import ImproverPolicy
 from rlplace.policy.learn.imitation import CloneLearner
 from rlplace.policy.learn.ppo import GroupPPO
 from rlplace.policy.learn.reinforce import Reinforce
-from rlplace.policy.options import LearnConfig
+from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
 from rlplace.policy.placer import make_policy
 from rlplace.policy.schedule import SchedulePolicy
 from rlplace.policy.schedule_network import new_network
@@ -33,9 +35,9 @@ from rlplace.policy.seq2seq import Seq2SeqPolicy, seq2seq_inputs
 from rlplace.registry import Registry
 
 MakePolicy = Callable[[Problem, LearnConfig, int], Policy]
-"""From a problem, the options and a seed to a policy that knows nothing yet."""
+"""From a problem, the options and a seed to an untrained policy."""
 MakeLearner = Callable[[Policy, LearnConfig, int], Learner]
-"""From a policy, the options and a seed to what makes it better."""
+"""From a policy, the options and a seed to its learner."""
 
 
 def make_placer(problem: Problem, config: LearnConfig, seed: int) -> Policy:
@@ -112,10 +114,10 @@ HOW_TO = "docs/extending.md says what each of them does."
 
 
 class CheckedPolicy:
-    """What a policy proposes, refused by the policy's name where it is no placement of the problem's groups.
+    """A policy whose placements are checked; errors name the policy.
 
     Attributes:
-        policy: who is asked.
+        policy: the policy itself.
     """
 
     def __init__(self, policy: Policy, name: str, problem: Problem) -> None:
@@ -139,10 +141,10 @@ class CheckedPolicy:
         return self._checked(self.policy.mode(), "mode")
 
     def check_guess(self) -> None:
-        """Refuses a policy that has no log-probability for its own best guess, as after a step along a NaN gradient.
+        """Checks that the policy's own best guess has a log-probability; after a NaN gradient it has none.
 
         Raises:
-            InvalidValue: of `mode` or `log_prob`.
+            InvalidValue: `mode` or `log_prob` returns something else.
         """
         guess = self.mode()
         with torch.no_grad():
@@ -172,10 +174,10 @@ class CheckedPolicy:
 
 
 class CheckedLearner:
-    """A learner, refused by its name where what it returns cannot be tracked.
+    """A learner whose figures are checked; errors name the learner.
 
     Attributes:
-        learner: who learns.
+        learner: the learner itself.
     """
 
     def __init__(self, learner: Learner, name: str) -> None:
@@ -191,7 +193,7 @@ class CheckedLearner:
         progress: float = 0.0,
         ran: NDArray[np.bool_] | None = None,
     ) -> Mapping[str, float]:
-        """Figures of the learner's update, which is told `ran`, (B,) which placements ran, if it has such a keyword.
+        """Figures of the learner's update; it is told `ran`, (B,) bool, if it has such a keyword.
 
         Raises:
             InvalidValue: they are no mapping.
@@ -220,7 +222,8 @@ def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedP
     if sizes != problem.group_allowed.shape:
         expected = f"{problem.group_allowed.shape}, the problem's"
         raise InvalidValue("(num_groups, num_devices)", sizes, expected, where=f"policy {name!r}")
-    load_initial_weights(policy, config.recipe.init)
+    if weights := _initial_weights(policy, config.recipe.init):
+        weights[0].load(weights[1])
     return CheckedPolicy(policy, name, problem)
 
 
@@ -249,7 +252,18 @@ def check_fit(config: LearnConfig) -> None:
     graph = OpGraph.from_networkx(nx.DiGraph([(0, 1)]))
     policy = POLICIES[name](Problem.estimate(graph, resolve_host("2xK80"), grouping="none"), config, 0)
     checked_learner(policy, config, 0)
-    check_initial_weights(policy, config.recipe.init)
+    if weights := _initial_weights(policy, config.recipe.init):
+        load_checkpoint(weights[1], weights[0].kind)
+
+
+def _initial_weights(policy: Policy, init: str) -> tuple[Loadable, Path] | None:
+    """The policy and the file that `init` names; None where it names none (`starts`, `none`)."""
+    if init != "pretrained" and not init.endswith(WEIGHTS_ENDING):
+        return None
+    if not isinstance(policy, Loadable):
+        hint = "It has no `kind` and no `load`."
+        raise InvalidValue("init", init, "starts or none", where=f"policy {type(policy).__name__}", hint=hint)
+    return policy, pretrained_path(policy.kind) if init == "pretrained" else Path(init)
 
 
 def _check_members(made: object, kind: str, name: str, members: tuple[str, ...]) -> None:

@@ -1,8 +1,7 @@
-"""`SchedulePolicy`: places one group after the other over the partial schedule; and guesses zero-shot.
+"""`SchedulePolicy`: places one group after the other over the partial schedule.
 
-Episodes of the policy `schedule`: placements made group by group, and made again to see what was decided when.
-
-`propose`: placements of a problem that nothing was tried on yet, the best guess first.
+`propose`: zero-shot placements of a problem, the best guess first. `roll` and `replay`: episodes of the policy, played
+by it and along known placements.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from rlplace.env.problem_features import problem_features
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair, SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
-from rlplace.policy.base import PolicyModule, temperature_for
+from rlplace.policy.base import PolicyModule, divisor_for, gumbel, temperature_for
 from rlplace.policy.options import ScheduleConfig
 from rlplace.policy.schedule_network import (
     KIND,
@@ -55,6 +54,7 @@ class SchedulePolicy(PolicyModule):
         generator: draws the samples.
     """
 
+    kind = KIND
     problem_buffers = ("groups", "summary", "allowed", "network.grouping")
     groups: Tensor
     summary: Tensor
@@ -82,11 +82,6 @@ class SchedulePolicy(PolicyModule):
         self._last: tuple[tuple[object, ...], Decisions] | None = None
         self._take(network)
 
-    @property
-    def kind(self) -> str:
-        """What its checkpoints say they are of."""
-        return KIND
-
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, drawn.
 
@@ -98,8 +93,7 @@ class SchedulePolicy(PolicyModule):
 
         def draw(seen: SequentialObservation) -> NDArray[np.int64]:
             logits_BD = self._logits_now(seen)
-            uniform_BD = torch.rand(logits_BD.shape, generator=generator, dtype=torch.float64)
-            return np.asarray((logits_BD.double() - (-uniform_BD.log()).log()).argmax(-1).numpy())  # Gumbel-max
+            return np.asarray((logits_BD.double() + gumbel(logits_BD.shape, generator)).argmax(-1).numpy())
 
         return roll(self._begin(num_samples), draw)
 
@@ -225,19 +219,12 @@ class SchedulePolicy(PolicyModule):
 
         roll(SequentialBatch(self.problem, 1), best)
         self.list_position[torch.tensor(sequence)] = torch.arange(len(sequence)) / max(len(sequence), 1)
-        self.scale.fill_(_scale_for(torch.stack(rows), self._flips))
+        margins_GD = torch.stack(rows).double()
+        scale = divisor_for(
+            self._flips, lambda divisor: heavy_tailed(margins_GD / divisor), LEAST_SCALE, MOST_SCALE, BISECTIONS
+        )
+        self.scale.fill_(scale)
         self.temperature.fill_(1.0)
-
-
-def _scale_for(margins_GD: Tensor, flips: float) -> float:
-    """What to divide margins by, so that a draw differs from the best in `flips` of G rows on average."""
-    margins_GD = margins_GD.double()
-    low, high = LEAST_SCALE, MOST_SCALE
-    for _ in range(BISECTIONS):
-        middle = (low * high) ** 0.5
-        expected = (1.0 - torch.softmax(heavy_tailed(margins_GD / middle), dim=-1).amax(dim=-1)).sum()
-        low, high = (low, middle) if expected > flips else (middle, high)
-    return low
 
 
 LOG_PROB_BARRED = -30.0
@@ -358,19 +345,14 @@ def propose(
         expected = network.component_scores(summary).double().numpy()
     components, scenarios = network.components, network.scenarios.double().numpy()
     places = choose(expected, scenarios, max(count, pool_size(problem)) if is_ranked else count)
-    pairs = [components.pair(place) for place in places]
-    devices = schedules.place(pairs)
-    numbered = {row.tobytes(): place for place, row in reversed(list(enumerate(devices)))}
-    first = sorted(numbered.values())  # of equal placements the first
-    pairs, devices, places = [pairs[row] for row in first], devices[first], [places[row] for row in first]
-    if is_ranked:
-        expected = rank(network, summary, schedules, devices)
-        order = choose(expected, scenarios[:, places], count)
-        pairs, devices, expected = [pairs[row] for row in order], devices[order], expected[order]
-    else:
-        expected = expected[places]
-    found = Proposals(tuple(pairs[:count]), devices[:count], expected[:count])
-    if len(found.pairs) == count:
+    devices = schedules.place([components.pair(place) for place in places])
+    first = np.sort(np.unique(devices, axis=0, return_index=True)[1])  # of equal placements the first
+    devices, places = devices[first], [places[row] for row in first]
+    expected = rank(network, summary, schedules, devices) if is_ranked else expected[places]
+    order = choose(expected, scenarios[:, places], count) if is_ranked else list(range(len(places)))[:count]
+    pairs = tuple(components.pair(places[row]) for row in order)
+    found = Proposals(pairs, devices[order], expected[order])
+    if len(pairs) == count:
         return found
     return _varied(found, network, summary, schedules, count, np.random.default_rng(seed))
 
@@ -403,15 +385,33 @@ def choose(expected: NDArray[np.float64], scenarios: NDArray[np.float64], count:
     order = np.argsort(expected, kind="stable")
     if not len(scenarios):
         return [int(place) for place in order[:count]]
-    times = expected[order] + scenarios[:, order]
-    chosen, least, is_left = [0], times[:, 0].copy(), np.ones(len(order), dtype=np.bool_)
-    is_left[0] = False
-    while len(chosen) < min(count, len(order)):
-        value = np.where(is_left, np.minimum(least[:, None], times).mean(axis=0), np.inf)
+    return [int(order[place]) for place in best_together(expected[order] + scenarios[:, order], count, first=0)]
+
+
+def best_together(losses: NDArray[np.float64], count: int, first: int | None = None) -> list[int]:
+    """Up to `count` columns of (P, M) losses, one after the other the one that most improves the best of all.
+
+    Rows count alike: the mean over rows of the least of the chosen columns is lowered.
+
+    Args:
+        losses: (P, M).
+        count: of columns.
+        first: the column to begin with; the best alone by default.
+
+    Example:
+        >>> best_together(np.array([[0.0, 0.2, 0.5], [0.9, 0.3, 0.0]]), 2)
+        [1, 2]
+    """
+    chosen = [] if first is None else [first]
+    least = np.full(len(losses), losses.max(initial=0.0)) if first is None else losses[:, first]
+    is_left = np.ones(losses.shape[1], dtype=np.bool_)
+    is_left[chosen] = False
+    while len(chosen) < min(count, losses.shape[1]):
+        value = np.where(is_left, np.minimum(least[:, None], losses).mean(axis=0), np.inf)
         chosen.append(int(value.argmin()))
         is_left[chosen[-1]] = False
-        least = np.minimum(least, times[:, chosen[-1]])
-    return [int(order[place]) for place in chosen]
+        least = np.minimum(least, losses[:, chosen[-1]])
+    return chosen
 
 
 def vary(pairs: tuple[Pair, ...], generator: np.random.Generator) -> list[Pair]:
@@ -436,14 +436,14 @@ def _varied(
     pairs, rows, log_times = list(found.pairs), list(found.devices), found.log_times.tolist()
     seen = {row.tobytes() for row in rows}
     for _ in range(_TRIES):
-        fresh: list[tuple[Pair, NDArray[np.int32]]] = []
         varied = vary(found.pairs, generator)
+        made: dict[bytes, tuple[Pair, NDArray[np.int32]]] = {}
         for pair, row in zip(varied, schedules.place(varied), strict=True):
-            if row.tobytes() not in seen:
-                seen.add(row.tobytes())
-                fresh.append((pair, row))
+            made.setdefault(row.tobytes(), (pair, row))
+        fresh = [one for key, one in made.items() if key not in seen]
         if not fresh:
             continue
+        seen |= made.keys()
         expected = rank(network, summary, schedules, np.stack([row for _, row in fresh]))
         for place in np.argsort(expected, kind="stable")[: count - len(pairs)].tolist():
             pairs.append(fresh[place][0])

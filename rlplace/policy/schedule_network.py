@@ -1,12 +1,7 @@
-"""`ScheduleNetwork`: what the policy `schedule` learns; no weight of it depends on a problem's groups or devices.
+"""`ScheduleNetwork`: the weights of the policy `schedule`, none of which depends on a problem's groups or devices.
 
-`Components`: groupings and weights of the list scheduler, each a guess at any problem.
-
-`group_features`: what the policy `schedule` sees of each group besides the partial schedule.
-
-`problem_summary`: a problem in a few numbers, whatever its numbers of ops, groups and devices.
-
-Files of `ScheduleNetwork`: weights as safetensors, and what their numbers are as JSON beside them.
+`Components`: groupings and weights of the list scheduler, each a guess at any problem. `group_features`: features of
+each group besides the partial schedule. `problem_summary`: a problem in 22 numbers, whatever its size.
 """
 
 from __future__ import annotations
@@ -15,24 +10,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 
-from rlplace.decode import decode_record
-from rlplace.env import DECISION_FEATURES
 from rlplace.env.problem_features import graph_features
-from rlplace.env.schedule_batch import ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
+from rlplace.env.schedule_batch import DECISION_FEATURES, ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.opgraph import BACKWARD, UPDATE
 from rlplace.graphs.paths import longest_after
 from rlplace.measure.problem import Problem
 from rlplace.policy.base import seeded_weights
-from rlplace.policy.checkpoint import SCHEMA, check_weights, load_checkpoint, save_checkpoint
-from rlplace.policy.options import ScheduleConfig
+from rlplace.policy.checkpoint import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, set_all
+from rlplace.policy.options import ScheduleConfig, Width
+from rlplace.records import Whole, read_record, record
 
 ALLOWED = DECISION_FEATURES.index("allowed")
 RELATED = len(ESTIMATES)
@@ -360,15 +355,15 @@ KIND: Literal["schedule"] = "schedule"
 """What its checkpoints say they are of."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ScheduleFile:
-    """What `policy.json` says of the weights beside it."""
+    """`policy.json`, the description of the weights beside it."""
 
     schema: int
     kind: Literal["schedule"]
-    hidden: int
-    num_components: int
-    num_scenarios: int
+    hidden: Width
+    num_components: Annotated[Whole, Field(ge=1, le=1 << 20)]
+    num_scenarios: Annotated[Whole, Field(ge=0, le=1 << 20)]
     groupings: tuple[str, ...] = GROUPINGS
     """Names of groupings, ..."""
     features: tuple[str, ...] = DECISION_FEATURES
@@ -406,32 +401,26 @@ def load_network(path: str | os.PathLike[str]) -> ScheduleNetwork:
         FileProblem: a file is missing, not what it should be, or of a version that saw other features.
         InvalidValue, UnknownName: a field of the description is missing or wrong.
     """
+    path = Path(path)
     about, tensors = load_checkpoint(path, KIND)
-    described = decode_record(ScheduleFile, about, str(Path(path).with_suffix(".json")))
-    ours = ScheduleFile(SCHEMA, KIND, 0, 0, 0)
+    described = read_record(ScheduleFile, about, str(path.with_suffix(".json")))
+    ours = ScheduleFile(SCHEMA, KIND, 1, 1, 0)
     for name in ("groupings", "features", "group_features", "summary", "estimates"):
         if getattr(described, name) != getattr(ours, name):
             raise FileProblem(path, f"its {name} are not those of this version: train it again.")
-    path, count = Path(path), described.num_components
-    sizes = {
-        "grouping": (count,),
-        "gate.0.weight": (described.hidden, len(SUMMARY)),
-        "gate.2.weight": (count, described.hidden),
-        "scenarios": (described.num_scenarios, count),
+    hidden, count = described.hidden, described.num_components
+    expected = {
+        "grouping": (torch.int64, (count,)),
+        "gate.0.weight": (torch.float32, (hidden, len(SUMMARY))),
+        "gate.2.weight": (torch.float32, (count, hidden)),
+        "scenarios": (torch.float32, (described.num_scenarios, count)),
     }
-    for name, shape in sizes.items():  # before anything of that size is made
-        found = tuple(tensors[name].shape) if name in tensors else "missing"
-        if found != shape:
-            expected = f"expected {shape} by {path.with_suffix('.json').name}"
-            raise FileProblem(path, f"weights of another network: {name} is {found}, {expected}.")
-    check_weights({name: tensor for name, tensor in tensors.items() if name != "grouping"}, path)
+    every = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    check_tensors(tensors, every | expected, path, "weights of another network than its .json says")
     grouping = tensors["grouping"]
-    if grouping.dtype != torch.int64 or not bool(((grouping >= 0) & (grouping < len(GROUPINGS))).all()):
-        raise FileProblem(path, f"grouping holds what is no place among the {len(GROUPINGS)} groupings.")
+    if not bool(((grouping >= 0) & (grouping < len(GROUPINGS))).all()):
+        raise FileProblem(path, f"grouping holds numbers outside 0..{len(GROUPINGS) - 1}.")
     components = Components(np.zeros(count, dtype=np.int64), np.zeros((count, len(FEATURES))))
-    network = ScheduleNetwork(components, described.hidden, num_scenarios=described.num_scenarios)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:  # names or shapes of other weights
-        raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
+    network = ScheduleNetwork(components, hidden, num_scenarios=described.num_scenarios)
+    set_all(network, tensors, path)
     return network

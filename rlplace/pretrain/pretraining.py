@@ -33,8 +33,9 @@ from rlplace.files import jsonable, read_json, write_bytes_atomic, write_json_at
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.policy.learn.imitation import descend
 from rlplace.policy.options import PretrainConfig
-from rlplace.policy.schedule import choose
+from rlplace.policy.schedule import best_together, choose
 from rlplace.policy.schedule_network import KIND, Components, ScheduleNetwork, problem_summary, save_network
 from rlplace.pretrain.training_problems import ProblemSource
 
@@ -169,26 +170,6 @@ def over_groupings(weights: Floats) -> list[Pair]:
     return [(name, tuple(row)) for row in weights.tolist() for name in GROUPINGS]
 
 
-def best_together(log_ratios: Floats, count: int) -> list[int]:
-    """Up to `count` columns of (P, M) log ratios, one after the other the one that most improves the best of all.
-
-    Rows count alike: what is made least is the mean over rows of the least of the columns that are taken.
-
-    Example:
-        >>> best_together(np.array([[0.0, 0.2, 0.5], [0.9, 0.3, 0.0]]), 2)
-        [1, 2]
-    """
-    least = np.full(len(log_ratios), log_ratios.max(initial=0.0))
-    chosen: list[int] = []
-    is_left = np.ones(log_ratios.shape[1], dtype=np.bool_)
-    for _ in range(min(count, log_ratios.shape[1])):
-        value = np.where(is_left, np.minimum(least[:, None], log_ratios).mean(axis=0), np.inf)
-        chosen.append(int(value.argmin()))
-        is_left[chosen[-1]] = False
-        least = np.minimum(least, log_ratios[:, chosen[-1]])
-    return chosen
-
-
 LEARNING_RATE, WEIGHT_DECAY = 3e-3, 1e-2
 SHARPNESS = 12.0
 """How sharply the better of two components is preferred where their regret is learned: e-fold for 8 %."""
@@ -259,10 +240,7 @@ def _descend(net: nn.Module, steps: int, loss_of: Callable[[], Tensor]) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        loss = loss_of()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descend(optimizer, loss_of())
         schedule.step()
 
 

@@ -232,8 +232,7 @@ class _Step:
             yield at | {"name": "thread_name", "args": {"name": lane.name}}
             yield at | {"name": "thread_sort_index", "args": {"sort_index": row}}
         for one in self.slices:
-            start_us = _us(one.start_s)
-            at = {"ph": "X", "pid": pid, "tid": _tid(pid, one.lane), "ts": start_us}
+            at = {"ph": "X", "pid": pid, "tid": _tid(pid, one.lane), "ts": _us(one.start_s)}
             yield at | {"name": one.name, "cat": _category(one), "dur": _us(one.end_s, one.start_s), "args": _args(one)}
         for transfer, tensor in enumerate(self._timeline.transfer_tensor.tolist()):
             stops = self._stops(transfer, tensor)

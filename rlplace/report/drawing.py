@@ -148,8 +148,9 @@ def save_fidelity_png(
     simulated, measured = np.asarray(simulated_s, dtype=np.float64), np.asarray(measured_s, dtype=np.float64)
     for name, length in (("measured_s", measured.size), ("kinds", len(kinds))):
         if length != simulated.size:
-            expected = f"{simulated.size}, one for each simulated step time"
-            raise InvalidValue(name, f"{length} entries", expected, where="fidelity plot")
+            raise InvalidValue(
+                name, f"{length} entries", f"{simulated.size}, one for each simulated step time", where="fidelity plot"
+            )
     pairs = np.stack((simulated, measured), axis=-1)
     is_timed = (np.isfinite(pairs) & (pairs > 0)).all(axis=-1)
     of_kind = {kind: pairs[is_timed & (np.array(kinds) == kind)] for kind in dict.fromkeys(kinds)}
@@ -259,8 +260,9 @@ def save_field_png(path: str | os.PathLike[str], result: Mapping[str, Any], *, t
     rows = [row for row in result["rows"] if row["method"] in step_s and row.get("placement", True)]
     placed = sorted(rows, key=lambda row: -step_s[row["method"]])
     if not placed:
-        expected = "at least one with a step time"
-        raise InvalidValue("rows", f"{len(result['rows'])} rows", expected, where="field picture")
+        raise InvalidValue(
+            "rows", f"{len(result['rows'])} rows", "at least one with a step time", where="field picture"
+        )
     height_in = _AROUND_ROWS_IN + _ROW_IN * len(placed)
     figure = new_figure(_FIELD_IN, height_in, title, 0.2, 0.2)
     width = 1 - (_NAMES_IN + _WORDS_IN) / _FIELD_IN

@@ -111,8 +111,9 @@ class Curve:
         if not rows.size:
             return np.empty(0), np.empty(0)
         if rows.ndim != 2 or rows.shape[1] != len(COLUMNS):
-            expected = f"(K, {len(COLUMNS)}): {', '.join(COLUMNS)}"
-            raise InvalidValue("history", rows.shape, expected, where=f"curve of {self.method!r}")
+            raise InvalidValue(
+                "history", rows.shape, f"(K, {len(COLUMNS)}): {', '.join(COLUMNS)}", where=f"curve of {self.method!r}"
+            )
         return rows[:, COLUMNS.index(axis)], rows[:, -1] / self.single_s if is_ratio else rows[:, -1] * 1e3
 
 

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +26,18 @@ NO_STEP_TIME_NOTE = "† no placement: for comparison, cannot be handed back"
 ROOT = "(the model itself)"
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 """Colours of the doctor's verdicts."""
+
+
+def show(*parts: RenderableType, **options: Any) -> None:
+    """Prints to stderr: stdout belongs to `--json`.
+
+    Args:
+        parts: tables, groups and texts.
+        options: of the console.
+    """
+    console = CleanConsole(stderr=True, **({"highlight": False, "emoji": False} | options))
+    for part in parts:
+        console.print(part)
 
 
 def as_text(table: Table) -> str:
@@ -50,7 +62,7 @@ def _escaped(cell: object) -> str:
     return html.escape(cell.plain if isinstance(cell, Text) else str(cell))
 
 
-def _table(
+def plain_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
     *,
@@ -85,7 +97,7 @@ def _table(
 def _facts(pairs: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     """Names and values, one pair a line."""
     rows = [(Text(name, "dim"), value) for name, value in pairs]
-    return _table(("<", ""), rows, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
+    return plain_table(("<", ""), rows, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
 
 
 def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = None, title: str | None = None) -> Table:
@@ -112,7 +124,7 @@ def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = No
         shown += [[], *(_cells(row, single_s, " †") for row in others)]
         styles += [None, *["dim"] * len(others)]
     columns = ("<method", ">step, ms", "<", ">vs single", ">placements", "notes")
-    return _table(columns, shown, title=title, styles=styles, caption=NO_PLACEMENT_NOTE if others else None)
+    return plain_table(columns, shown, title=title, styles=styles, caption=NO_PLACEMENT_NOTE if others else None)
 
 
 def _cells(row: Mapping[str, object], single_s: float, mark: str) -> list[str]:
@@ -182,7 +194,7 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     if truth:
         notes.append(f"truth: {truth}; `as known` is the step time that the simulator gives without knowing the truth")
     styles += [None, "cyan"]
-    return _table(columns, rows, styles=styles, collapse_padding=True, caption="\n".join(notes))
+    return plain_table(columns, rows, styles=styles, collapse_padding=True, caption="\n".join(notes))
 
 
 def _compared_cells(row: Mapping[str, Any], comparison: Mapping[str, Any], *, mark: str, has_seeds: bool) -> list[str]:
@@ -299,7 +311,7 @@ def _devices(explanation: Explanation) -> Table:
         for device in explanation.devices
     ]
     columns = ("<device", ">ops", ">busy", ">copies\nalone", ">idle", ">sent", ">received", ">peak memory")
-    return _table(columns, rows, title="devices", collapse_padding=True)
+    return plain_table(columns, rows, title="devices", collapse_padding=True)
 
 
 def _path(explanation: Explanation, top: int) -> Table:
@@ -311,7 +323,7 @@ def _path(explanation: Explanation, top: int) -> Table:
     styles = {"more": "dim", "copies": "cyan", "waits": "yellow", "module": None}
     columns, found = ("what", "<phase", ">items", ">ms", ">share"), path_rows(explanation, top)
     rows, looks = [cells for _, cells in found], [styles[kind] for kind, _ in found]
-    return _table(columns, rows, title=title, styles=looks, collapse_padding=True)
+    return plain_table(columns, rows, title=title, styles=looks, collapse_padding=True)
 
 
 def path_rows(explanation: Explanation, top: int) -> list[tuple[str, list[str]]]:
@@ -367,12 +379,12 @@ def alternative_rows(explanation: Explanation) -> list[list[str]]:
 def _cuts(explanation: Explanation) -> Table:
     title = f"costliest copies, of {explanation.num_transfers:,} with {format_bytes(explanation.transfer_bytes)}"
     columns = ("from", "to", "<what", ">bytes", ">ms", ">critical")
-    return _table(columns, cut_rows(explanation), title=title, collapse_padding=True)
+    return plain_table(columns, cut_rows(explanation), title=title, collapse_padding=True)
 
 
 def _alternatives(explanation: Explanation) -> Table:
     columns = ("<instead", ">ms", ">over this", "<how", "notes")
-    return _table(columns, alternative_rows(explanation), title="what else it would cost", collapse_padding=True)
+    return plain_table(columns, alternative_rows(explanation), title="what else it would cost", collapse_padding=True)
 
 
 def share(part: float, whole: float) -> str:
@@ -438,7 +450,7 @@ def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:
         for row in rows
     ]
     columns = ("target", ">ops", ">time", ">share", ">FLOPs", ">bytes moved")
-    return _table(columns, shown, title=f"dearest targets on {host}")
+    return plain_table(columns, shown, title=f"dearest targets on {host}")
 
 
 def doctor_table(rows: Sequence[Mapping[str, str]]) -> Table:
@@ -448,6 +460,6 @@ def doctor_table(rows: Sequence[Mapping[str, str]]) -> Table:
         rows: `checks` of what `rlplace doctor --json` prints.
     """
     shown = [(Text(row["verdict"], STYLES[row["verdict"]]), row["name"], row["found"], row["remedy"]) for row in rows]
-    table = _table(("<verdict", "<check", "found", "remedy"), shown)
+    table = plain_table(("<verdict", "<check", "found", "remedy"), shown)
     table.columns[2].ratio, table.columns[3].ratio = 3, 2
     return table

@@ -354,11 +354,9 @@ class OpenHost(Measurer, PlanMeasurer, Protocol):
     @property
     def is_open(self) -> bool:
         """Whether it would still run one."""
-        ...
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best placements scored so far that were never run, unlike each other if possible."""
-        ...
 
 
 @runtime_checkable
@@ -371,7 +369,6 @@ class LateHost(OpenHost, Protocol):
         Every plan is given back once, with its measurement. With `is_all` it waits for all that were ever taken; then
         those of `plans` come last, in their order.
         """
-        ...
 
 
 class Observer(Protocol):
@@ -379,11 +376,9 @@ class Observer(Protocol):
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         """Placements (B, N) were scored: (B,) seconds, infinite where infeasible."""
-        ...
 
     def learned(self, figures: Mapping[str, float]) -> None:
         """The method has learned something; figures by name."""
-        ...
 
 
 class Saveable(Protocol):
@@ -391,7 +386,6 @@ class Saveable(Protocol):
 
     def save(self, path: Path) -> None:
         """Writes it to `path`, and what belongs to it beside it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

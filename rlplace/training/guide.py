@@ -34,7 +34,6 @@ class Scheduling(Protocol):
 
     def schedules(self, count: int) -> Sequence[ListSchedule]:
         """At most `count` names of groupings with weights of the list scheduler, the best guess first."""
-        ...
 
 
 @one_thread_here()  # as of `policy`: a team of threads slows tiny ops down, and must not decide what is found

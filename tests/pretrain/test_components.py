@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.env.schedule_batch import GROUPINGS
-from rlplace.pretrain.pretraining import best_together, draw, over_groupings, vary
+from rlplace.policy.schedule import best_together
+from rlplace.pretrain.pretraining import draw, over_groupings, vary
 
 
 def test_columns_are_taken_for_what_they_add() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,105 @@ def test_lists_within_graphml_count_together(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("rlplace.graphs.formats.graphml.LARGEST_JSON_BYTES", 100_000)
     write(f"[&quot;{'t' * 5000}&quot;]", 30)
     assert "too many values" in refused(path)
+
+
+def onnx_model(
+    path: Path, nodes: list[Any], rank: int = 1, opsets: int = 1, functions: list[Any] | None = None
+) -> Path:
+    """A model from `x` to `y`; nodes of the domain `z` are unknown to onnx, which infers nothing of them."""
+    onnx = pytest.importorskip("onnx")
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [1] * rank) for name in ("x", "y")]
+    imports = [("", 18), ("z", 1), *((f"d{k}", 1) for k in range(2, opsets))]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    made = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid(*each) for each in imports], functions=functions or []
+    )
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ({"rank": 65}, "dimensions of a value is 65, expected at most 64"),
+        ({"inputs": 10_001}, "inputs of a node is 10001, expected at most 10,000"),
+        ({"outputs": 10_001}, "outputs of a node is 10001, expected at most 10,000"),
+        ({"opsets": 101}, "opset_import is 101, expected at most 100"),
+        ({"rank": 64, "inputs": 10_000, "opsets": 100, "outputs": 10_000}, ""),
+    ],
+    ids=str,
+)
+def test_lists_in_onnx_that_are_gone_through_again_and_again_are_short(
+    size: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    outputs = ["y", *(f"o{k}" for k in range(1, size.get("outputs", 1)))]
+    node = onnx.helper.make_node("Foo", ["x"] * size.get("inputs", 1), outputs, domain="z")
+    path = onnx_model(tmp_path / "m.onnx", [node], size.get("rank", 1), size.get("opsets", 2))
+    assert words in refused(path) if words else load_graph(path).num_ops == 2
+
+
+def test_a_shape_that_onnx_infers_has_no_more_dimensions_either(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    shape = onnx.helper.make_node("Constant", [], ["s"], value_ints=[1] * 65)
+    nodes = [
+        shape,
+        onnx.helper.make_node("Expand", ["x", "s"], ["w"]),
+        onnx.helper.make_node("ReduceSum", ["w"], ["y"]),
+    ]
+    assert "of 65 dimensions" in refused(onnx_model(tmp_path / "m.onnx", nodes))
+
+
+def test_signatures_in_onnx_are_bounded_altogether(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx")
+    monkeypatch.setattr("rlplace.graphs.formats.onnx_file.MOST_TEXT", 10_000, raising=False)
+    nodes = [onnx.helper.make_node("Foo", ["x"] * 60, [f"t{k}"], domain="z") for k in range(20)]
+    nodes.append(onnx.helper.make_node("Foo", [f"t{k}" for k in range(20)], ["y"], domain="z"))
+    for node in nodes[:-1]:
+        node.output.append(f"more of {node.output[0]}")
+    infos = [onnx.helper.make_tensor_value_info(f"t{k}", 1, [1]) for k in range(20)]
+    path = onnx_model(tmp_path / "m.onnx", nodes)
+    model = onnx.load(path)
+    model.graph.value_info.extend(infos)
+    onnx.save(model, path)
+    assert "nodes with too many inputs or attributes" in refused(path)
+
+
+def encoded(field: int, content: bytes) -> bytes:
+    """A field of a protobuf message."""
+
+    def number(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + number(value >> 7)
+
+    return number(field << 3 | 2) + number(len(content)) + content
+
+
+def test_messages_without_content_are_counted_before_they_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(encoded(7, b"\x0a\0" * 100_001))
+    assert "too many nodes, expected at most 100,000" in refused(path)
+    monkeypatch.setattr(onnx, "load_model_from_string", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr("rlplace.graphs.formats.onnx_limits.MOST_MESSAGES", 1000)
+    attributes = encoded(7, encoded(1, b"\x2a\0" * 1001))
+    for content in (encoded(7, b"\x0a\0" * 1001), attributes, encoded(25, b"\x3a\0" * 1001)):
+        path.write_bytes(content)
+        assert "too many messages, expected at most 1,000" in refused(path)
+    for content in (b"\x3b" + attributes + b"\x3c", b"\x3a\x05", encoded(7, b"\x0a\x05ab"), b"\xff" * 20, b"\x3d\0"):
+        path.write_bytes(content)
+        assert "not a valid ONNX model" in refused(path)
+
+
+def test_messages_in_functions_count_as_often_as_they_are_called(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("Foo", ["a"], ["b"], domain="z")
+    for _ in range(20_000):
+        node.attribute.add()
+    function = onnx.helper.make_function("z", "f", ["a"], ["b"], [node], [onnx.helper.make_opsetid("z", 1)])
+    names = ["x", *(f"t{k}" for k in range(59)), "y"]
+    calls = [onnx.helper.make_node("f", [a], [b], domain="z") for a, b in pairwise(names)]
+    assert "too large once its functions are called" in refused(
+        onnx_model(tmp_path / "m.onnx", calls, 1, 2, [function])
+    )

@@ -9,16 +9,15 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
-from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, write_text_atomic
+from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, read_plain, write_text_atomic
 from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.records import described
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -83,15 +82,7 @@ def read_graphml(path: str | os.PathLike[str]) -> nx.DiGraph[Any]:
     Where two nodes have several edges, it is a `MultiDiGraph`. A default that no reader of graphs asks for is that of
     the first node or edge alone.
     """
-    path = Path(path)
-    try:
-        if not path.is_file():
-            raise FileProblem(path, "no such file.")
-        if path.stat().st_size > LARGEST_JSON_BYTES:
-            raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_JSON_BYTES}.")
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    content = read_plain(path, largest_bytes=LARGEST_JSON_BYTES, holds="GraphML", follows_links=True)
     return _Reader(str(path)).read(content)
 
 

@@ -1,14 +1,12 @@
-"""`CloneLearner`: clones the best placements seen so far, and nothing else.
+"""`Elites`, the best placements seen, and learners that imitate.
 
+`EliteLearner`: a base class of learners that keep the best placements. `CloneLearner`: clones them, and nothing else.
 `imitate`: teaches a policy a placement before it learns from step times.
-
-`Elites`: the best placements seen so far.
-
-`settle`: what a learner tells its policy after each update.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Adam, Optimizer
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.base import GroupPolicy, StartsSomewhere, Straying, at_temperature_1
+from rlplace.policy.base import GroupPolicy, LearnedPolicy, StartsSomewhere, Straying, at_temperature_1
 from rlplace.policy.learn.state import (
     LearnerState,
     check_devices,
@@ -31,7 +30,122 @@ from rlplace.policy.learn.state import (
 from rlplace.policy.options import CloneConfig
 
 
-class CloneLearner:
+class Elites:
+    """The `capacity` distinct placements with the highest mean reward, best first.
+
+    A placement that comes again counts with the mean of its rewards: on a host whose answers vary, one lucky answer
+    does not stay on top.
+
+    Example:
+        >>> elites = Elites(capacity=2)
+        >>> elites.add(np.array([[0, 1], [1, 1], [0, 0]]), np.array([-2.0, -1.0, -3.0]))
+        >>> elites.group_devices.tolist(), elites.rewards.tolist()
+        ([[1, 1], [0, 1]], [-1.0, -2.0])
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def clear(self) -> None:
+        """Forgets everything, as when rewards come to mean something else."""
+        self.group_devices: NDArray[np.int32] = np.zeros((0, 0), dtype=np.int32)
+        self.rewards: NDArray[np.float64] = np.zeros(0)
+        self._counts: dict[bytes, int] = {}
+
+    def add(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
+        """Takes note of B placements (B, G) and their rewards (B,)."""
+        mean = {row.tobytes(): reward for row, reward in zip(self.group_devices, self.rewards.tolist(), strict=True)}
+        rows = np.ascontiguousarray(group_devices_BG, dtype=np.int32)
+        for row, reward in zip(rows, np.asarray(rewards_B, dtype=np.float64).tolist(), strict=True):
+            key = row.tobytes()
+            count = self._counts.get(key, 0) + 1
+            self._counts[key] = count
+            mean[key] = mean.get(key, 0.0) + (reward - mean.get(key, 0.0)) / count
+        kept = sorted(mean, key=lambda key: -mean[key])[: self.capacity]
+        self._counts = {key: self._counts[key] for key in kept}
+        self.rewards = np.array([mean[key] for key in kept])
+        self.group_devices = np.array([np.frombuffer(key, dtype=np.int32) for key in kept], dtype=np.int32)
+
+    def state(self) -> LearnerState:
+        """The placements, their rewards, and how often each came."""
+        counts = np.array([self._counts[row.tobytes()] for row in self.group_devices], dtype=np.int64)
+        tensors = {"group_devices": self.group_devices, "rewards": self.rewards, "counts": counts}
+        return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
+
+    def load_state(self, state: LearnerState, policy: object) -> None:
+        """Goes on from the `state` of another one, of placements of this policy.
+
+        Raises:
+            KeyError, ValueError: it is no such state.
+        """
+        devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
+        if len(devices):
+            check_devices("group_devices", devices, policy)
+        if len(devices) > self.capacity or not len(devices) == len(rewards) == len(counts):
+            raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
+        check_finite("rewards", rewards)
+        if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
+            raise ValueError("rewards or counts that are none")
+        self.group_devices, self.rewards = devices.numpy().astype(np.int32), rewards.numpy().astype(np.float64)
+        self._counts = dict(zip((row.tobytes() for row in self.group_devices), counts.tolist(), strict=True))
+
+
+class EliteLearner:
+    """A base of learners: a policy, an optimizer of its weights, and the best placements seen; all can be resumed.
+
+    What inherits it defines `imitate` and `update`, and `facts` and `load_facts` for a state of its own.
+
+    Attributes:
+        policy: learns, in place.
+        elites: the best placements seen.
+    """
+
+    def __init__(
+        self,
+        policy: LearnedPolicy,
+        *,
+        learning_rate: float,
+        num_elites: int,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self.policy: Any = policy
+        self.elites = Elites(num_elites)
+        self._optimizer = optimizer or Adam(policy.parameters(), lr=learning_rate)
+
+    def forget(self) -> None:
+        """Forgets the best placements, as when rewards come to mean something else."""
+        self.elites.clear()
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data that the learner needs to go on, besides weights, optimizer and best placements."""
+        return {}
+
+    def load_facts(self, facts: Mapping[str, Any]) -> None:
+        """Takes the `facts` of another one."""
+
+    def state(self) -> LearnerState:
+        """Everything that the learner and its policy need to go on."""
+        state = LearnerState({}, self.facts()).with_part("policy", policy_state(self.policy))
+        state = state.with_part("optimizer", optimizer_state(self._optimizer))
+        return state.with_part("elites", self.elites.state())
+
+    def load_state(self, state: LearnerState) -> None:
+        """Goes on from the state of another one, made for the same problem with the same options.
+
+        Raises:
+            KeyError, RuntimeError, TypeError, ValueError: it is of another learner or policy.
+        """
+        load_policy_state(self.policy, state.part("policy"))
+        load_optimizer_state(self._optimizer, state.part("optimizer"))
+        self.elites.load_state(state.part("elites"), self.policy)
+        self.load_facts(state.facts)
+
+
+class CloneLearner(EliteLearner):
     """The cross-entropy method with a network for its distribution (Rubinstein 1999; de Boer et al. 2005).
 
     Args:
@@ -39,10 +153,11 @@ class CloneLearner:
         config: how.
     """
 
+    policy: GroupPolicy
+
     def __init__(self, policy: GroupPolicy, config: CloneConfig | None = None) -> None:
-        self.policy, self.config = policy, config or CloneConfig()
-        self.elites = Elites(self.config.num_elites)
-        self._optimizer = torch.optim.Adam(policy.parameters(), lr=self.config.learning_rate)
+        self.config = config or CloneConfig()
+        super().__init__(policy, learning_rate=self.config.learning_rate, num_elites=self.config.num_elites)
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
         """Clones placements (G,) or (M, G)."""
@@ -52,32 +167,26 @@ class CloneLearner:
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
-        """Takes note of placements (B, G) and rewards (B,), and clones the best of all."""
+        """Keeps the best of placements (B, G) by their rewards (B,), and clones the best of all."""
         self.elites.add(group_devices, rewards)
         loss = torch.zeros(())
         for _ in range(self.config.num_steps):
             loss = cloning_loss(self.policy, self.elites.group_devices, self.config.smoothing).mean()
-            self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+            descend(self._optimizer, loss)
         settle(self.policy, self.config.flips, self.elites)
         return {"elite_loss": loss.item(), "best_reward": float(self.elites.rewards[0])}
 
-    def forget(self) -> None:
-        """Forgets the best placements."""
-        self.elites.clear()
 
-    def state(self) -> LearnerState:
-        """All that it and its policy need to go on."""
-        return learner_state(self.policy, self._optimizer, self.elites)
-
-    def load_state(self, state: LearnerState) -> None:
-        """Goes on from the state of another one, made for the same problem with the same options.
-
-        Raises:
-            KeyError, RuntimeError, ValueError: it is of another policy.
-        """
-        load_learner_state(state, self.policy, self._optimizer, self.elites)
+def descend(optimizer: Optimizer, loss: Tensor, max_norm: float = math.inf) -> float:
+    """Takes a gradient step along a gradient of at most `max_norm`; returns its norm before, if there is a most."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = 0.0
+    if math.isfinite(max_norm):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    optimizer.step()
+    return norm
 
 
 LEAST_WEIGHT = 0.5
@@ -125,9 +234,7 @@ def imitate(
     loss = torch.zeros(())
     for _ in range(num_steps):
         loss = (cloning_loss(policy, teachers_MG, smoothing) * weight_G).mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descend(optimizer, loss)
     return loss.item()
 
 
@@ -152,62 +259,8 @@ def _weights(policy: GroupPolicy) -> Tensor:
     return weight_G
 
 
-class Elites:
-    """The `capacity` distinct placements with the highest mean reward, best first.
-
-    A placement that comes again counts with the mean of its rewards: on a host whose answers vary, one lucky answer
-    does not stay on top.
-
-    Example:
-        >>> elites = Elites(capacity=2)
-        >>> elites.add(np.array([[0, 1], [1, 1], [0, 0]]), np.array([-2.0, -1.0, -3.0]))
-        >>> elites.group_devices.tolist(), elites.rewards.tolist()
-        ([[1, 1], [0, 1]], [-1.0, -2.0])
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.clear()
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-    def clear(self) -> None:
-        """Forgets everything, as when rewards come to mean something else."""
-        self.group_devices: NDArray[np.int32] = np.zeros((0, 0), dtype=np.int32)
-        self.rewards: NDArray[np.float64] = np.zeros(0)
-        self._counts: dict[bytes, int] = {}
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """How often each of the kept placements came, best first."""
-        return np.array([self._counts[row.tobytes()] for row in self.group_devices], dtype=np.int64)
-
-    def restore(
-        self, group_devices: NDArray[np.int32], rewards: NDArray[np.float64], counts: NDArray[np.int64]
-    ) -> None:
-        """Goes on from another one's `group_devices`, `rewards` and `counts`."""
-        self.group_devices, self.rewards = np.array(group_devices, dtype=np.int32), np.array(rewards, dtype=np.float64)
-        keys = (row.tobytes() for row in self.group_devices)
-        self._counts = dict(zip(keys, counts.tolist(), strict=True))
-
-    def add(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
-        """Takes note of B placements (B, G) and their rewards (B,)."""
-        mean = {row.tobytes(): reward for row, reward in zip(self.group_devices, self.rewards.tolist(), strict=True)}
-        rows = np.ascontiguousarray(group_devices_BG, dtype=np.int32)
-        for row, reward in zip(rows, np.asarray(rewards_B, dtype=np.float64).tolist(), strict=True):
-            key = row.tobytes()
-            count = self._counts.get(key, 0) + 1
-            self._counts[key] = count
-            mean[key] = mean.get(key, 0.0) + (reward - mean.get(key, 0.0)) / count
-        kept = sorted(mean, key=lambda key: -mean[key])[: self.capacity]
-        self._counts = {key: self._counts[key] for key in kept}
-        self.rewards = np.array([mean[key] for key in kept])
-        self.group_devices = np.array([np.frombuffer(key, dtype=np.int32) for key in kept], dtype=np.int32)
-
-
 def settle(policy: object, flips: float | None = None, elites: Elites | None = None) -> None:
-    """Has the policy propose around the best placement seen, and stay near its best guess, where it can be told.
+    """Has a policy that can be told propose around the best placement seen, and stay near its best guess.
 
     Args:
         policy: any; one that is neither `StartsSomewhere` nor `Straying` is left alone.
@@ -218,61 +271,3 @@ def settle(policy: object, flips: float | None = None, elites: Elites | None = N
         policy.start_from(elites.group_devices[0])
     if flips is not None and isinstance(policy, Straying):
         policy.set_flips(flips)
-
-
-def learner_state(
-    policy: object,
-    optimizer: torch.optim.Optimizer,
-    elites: Elites,
-    facts: Mapping[str, Any] | None = None,
-    *,
-    elites_name: str = "elites",
-) -> LearnerState:
-    """What every learner keeps: its policy, its optimizer and the best placements seen, beside facts of its own.
-
-    Raises:
-        InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
-    """
-    state = LearnerState({}, facts or {}).with_part("policy", policy_state(policy))
-    return state.with_part("optimizer", optimizer_state(optimizer)).with_part(elites_name, elites_state(elites))
-
-
-def load_learner_state(
-    state: LearnerState,
-    policy: object,
-    optimizer: torch.optim.Optimizer,
-    elites: Elites,
-    *,
-    elites_name: str = "elites",
-) -> None:
-    """Takes what `learner_state` gave, but for the facts.
-
-    Raises:
-        KeyError, RuntimeError, ValueError: it is of another learner or policy.
-    """
-    load_policy_state(policy, state.part("policy"))
-    load_optimizer_state(optimizer, state.part("optimizer"))
-    load_elites_state(elites, state.part(elites_name), policy)
-
-
-def elites_state(elites: Elites) -> LearnerState:
-    """The best placements seen, their rewards, and how often each came."""
-    tensors = {"group_devices": elites.group_devices, "rewards": elites.rewards, "counts": elites.counts}
-    return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
-
-
-def load_elites_state(elites: Elites, state: LearnerState, policy: object) -> None:
-    """Takes what `elites_state` gave, of placements of this policy.
-
-    Raises:
-        KeyError, ValueError: it is no such state.
-    """
-    devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
-    if len(devices):
-        check_devices("group_devices", devices, policy)
-    if len(devices) > elites.capacity or not len(devices) == len(rewards) == len(counts):
-        raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
-    check_finite("rewards", rewards)
-    if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
-        raise ValueError("rewards and counts that are none")
-    elites.restore(devices.numpy(), rewards.numpy(), counts.numpy())

@@ -27,13 +27,12 @@ from torch.optim import Adam, Optimizer
 from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy
-from rlplace.policy.learn.imitation import Elites, cloning_loss, imitate, learner_state, load_learner_state, settle
-from rlplace.policy.learn.state import LearnerState
+from rlplace.policy.learn.imitation import EliteLearner, Elites, cloning_loss, descend, imitate, settle
 from rlplace.policy.options import PPOConfig
 from rlplace.policy.placer import PlacerPolicy
 
 
-class GroupPPO:
+class GroupPPO(EliteLearner):
     """Proximal policy optimisation (Schulman et al. 2017) for placements of many groups at once.
 
     - Every episode is one placement and all start in the same state, so the advantage is the reward less the mean of
@@ -49,6 +48,8 @@ class GroupPPO:
         policy: what learns, in place.
         elites: the best placements seen, which the policy clones.
     """
+
+    policy: GroupPolicy
 
     def __init__(
         self,
@@ -66,9 +67,13 @@ class GroupPPO:
             seed: of the order of minibatches.
             optimizer: of the policy's parameters, where several learners share them; an Adam of its own by default.
         """
-        self.policy, self.config = policy, config or PPOConfig()
-        self.elites = Elites(self.config.num_elites)
-        self._optimizer = optimizer or Adam(policy.parameters(), lr=self.config.learning_rate)
+        self.config = config or PPOConfig()
+        super().__init__(
+            policy,
+            learning_rate=self.config.learning_rate,
+            num_elites=self.config.num_elites,
+            optimizer=optimizer,
+        )
         self._rng = np.random.default_rng(seed)
         self._num_updates = 0
 
@@ -76,10 +81,6 @@ class GroupPPO:
         """Clones placements of groups, (G,) or (M, G), before learning from rewards."""
         imitate(self.policy, group_devices)
         settle(self.policy, self.config.flips)
-
-    def forget(self) -> None:
-        """Forgets the best placements seen, as when rewards come to mean something else."""
-        self.elites.clear()
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
@@ -103,20 +104,14 @@ class GroupPPO:
         figures = {name: float(np.mean(values)) for name, values in log.items()}
         return figures | {"best_reward": float(self.elites.rewards[0]), "n_updates": float(self._num_updates)}
 
-    def state(self) -> LearnerState:
-        """All that it and its policy need to go on."""
-        facts = {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
-        return learner_state(self.policy, self._optimizer, self.elites, facts)
+    def facts(self) -> dict[str, Any]:
+        """The generator of minibatches, and the number of passes so far."""
+        return {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
 
-    def load_state(self, state: LearnerState) -> None:
-        """Goes on from the state of another one, made for the same problem with the same options.
-
-        Raises:
-            KeyError, RuntimeError, ValueError: it is of another policy.
-        """
-        load_learner_state(state, self.policy, self._optimizer, self.elites)
-        self._rng.bit_generator.state = state.facts["shuffling"]
-        self._num_updates = operator.index(state.facts["n_updates"])
+    def load_facts(self, facts: Mapping[str, Any]) -> None:
+        """Takes the `facts` of another one."""
+        self._rng.bit_generator.state = facts["shuffling"]
+        self._num_updates = operator.index(facts["n_updates"])
 
     def _minibatches(self, num_rows: int) -> Iterator[NDArray[np.int64]]:
         size = self.config.batch_size
@@ -134,10 +129,7 @@ class GroupPPO:
         loss, approx_kl = self._loss(rows_BG, advantages_B, old_BG, log)
         if self.config.target_kl is not None and approx_kl > 1.5 * self.config.target_kl:
             return False
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        self._optimizer.step()
+        descend(self._optimizer, loss, self.config.max_grad_norm)
         return True
 
     def _loss(
@@ -152,18 +144,13 @@ class GroupPPO:
         elite_loss = cloning_loss(self.policy, self.elites.group_devices, config.elite_smoothing).mean()
         loss = policy_loss - config.ent_coef * entropy + config.elite_coef * elite_loss
         with torch.no_grad():
-            approx_kl = float((log_ratio_BG.exp() - 1 - log_ratio_BG).mean())
-            clip_fraction = float(((log_ratio_BG.exp() - 1).abs() > config.clip_range).float().mean())
-        for name, value in (
-            ("policy_gradient_loss", policy_loss.item()),
-            ("entropy", entropy.item()),
-            ("elite_loss", elite_loss.item()),
-            ("approx_kl", approx_kl),
-            ("clip_fraction", clip_fraction),
-            ("loss", loss.item()),
-        ):
-            log[name].append(value)
-        return loss, approx_kl
+            approx_kl = (log_ratio_BG.exp() - 1 - log_ratio_BG).mean()
+            clip_fraction = ((log_ratio_BG.exp() - 1).abs() > config.clip_range).float().mean()
+        figures = {"policy_gradient_loss": policy_loss, "entropy": entropy, "elite_loss": elite_loss, "loss": loss}
+        figures |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
+        for name, value in figures.items():
+            log[name].append(value.item())
+        return loss, float(approx_kl)
 
 
 def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Tensor:

@@ -174,7 +174,7 @@ def test_a_policy_takes_the_weights_that_another_one_kept(tmp_path: Path) -> Non
 def test_weights_of_another_kind_size_or_graph_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     make(chain_problem(4)).save(path)
-    with pytest.raises(FileProblem, match=r"another size: .* is \(\d+, \d+\), expected"):
+    with pytest.raises(FileProblem, match=r"another size: .*, expected"):
         make(chain_problem(5)).load(path)
     with pytest.raises(FileProblem, match="graph of other op types"):
         make(chain_with_a_parameter()).load(path)
