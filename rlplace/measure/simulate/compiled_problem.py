@@ -384,7 +384,7 @@ def _come_last(graph: OpGraph, ops: Longs, tensors: Longs) -> bool:
 
 
 def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
-    """Raise where an op that updates a tensor in place would have to wait for a reader that waits for it."""
+    """Refuses in-place updates that would have to wait for a reader that waits for them."""
     waits_for: list[set[int]] = [
         set(graph.tensor_op[graph.input_tensors[graph.input_offsets[i] : graph.input_offsets[i + 1]]].tolist())
         for i in range(graph.num_ops)

@@ -2,16 +2,17 @@
 
 Since transfers that share a link are served in order of request, each one's start is known when it is requested: the
 latest end of the transfer before it on each of its links. Ready ops wait in one bitmap a device, by priority.
-Whatever a branch would get wrong half of the time is worked out without one: a flag that is 0 or 1, shifted into place.
+A branch that would be predicted wrong half of the time is replaced by arithmetic on a flag of 0 or 1.
 
-There are two planners. This one is what searches spend their time in; kernel_plan_general.py plans on any host, where a
-copy may have to wait for a device and so has no start that is known at its request. It could plan here too, but its
-queues would make the common case slower. Where both apply, tests hold them equal to the bit; the bitmaps and `sort`
-below are shared, and what looks alike in the two loops is not: there, a branch takes the place of a flag.
+There are two planners. Searches spend most of their time in this one; kernel_plan_general.py plans on any host, where a
+copy may have to wait for a device and so has no start that is known at its request. The general planner could plan here
+too, but its queues would make the common case slower. Where both apply, tests hold them equal to the bit. They share
+the bitmaps and `sort` below; lines that look alike in the two loops differ, as the general planner branches on a
+condition where this one computes with its flag.
 
-What an in-place update waits for: the other readers, the transfers and the earlier updates of its tensor.
-
-What a placement's step takes at least: enough to leave slow ones before they are simulated to their end.
+`count_updates` and `waiting_updates` follow in-place updates, which wait for the other readers, the transfers and the
+earlier updates of their tensor. `least_seconds` is a lower bound on a step, by which slow placements are left before
+they are simulated to their end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Planning on any host: gangs, transfers that block devices, and jobs that slow each other down.
 
-The same as kernel_plan.py wherever that one applies, to the bit; slower, since transfers wait in queues. That page says
-why there are two.
+The same as kernel_plan.py wherever that one applies, to the bit; slower, since transfers wait in queues. That module
+says why there are two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`Scratch`: what the simulator's kernels write, allocated once per thread and used again for every placement.
+"""`Scratch`: the memory that the kernels write, allocated once per thread and used again for every placement.
 
-`PlanBatch`: plans that were checked once, laid out to be re-timed often.
+`PlanBatch`: plans that were checked once, laid out to be re-timed many times.
 """
 
 from __future__ import annotations
