@@ -34,8 +34,8 @@ from rlplace.seeds import check_seed
 from rlplace.session.cut import read_asked
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.step_script import script
-from rlplace.session.steps import build_for, capture_workload, only_simulated
-from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, parse_kept_workload
+from rlplace.session.steps import capture_workload, only_simulated
+from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, build_for, parse_kept_workload
 
 T = TypeVar("T")
 
