@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlplace.cluster import reach
 from rlplace.compare.comparison import Comparison, Row
@@ -38,9 +38,6 @@ from rlplace.session.steps import Steps
 from rlplace.store.log import check_store
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec, default_size
-
-if TYPE_CHECKING:
-    from rlplace.report.console import Progress
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""

@@ -8,7 +8,7 @@ A WORKLOAD is
 - `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
   A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
 - `package.module:function`;
-- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name.
+- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
 
 All of it is checked, and torch is not imported.
 
@@ -27,8 +27,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
 
@@ -212,9 +212,11 @@ def parse_workload(text: str) -> WorkloadSpec:
         ['nmt@layers=4,steps=5*2', 'rnnlm']
     """
     text = text.strip()
-    if os.path.isfile(text) and text not in CONFIGS:
+    has_ending = text.endswith(GRAPH_SUFFIXES) and not _is_multi(text)
+    # a file of a stranger's that is called `nmt@small` does not stand for the workload
+    if os.path.isfile(text) and (has_ending or not _is_name(text)):
         return WorkloadSpec(text, is_file=True)
-    if not _is_multi(text) and text.endswith(GRAPH_SUFFIXES):
+    if has_ending:
         raise FileProblem(text, "no such graph file")
     return _parse_name(text)
 
@@ -252,6 +254,13 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
 
 def _is_multi(text: str) -> bool:
     return text == MULTI or text.startswith(f"{MULTI}:")
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text has the form of a known name with its options, of several models, or of a function."""
+    name = text.partition("@")[0].strip()
+    is_function = ":" in name and all(map(str.isidentifier, name.replace(":", ".").split(".")))
+    return name in CONFIGS or is_function or _is_multi(text)
 
 
 def _parse_name(text: str) -> WorkloadSpec:

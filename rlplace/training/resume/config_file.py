@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
-from rlplace.records import read_record
+from rlplace.records import described, read_record
 from rlplace.seeds import check_seed
 from rlplace.session.cut import WHOLE, CutOptions, Loss, parse_count
 from rlplace.session.folder import RunFolder
