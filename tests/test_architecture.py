@@ -122,6 +122,14 @@ def test_there_are_no_circles_but_those_that_are_named() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
+def test_the_graph_of_rooms_has_no_circle() -> None:
+    graph = nx.DiGraph()
+    for name, path in MODULES.items():
+        room = name.partition(".")[2].partition(".")[0]
+        graph.add_edges_from((room, other) for other in imports_of(path) - GROUND - {room} if room)
+    assert list(nx.simple_cycles(graph)) == []
+
+
 def test_torch_cuda_is_behind_one_module() -> None:
     """The doctor aside: it looks at a `torch` that it is given, also at one that cannot be imported."""
     users = {name for name, path in MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}

@@ -81,10 +81,9 @@ class ExportRequest:
             InvalidValue: the run does not say.
         """
         kept = self._field("default_size", str, f"one of {', '.join(SIZES)}")
-        for size in SIZES:
-            if kept == size:
-                return size
-        raise UnknownName("default_size in config.json", kept, SIZES)
+        if kept not in SIZES:
+            raise UnknownName("default_size in config.json", kept, SIZES)
+        return kept
 
     @property
     def train(self) -> dict[str, Any]:
@@ -117,9 +116,7 @@ class ExportRequest:
     @property
     def is_simulated(self) -> bool:
         """Whether the run was of a simulated host, so that its placement runs nowhere here."""
-        if not self.run.has("problem.json"):
-            return False
-        host = self.run.read_json("problem.json").get("host")
+        host = self.run.read_json("problem.json").get("host") if self.run.has("problem.json") else None
         devices = host.get("devices") if isinstance(host, dict) else None
         listed = devices if isinstance(devices, list) else []
         return any(isinstance(device, dict) and device.get("backend") == "simulated" for device in listed)
