@@ -13,6 +13,8 @@ from typing import Any
 
 _MOST_CHARACTERS = 400
 _MOST_NAMES = 200
+_LONGEST_COMPARED = 200
+"""Characters of a name that is compared with others."""
 
 
 class RlplaceError(Exception):
@@ -29,6 +31,12 @@ def _restored(kind: type[RlplaceError], args: tuple[Any, ...], facts: dict[str, 
     return error
 
 
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """At most three of the known names that come close to a name; none of long ones, which take quadratic time."""
+    short = [each for each in [name, *known] if len(each) <= _LONGEST_COMPARED]
+    return difflib.get_close_matches(name, short[1:], n=3, cutoff=0.5) if short[:1] == [name] else []
+
+
 class UserError(RlplaceError):
     """A mistake of the caller: exit code 2."""
 
@@ -40,7 +48,7 @@ class UnknownName(UserError):
         self.kind = kind
         self.name = name
         self.known = tuple(sorted(known))
-        self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
+        self.nearest = tuple(nearest_names(name, self.known))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
         known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
         suffix = f" {hint}" if hint else ""

@@ -34,10 +34,10 @@ from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import Prepared, prepare
-from rlplace.session.steps import Steps, default_size
+from rlplace.session.steps import Steps
 from rlplace.store.log import check_store
 from rlplace.training.methods import METHODS
-from rlplace.workloads import WorkloadSpec
+from rlplace.workloads import WorkloadSpec, default_size
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""

@@ -34,8 +34,8 @@ from rlplace.seeds import check_seed
 from rlplace.session.cut import read_asked
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.step_script import script
-from rlplace.session.steps import build_for, capture_workload, only_simulated
-from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, parse_kept_workload
+from rlplace.session.steps import capture_workload, only_simulated
+from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, build_for, parse_kept_workload
 
 T = TypeVar("T")
 
@@ -112,6 +112,15 @@ class ExportRequest:
         if not isinstance(value, kind):
             raise InvalidValue(name, described(value), expected, where="config.json")
         return value
+
+    @property
+    def host_word(self) -> str:
+        """The host that the run was started with.
+
+        Raises:
+            InvalidValue: it is no text.
+        """
+        return self._field("host", str, "text") if "host" in self.config else "another host"
 
     @property
     def is_simulated(self) -> bool:
@@ -310,7 +319,7 @@ def _step_script(request: ExportRequest) -> str:
         default_size=request.default_size,
         seed=request.workload_seed,
         cut=request.config.get("micro_batches"),
-        host=request.config.get("host", "another host"),
+        host=request.host_word,
         is_simulated=request.is_simulated,
     )
 

@@ -8,7 +8,7 @@ A WORKLOAD is
 - `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
   A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
 - `package.module:function`;
-- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name.
+- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
 
 All of it is checked, and torch is not imported.
 
@@ -22,15 +22,18 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
+
+if TYPE_CHECKING:
+    from rlplace.measure.hosts.host import Host
 
 MOST_GROWTH = 16.0
 """How much larger than its named sizes a workload may be that a run folder is believed."""
@@ -42,7 +45,7 @@ class WorkloadSpec:
 
     Raises:
         UnknownName: no workload, size or option has that name.
-        InvalidValue: the options cannot be had together.
+        InvalidValue: the options exclude each other.
     """
 
     name: str
@@ -50,7 +53,7 @@ class WorkloadSpec:
     options: tuple[tuple[str, object], ...] = ()
     """Options given by the user, in their order."""
     size: Size | None = None
-    """What the other options come from; None is the default size of whoever builds."""
+    """Where the other options come from; None is the default size of the caller that builds."""
     parts: tuple[WeightedPart, ...] = ()
     """The models of `multi`."""
     is_file: bool = False
@@ -123,7 +126,7 @@ class WorkloadSpec:
 
         Raises:
             UnknownName: no such size or option; or the workload is no name, and has no options.
-            InvalidValue: the options cannot be had together.
+            InvalidValue: the options exclude each other.
         """
         if self.name not in CONFIGS:
             raise UnknownName("workload with options", self.name, CONFIGS)
@@ -209,9 +212,11 @@ def parse_workload(text: str) -> WorkloadSpec:
         ['nmt@layers=4,steps=5*2', 'rnnlm']
     """
     text = text.strip()
-    if os.path.isfile(text) and text not in CONFIGS:
+    has_ending = text.endswith(GRAPH_SUFFIXES) and not _is_multi(text)
+    # a file of a stranger's that is called `nmt@small` does not stand for the workload
+    if os.path.isfile(text) and (has_ending or not _is_name(text)):
         return WorkloadSpec(text, is_file=True)
-    if not _is_multi(text) and text.endswith(GRAPH_SUFFIXES):
+    if has_ending:
         raise FileProblem(text, "no such graph file")
     return _parse_name(text)
 
@@ -251,6 +256,13 @@ def _is_multi(text: str) -> bool:
     return text == MULTI or text.startswith(f"{MULTI}:")
 
 
+def _is_name(text: str) -> bool:
+    """Whether a text has the form of a known name with its options, of several models, or of a function."""
+    name = text.partition("@")[0].strip()
+    is_function = ":" in name and all(map(str.isidentifier, name.replace(":", ".").split(".")))
+    return name in CONFIGS or is_function or _is_multi(text)
+
+
 def _parse_name(text: str) -> WorkloadSpec:
     """The workload that a text names which is no file."""
     return WorkloadSpec(MULTI, parts=_parse_parts(text)) if _is_multi(text) else _parse_single(text)
@@ -266,9 +278,7 @@ def _parse_single(text: str) -> WorkloadSpec:
         hint = "A function of yours is package.module:function, a graph file its path."
         raise UnknownName("workload", name, [*CONFIGS, MULTI], hint=hint)
     items = [item.strip() for item in rest.split(",")] if at else []
-    size: Size | None = None
-    if items and "=" not in items[0]:
-        size = _parse_size(items.pop(0), name, text)
+    size = _parse_size(items.pop(0), name, text) if items and "=" not in items[0] else None
     options: dict[str, object] = {}
     for item in items:
         key, value = _parse_option(item, name, text)
@@ -304,9 +314,8 @@ def _parse_part(text: str, whole: str) -> WeightedPart:
 
 
 def _parse_size(item: str, name: str, text: str) -> Size:
-    for size in SIZES:
-        if item == size:
-            return size
+    if item in SIZES:
+        return item
     if not item or item in (field.name for field in fields(CONFIGS[name])):
         raise InvalidValue("workload", text, f"a size ({', '.join(SIZES)}) or key=value after '@'")
     raise UnknownName("size", item, SIZES)
@@ -350,7 +359,7 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
 
     Raises:
         UnknownName: no such size, module or function.
-        InvalidValue: the options cannot be had together; or the user's function could not be imported, raised, or
+        InvalidValue: the options exclude each other; or the user's function could not be imported, raised, or
             returned something else than `(model, inputs[, loss_fn[, optimizer[, targets]]])`; or the workload is a
             graph file.
         MissingExtra: the model comes from a package that is not installed.
@@ -385,6 +394,17 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
         batch_dims=parts.batch_dims,
         loss=parts.loss,
     )
+
+
+def default_size(host: Host) -> Size:
+    """The size of a workload named without one: `small` on a host of cores only, else `paper`."""
+    return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
+
+
+def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
+    """The workload at the size that suits the host; without memory behind it where the host is simulated."""
+    with without_memory() if host.is_simulated else nullcontext():  # a simulated host runs nothing
+        return build(spec, default_size=default_size(host), seed=seed)
 
 
 @contextmanager
