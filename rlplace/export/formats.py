@@ -28,9 +28,8 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
-from rlplace.records import described
+from rlplace.records import check_seed, described
 from rlplace.registry import Registry
-from rlplace.seeds import check_seed
 from rlplace.session.cut import read_asked
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.step_script import script

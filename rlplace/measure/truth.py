@@ -20,7 +20,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.seeds import check_seed
+from rlplace.records import check_seed
 
 NOISE = 0.01
 """Standard deviation of the logarithm of a measured step time."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.options import LearnConfig
+from rlplace.records import check_seed, is_whole
 from rlplace.runs.tracking import TRACKING_MODES
-from rlplace.seeds import check_seed, is_whole
 from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig
 
 if TYPE_CHECKING:

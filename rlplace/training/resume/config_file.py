@@ -13,8 +13,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
-from rlplace.records import described, read_record
-from rlplace.seeds import check_seed
+from rlplace.records import check_seed, described, read_record
 from rlplace.session.cut import WHOLE, CutOptions, Loss, parse_count
 from rlplace.session.folder import RunFolder
 from rlplace.session.steps import versions
