@@ -1,0 +1,260 @@
+"""Losses that divide by what counts are joined, though all of the batch that is checked counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from judged_losses import BATCH, CLASSES, judge, labels, net, x
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlplace.errors import CaptureError
+from rlplace.graphs.micro_batching.loss_ways import MOST_VALUES, other_values, with_value
+from rlplace.graphs.program import Slicing
+
+
+def each(y: Tensor, t: Tensor) -> Tensor:
+    return functional.cross_entropy(y, t.clamp(min=0), reduction="none")
+
+
+def masked(y: Tensor, t: Tensor, mask: Tensor) -> Tensor:
+    return (each(y, t) * mask).sum() / mask.sum()
+
+
+def unpadded(y: Tensor, t: Tensor) -> Tensor:
+    valid = t != -100
+    return (each(y, t) * valid).sum() / valid.sum()
+
+
+def non_negative(y: Tensor, t: Tensor) -> Tensor:
+    return (each(y, t) * (t >= 0)).sum() / (t >= 0).sum()
+
+
+def up_to_length(y: Tensor, lengths: Tensor) -> Tensor:
+    mask = torch.arange(CLASSES)[None] < lengths[:, None]
+    return (y.square() * mask).sum() / mask.sum()
+
+
+def known(y: Tensor, t: Tensor) -> Tensor:
+    is_known = ~torch.isnan(t)
+    return ((y - t.nan_to_num()).square() * is_known).sum() / is_known.sum()
+
+
+def tokens_shifted(y: Tensor, t: Tensor) -> Tensor:
+    """Of a causal language model: each position predicts the next, and 0 is padding."""
+    counts = t[:, 1:] != 0
+    return (each(y[:, :-1].mT, t[:, 1:]) * counts).sum() / counts.sum()
+
+
+def shifted_by_sample(y: Tensor, t: Tensor) -> Tensor:
+    losses = functional.cross_entropy(y[:, :-1].mT, t[:, 1:], reduction="none")
+    return (losses.sum(1) / (t[:, 1:] != -100).sum(1)).mean()
+
+
+def positives(y: Tensor, t: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(y, t, reduction="none").sum() / t.sum().clamp(min=1)
+
+
+def padded_by_cast(y: Tensor, t: Tensor) -> Tensor:
+    return (each(y, t) * t.bool()).sum() / t.bool().sum()
+
+
+def not_special(y: Tensor, t: Tensor) -> Tensor:
+    is_plain = ~torch.isin(t, torch.tensor([0, 9]))
+    return (each(y, t.clamp(max=CLASSES - 1)) * is_plain).sum() / is_plain.sum()
+
+
+def non_zero(y: Tensor, t: Tensor) -> Tensor:
+    return (y - t).square().sum() / t.count_nonzero()
+
+
+def token_labels() -> Tensor:
+    return 1 + labels(BATCH, 5) % (CLASSES - 1)
+
+
+ALL = torch.ones(BATCH)
+COUNTING: dict[str, tuple[Callable[..., Tensor], Any]] = {
+    "label -100, by hand": (unpadded, labels()),
+    "labels of at least 0": (non_negative, labels()),
+    "mask of floats": (masked, (labels(), ALL)),
+    "mask of integers": (masked, (labels(), ALL.long())),
+    "mask of bools": (masked, (labels(), ALL.bool())),
+    "lengths": (up_to_length, torch.full((BATCH,), CLASSES)),
+    "targets that are unknown": (known, x(BATCH, CLASSES)),
+    "one-hot labels": (positives, functional.one_hot(labels(), CLASSES).float()),
+    "labels as truth": (padded_by_cast, 1 + labels() % (CLASSES - 1)),
+    "labels among some": (not_special, 1 + labels() % (CLASSES - 1)),
+    "targets that are not 0": (non_zero, x(BATCH, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_loss_that_divides_by_what_counts_is_joined_though_all_counts(name: str, count: int) -> None:
+    loss_fn, targets = COUNTING[name]
+    verdict = judge(net(), x(), loss_fn, targets, count)
+    assert (verdict.kind, verdict.is_checked) == ("joined", True)
+
+
+def words() -> nn.Module:
+    return nn.Sequential(nn.Embedding(CLASSES, 6), nn.Linear(6, CLASSES))
+
+
+def test_tokens_that_are_shifted_are_padded_too() -> None:
+    assert judge(words(), token_labels(), tokens_shifted, token_labels()).kind == "joined"
+    assert judge(words(), token_labels(), shifted_by_sample, token_labels()).kind == "separate"
+
+
+class HandsOn(nn.Module):
+    """Returns its mask beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(x), mask != 0
+
+
+def test_a_mask_that_the_model_hands_on_is_counted() -> None:
+    inputs = {"x": x(), "mask": ALL.long()}
+    assert judge(HandsOn(), inputs, lambda y, t: masked(y[0], t, y[1]), labels()).kind == "joined"
+    assert judge(HandsOn(), inputs, lambda y, t: (each(y[0], t) * y[1]).mean(), labels()).kind == "separate"
+
+
+def test_labels_are_looked_at_all_over_the_batch() -> None:
+    """Padded behind its middle alone: the first samples, as many as are checked, know nothing of it."""
+    targets = labels(64)
+    targets[40:] = -100
+    verdict = judge(net(), x(64, 5), unpadded, targets, 2)
+    assert verdict.kind == "joined"
+    assert "neither their sum nor their mean" in verdict.why
+
+
+def test_what_is_asked_for_is_taken_and_says_as_long_as_what() -> None:
+    verdict = judge(net(), x(), masked, (labels(), ALL.bool()), asked="separate")
+    assert (verdict.kind, verdict.weights) == ("separate", "mean")
+    assert "not once some of target 1 is 0" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "targets"),
+    [
+        (lambda y, t, m: (each(y, t) * m).mean(), (labels(), ALL.bool())),
+        (lambda y, t, m: (each(y, t) * m).sum() / m.numel(), (labels(), ALL.long())),
+        (lambda y, t: (each(y, t) * (t != -100)).mean(), labels()),
+        (lambda y, n: (y.square() * (torch.arange(CLASSES) < n[:, None])).sum(1).mean(), torch.full((BATCH,), CLASSES)),
+        (lambda y, n: (y.square().sum(1) / n).mean(), torch.full((BATCH,), CLASSES)),
+    ],
+)
+def test_a_mean_over_samples_stays_separate_whatever_is_masked(loss_fn: Any, targets: Any) -> None:
+    verdict = judge(net(), x(), loss_fn, targets)
+    assert (verdict.kind, verdict.weights) == ("separate", "mean")
+
+
+class Inside(nn.Module):
+    """Makes its loss itself, a mean over what its mask leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor) -> Tensor:
+        return masked(self.net(x), t, mask)
+
+
+def test_a_model_that_counts_its_mask_is_refused() -> None:
+    inputs = {"x": x(), "t": labels(), "mask": ALL.bool()}
+    with pytest.raises(CaptureError, match=r"neither a loss each \(.*input 2 is 0.*\) nor one together .*`loss_fn"):
+        judge(Inside(), inputs, lambda loss: loss)
+    assert judge(Inside(), inputs, lambda loss: loss, asked="separate").kind == "separate"
+
+
+class Known(nn.Module):
+    """A mean over the targets that are known, and kept by a mask of floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, t: Tensor, kept: Tensor | None = None) -> Tensor:
+        if kept is None:
+            return known(self.net(x), t)
+        return ((self.net(x) - t).square() * kept).sum() / kept.sum()
+
+
+@pytest.mark.parametrize(
+    ("others", "what"),
+    [({}, "input 1 is nan"), ({"kept": 1 - functional.one_hot(labels(), CLASSES).float()}, "input 2 is 0")],
+    ids=["unknown", "as many of each sample are kept"],
+)
+def test_floats_of_a_model_that_makes_its_loss_may_be_targets_and_masks(others: dict[str, Tensor], what: str) -> None:
+    with pytest.raises(CaptureError, match=what):
+        judge(Known(), {"x": x(), "t": x(BATCH, CLASSES), **others}, lambda loss: loss)
+
+
+def test_where_time_is_short_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.graphs.micro_batching.loss_ways.SHARE_OF_OTHERS", 0.0)
+    verdict = judge(net(), x(), lambda y, t, m: (each(y, t) * m).mean(), (labels(), ALL.bool()))
+    assert (verdict.kind, verdict.is_checked) == ("separate", True)
+    assert "no time for all other values" in verdict.why
+
+
+def test_what_lay_there_before_mixes_nothing() -> None:
+    """A dropout makes an empty tensor first; what mixes is the loss."""
+    with pytest.raises(CaptureError, match="samples of the batch are mixed by") as caught:
+        judge(nn.Sequential(nn.Dropout(0.5), net(), Root()), x(), lambda y: y)
+    assert "empty" not in str(caught.value)
+
+
+class Root(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return y.square().mean().sqrt()
+
+
+def test_other_values_are_next_to_what_was_compared_and_change_one_slice_of_one_tensor() -> None:
+    given = [x(), torch.tensor([3, 1, 4, 1]), torch.ones(4, dtype=torch.bool)]
+    slicing = Slicing((None, 0, 0), (1, 3))
+    found = [(other.position, other.value, other.tensors[other.position].tolist()) for other in others(given, slicing)]
+    assert found == [  # masks first, and in turn; the first slice of the mask is true already
+        (2, 0.0, [False, True, True, True]),
+        (1, -100.0, [-100, 1, 4, 1]),
+        (1, 0.0, [0, 1, 4, 1]),
+        (1, -99.0, [-99, 1, 4, 1]),
+        (1, -101.0, [-101, 1, 4, 1]),
+    ]
+    assert given[1].tolist() == [3, 1, 4, 1]
+    assert len(list(other_values(given, slicing, 1, set(range(5, 50))))) == MOST_VALUES + 1
+    half = with_value(torch.arange(12).view(2, 6), 1, 4, 0, 0.5, np.random.default_rng(0))
+    assert half is not None
+    assert int((half[:, :4] == 0).sum()) == 1 + 4, "of seven that are not 0"
+    assert half[:, 4:].tolist() == [[4, 5], [10, 11]]
+    assert with_value(torch.zeros(3), 0, 2, 0.0, 0.5, np.random.default_rng(0)) is None
+    assert not list(other_values([x()], Slicing((0,), (4, 4)), 1, {0.0}))
+
+
+def others(given: list[Tensor], slicing: Slicing) -> list[Any]:
+    return list(other_values(given, slicing, 1, {-100.0}))
+
+
+def test_samples_that_an_op_saturates_for_do_not_hide_what_mixes_them() -> None:
+    """Every fourth is at right angles to the others like it, and long: a softmax over them is that over each itself.
+
+    What the loss does to them tells, where their values cannot.
+    """
+    samples = x(16, 5)
+    samples[::4] = 10 * torch.eye(4, 5)
+
+    def over_the_batch(y: Tensor) -> Tensor:
+        return (y @ y.T).logsumexp(1).mean()
+
+    layer = nn.Linear(5, 5, bias=False)
+    nn.init.eye_(layer.weight)
+    verdict = judge(layer, samples[::4], over_the_batch)
+    assert (verdict.kind, "aten.mm.default in the loss takes samples together" in verdict.why) == ("joined", True)
+    verdict = judge(layer, samples, over_the_batch)
+    assert (verdict.kind, "not of others" in verdict.why) == ("joined", True)
