@@ -11,7 +11,7 @@ changes when it runs.
 
 from rlplace.search.improve.anneal import AnnealSettings, anneal_from
 from rlplace.search.rules.baselines import blocks, random, round_robin, single
-from rlplace.search.schedule.eft import eft
+from rlplace.search.schedule.list_schedulers import eft
 from rlplace.search.task import Budget
 
 __all__ = ["AnnealSettings", "Budget", "anneal_from", "blocks", "eft", "random", "round_robin", "single"]

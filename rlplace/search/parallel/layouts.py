@@ -26,7 +26,7 @@ from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.search.schedule.units import next_allowed, op_units
+from rlplace.search.schedule.list_schedule import next_allowed, op_units
 
 SUM = "aten.add.Tensor"
 """What adds a micro-batch's gradient to the sum so far."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.units import next_allowed, op_units
+from rlplace.search.schedule.list_schedule import next_allowed, op_units
 from rlplace.search.task import Task
 
 

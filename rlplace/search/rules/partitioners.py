@@ -21,7 +21,7 @@ from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import check_installed, run_metis
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.search.schedule.units import Units, group_units, next_allowed, op_units
+from rlplace.search.schedule.list_schedule import Units, group_units, next_allowed, op_units
 from rlplace.search.task import Task
 
 SHARES = 1 << 20

@@ -12,7 +12,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import allowed_devices, atoms, majority_devices
-from rlplace.search.schedule.eft import eft
+from rlplace.search.schedule.list_schedulers import eft
 from rlplace.training.elastic.devices import GONE, DeviceMatch
 
 

@@ -19,9 +19,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import METHODS
 from rlplace.search.schedule.baechi import m_etf, m_topo
-from rlplace.search.schedule.eft import eft
-from rlplace.search.schedule.list_scheduling import critical_path, heft, optimistic_cost_s, peft
-from rlplace.search.schedule.units import HostResources, group_units, host_resources, op_units
+from rlplace.search.schedule.list_schedule import HostResources, group_units, host_resources, op_units
+from rlplace.search.schedule.list_schedulers import critical_path, eft, heft, optimistic_cost_s, peft
 from rlplace.search.task import Task
 
 SCHEDULERS = ("eft", "heft", "peft", "critical-path", "m-topo", "m-etf", "m-sct")
