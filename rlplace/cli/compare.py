@@ -66,7 +66,7 @@ def compare(
     spec, asked = check_workload(workload), batch.parse()
     from rlplace.compare.comparison import OBJECTIVES
     from rlplace.compare.equal_budgets import CompareConfig
-    from rlplace.partitioning.compare import is_published_file, run_published
+    from rlplace.partitioning import is_published_file, run_published
 
     num_seeds = CompareConfig.seeds if seeds is None else seeds
     minimised = CompareConfig.objective if objective is None else objective
