@@ -28,28 +28,22 @@ class Guide(Protocol):
     @property
     def start_share(self) -> float:
         """Share of a search's evaluations for placements to start from, 0 to 1."""
-        ...
 
     @property
     def move_share(self) -> float:
         """Share of annealing's moves that are suggested, 0 to 1."""
-        ...
 
     def schedules(self, count: int) -> Sequence[ListSchedule]:
         """At most `count` list schedules to start from, the best guess first; none where it knows nothing of them."""
-        ...
 
     def starts(self, count: int) -> NDArray[np.int32]:
         """(<= count, N) placements to start from, the best guess first; none where it knows nothing yet."""
-        ...
 
     def moves(self, devices: NDArray[np.int32], count: int) -> NDArray[np.int32]:
         """(count, N) placements near `devices` (N,), each after a move; unchanged where it has nothing to suggest."""
-        ...
 
     def imitate(self, devices: NDArray[np.int32]) -> None:
         """Is told the placement (N,) that the search goes on from, which is the best that it knows of."""
-        ...
 
 
 def guided_schedules(task: Task, guide: Guide | None) -> Sequence[ListSchedule]:

@@ -172,6 +172,8 @@ def anneal_groups(
     kept, room = kept_bytes(task.problem, grouping), room_bytes(task.problem)
     choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
     moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
+    # the schedule: from `hot` to `cold`, geometrically, over the share of the budget between now and `until`; both are
+    # shares of the step time, so that they mean the same for every problem
     hot, cold = settings.temperatures(grouping.num_groups, moves_each)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
@@ -195,6 +197,7 @@ def anneal_groups(
         )
         if guided is not None:
             moved = guided.mixed(current, moved, generator)
+        # the Metropolis rule with its draw made first: what a step time must not exceed is known before it is simulated
         draws = generator.exponential(size=count)
         acceptable_s = current_s * (1.0 + temperature * draws)
         moved_s = task.score(grouping.expand(moved), acceptable_s)
@@ -205,6 +208,7 @@ def anneal_groups(
         else:
             full = fullness(kept, room, np.concatenate((current[None], moved)))
             accepted = full[1:] <= full[0] * (1.0 + 0.05 * draws)
+        # of moves that were tried at once the first one that is acceptable is taken, the others are wasted
         if accepted.any():
             first = int(np.argmax(accepted))
             current, current_s = moved[first], float(moved_s[first])

@@ -46,12 +46,19 @@ def propose_moves(
     place: Ints,
     module_place: Ints,
 ) -> None:
-    """Moves each row of `moved` (C, G) by its `draws` (C, DRAWS); the rest as in `Neighbourhood`."""
+    """Moves each row of `moved` (C, G) by its `draws` (C, DRAWS); the rest as in `Neighbourhood`.
+
+    A row has `DRAWS` numbers whatever its move is, so that the generator does not depend on the moves that came before:
+    u[0] picks the kind; u[1], u[2], ... are the kind's own (which groups, how many, which device). The last four are
+    the same for all kinds: u[-4] whether the move begins with a group of `focus`, u[-3] on which level the blocks of
+    moved groups follow them, u[-2] the device and u[-1] the group of the move that is made where the kind finds none.
+    """
     num_groups, num_devices = allowed.shape
     for c in range(len(moved)):
         row, u = moved[c], draws[c]
         is_focused = len(focus) > 0 and u[DRAWS - 4] < focus_share
         leaders = focus if is_focused else movable  # one of these begins a move
+        # the kind of the move: the first whose cumulative chance is above the draw
         kind = 0
         while kind < COPY and u[0] >= chances[kind]:
             kind += 1
