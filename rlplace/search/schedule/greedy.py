@@ -238,7 +238,7 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
         # after the last op come groups of sources that no op decided for
         op = g.order[position] if position < num_jobs else -1
         group = g.units.label[op] if op >= 0 else position - num_jobs
-        device = placed[group]
+        device = int(np.int64(placed[group]))
         if op < 0 and device >= 0:
             continue
         if op >= 0:

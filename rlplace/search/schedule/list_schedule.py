@@ -2,6 +2,8 @@
 
 `Units` (ops, or groups of ops) are placed on the devices of `HostResources`, one after the other, in a `Schedule`.
 Every list scheduler, `Greedy`, the estimates of a placement and the schedules that learners step through call `end_on`.
+
+Devices are read from int32 arrays and passed as int64 (`int(np.int64(...))`): numba compiles a kernel for each type.
 """
 
 from __future__ import annotations
@@ -347,7 +349,7 @@ def place_unit(u: Units, h: HostResources, s: Schedule, m: Memory, insert: Gaps 
     if insert is None:
         append(u, h, s, unit, device, end_s)
     else:
-        s.end_s[unit] = end_on(u, h, s, insert, unit, s.home[u.label[unit]], True)
+        s.end_s[unit] = end_on(u, h, s, insert, unit, int(np.int64(s.home[u.label[unit]])), True)
 
 
 @kernel

@@ -350,7 +350,7 @@ def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Lon
     for unit in order:
         if u.is_source[unit]:
             continue
-        device = s.home[unit]
+        device = int(np.int64(s.home[unit]))
         for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
             tensor = u.input_tensors[edge]
             home = s.home[u.tensor_unit[tensor]]

@@ -190,7 +190,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
         while position < num_jobs:
             op = g.order[position]
             group = g.units.label[op]
-            device = one.placed[group]
+            device = int(np.int64(one.placed[group]))
             if device < 0:
                 break
             one.ops.home[group] = device
